@@ -1,0 +1,87 @@
+"""What a metric record says, and how its Prometheus name follows from its OpenTelemetry name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from mp_agent.errors import CatalogError
+
+Reading = float | None | Mapping[tuple[str, ...], float | None]
+"""One value for a family without labels of its own, a value per label tuple otherwise."""
+
+_UNIT_SUFFIX = {"s": "seconds", "By": "bytes"}
+
+
+class Kind(Enum):
+    """What sort of series a metric is, in Prometheus' terms."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+
+
+class Scope(Enum):
+    """What a series is of; decides who exports it and which labels it starts with."""
+
+    RUN = ("run",)
+    LAYER = ("run", "layer")
+    RANK = ("run", "rank")
+    AGENT = ("run", "node_rank")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One exported family; adding a metric is adding one of these.
+
+    name:  OpenTelemetry name: dotted, no unit, never the words total or ratio.
+    unit:  UCUM: `s`, `By`, `1` for true ratios in 0..1, `{thing}` for counts and pure numbers.
+    read:  from the scope's view (RunView, LayerView, RankView, AgentView) to the present value;
+           None exports no series.
+    count: for step-exact counters and histograms: from one closed step (StepTransition for run
+           scope, LayerView for layer scope, mapping of observed columns for rank scope) to what
+           it adds. A histogram returns the observation, or None.
+    label_values: label tuples that exist, at 0, from the agent's start (counters with labels).
+    """
+
+    name: str
+    unit: str
+    kind: Kind
+    scope: Scope
+    help: str
+    labels: tuple[str, ...] = ()
+    read: Callable[[Any], Reading] | None = None
+    count: Callable[[Any], Reading] | None = None
+    label_values: Callable[[Mapping[str, float]], tuple[tuple[str, ...], ...]] | None = None
+    """From the thresholds in force to the label tuples known beforehand."""
+    bounds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name.startswith("mp_agent.") or {"total", "ratio"} & set(
+            self.name.replace(".", "_").split("_")
+        ):
+            raise CatalogError(f"{self.name}: a name starts with mp_agent. and has no total or ratio")
+        if self.unit not in {"", "1", *_UNIT_SUFFIX} and not self.unit.startswith("{"):
+            raise CatalogError(f"{self.name}: unit {self.unit!r} has no Prometheus suffix")
+        if (self.read is None) == (self.count is None):
+            raise CatalogError(f"{self.name}: give exactly one of read and count")
+        if self.kind is Kind.HISTOGRAM and not self.bounds:
+            raise CatalogError(f"{self.name}: a histogram needs bounds")
+
+    @property
+    def prometheus_name(self) -> str:
+        """The exposed name; the OTLP-to-Prometheus translation gives the same."""
+        words = [self.name.replace(".", "_")]
+        if suffix := _UNIT_SUFFIX.get(self.unit):
+            words.append(suffix)
+        if self.kind is Kind.COUNTER:
+            words.append("total")
+        elif self.unit == "1":
+            words.append("ratio")
+        return "_".join(words)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """All labels of a sample: those of the scope, then the metric's own."""
+        return (*self.scope.value, *self.labels)

@@ -1,0 +1,85 @@
+"""Rank scope: each local rank by itself."""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import RankView
+
+
+def _rank_info(rank: RankView) -> Reading:
+    labels = (
+        rank.identity.host,
+        str(rank.identity.local_rank),
+        rank.facts.get("device", ""),
+        rank.facts.get("gpu_uuid", ""),
+    )
+    return {labels: 1.0}
+
+
+RANK_METRICS = (
+    Metric(
+        name="mp_agent.rank.up",
+        unit="",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        help="1 while the rank's process holds its ring, 0 once it is gone.",
+        read=lambda rank: float(rank.up),
+    ),
+    Metric(
+        name="mp_agent.rank.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        help="Last step that this rank completed.",
+        read=lambda rank: None if rank.step is None else float(rank.step),
+    ),
+    Metric(
+        name="mp_agent.rank.last_step.timestamp",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        help="Unix time at which the rank completed its last step.",
+        read=lambda rank: rank.step_time_unix_seconds,
+    ),
+    Metric(
+        name="mp_agent.rank.compute",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        help="Time of the last step before the rank's first collective; absent where the first "
+        "collective cannot be told.",
+        read=lambda rank: None if rank.values is None else rank.values.get("compute_seconds"),
+    ),
+    Metric(
+        name="mp_agent.rank.loss",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        help="The rank's own loss on its last step; absent when it was not finite.",
+        read=lambda rank: None if rank.values is None else rank.values.get("loss"),
+    ),
+    Metric(
+        name="mp_agent.rank.loss.nonfinite.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RANK,
+        help="Steps on which the rank's own loss was NaN or Inf.",
+        count=lambda values: values.get("loss_nonfinite", 0.0),
+    ),
+    Metric(
+        name="mp_agent.rank.phase.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RANK,
+        labels=("phase",),
+        help="Phase in which the rank is.",
+        read=lambda rank: {(rank.state.phase_name,): 1.0},
+    ),
+    Metric(
+        name="mp_agent.rank.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RANK,
+        labels=("host", "local_rank", "device", "gpu_uuid"),
+        help="Where the rank runs; the value is always 1.",
+        read=_rank_info,
+    ),
+)

@@ -1,0 +1,179 @@
+"""Run scope: identity, life, progress and loss of the run as a whole."""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import RunView, StepTransition
+from mp_agent.records.steps import EndReason
+
+_INFO_FACTS = ("strategy", "precision", "scaler", "measuring_point")
+
+
+def _run_info(run: RunView) -> Reading:
+    strategy, precision, scaler, measuring_point = (run.facts.get(fact, "") for fact in _INFO_FACTS)
+    labels = (
+        str(run.identity.attempt),
+        strategy,
+        str(run.identity.world_size),
+        str(run.nodes),
+        precision,
+        scaler,
+        measuring_point,
+        run.identity.torch_version,
+    )
+    return {labels: 1.0}
+
+
+def _end_info(run: RunView) -> Reading:
+    if run.end_reason is EndReason.RUNNING:
+        return None
+    return {(run.end_reason.name.lower(),): 1.0}
+
+
+def _first_nonfinite(run: RunView) -> Reading:
+    first = run.first_nonfinite
+    if first is None:
+        return None
+    return {(str(first.step), first.rank, first.layer, first.phase): 1.0}
+
+
+def _step_seconds(change: StepTransition) -> Reading:
+    return change.step.get("step_seconds")
+
+
+RUN_METRICS = (
+    Metric(
+        name="mp_agent.run.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=(
+            "attempt",
+            "strategy",
+            "world_size",
+            "nodes",
+            "precision",
+            "scaler",
+            "measuring_point",
+            "torch_version",
+        ),
+        help="Static facts of the run; the value is always 1.",
+        read=_run_info,
+    ),
+    Metric(
+        name="mp_agent.run.active",
+        unit="",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="1 while the run trains, 0 once its end was seen.",
+        read=lambda run: float(run.active),
+    ),
+    Metric(
+        name="mp_agent.run.end.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("reason",),
+        help="How the run ended: completed, failed, killed or unknown. Absent while it runs.",
+        read=_end_info,
+    ),
+    Metric(
+        name="mp_agent.phase.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("phase",),
+        help="Phase of the rank that is furthest behind.",
+        read=lambda run: {(run.phase_name,): 1.0},
+    ),
+    Metric(
+        name="mp_agent.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Last step that all covered ranks completed, in the trainer's own count if it gives one.",
+        read=lambda run: None if run.last is None else float(run.last.step),
+    ),
+    Metric(
+        name="mp_agent.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Attempts to step the optimizer, skipped ones included.",
+        count=lambda change: 1.0,
+    ),
+    Metric(
+        name="mp_agent.last_step.timestamp",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Unix time at which the last step was complete on all covered ranks.",
+        read=lambda run: None if run.last is None else run.last.time_unix_seconds,
+    ),
+    Metric(
+        name="mp_agent.step.duration",
+        unit="s",
+        kind=Kind.HISTOGRAM,
+        scope=Scope.RUN,
+        bounds=(0.011, 0.025, 0.05, 0.11, 0.25, 0.5, 1.1, 2.5, 5.1, 10.1, 30.1, 60.1, 300.1),
+        help="Wall time from one step's end to the next on the slowest rank.",
+        count=_step_seconds,
+    ),
+    Metric(
+        name="mp_agent.loss",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Mean loss over micro-batches and ranks; the last finite one.",
+        read=lambda run: run.loss,
+    ),
+    Metric(
+        name="mp_agent.loss.nonfinite.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Steps on which the loss of at least one rank was NaN or Inf.",
+        count=lambda change: float(change.step.flag("loss_nonfinite")),
+    ),
+    Metric(
+        name="mp_agent.learning_rate",
+        unit="{rate}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Learning rate of the optimizer's first parameter group.",
+        read=lambda run: run.learning_rate,
+    ),
+    Metric(
+        name="mp_agent.tokens",
+        unit="{token}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Tokens given to observe(), added over ranks.",
+        count=lambda change: change.step.get("tokens") or 0.0,
+    ),
+    Metric(
+        name="mp_agent.coverage",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the run's ranks that the merged numbers cover.",
+        read=lambda run: run.coverage,
+    ),
+    Metric(
+        name="mp_agent.missing_rank.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("rank",),
+        help="A rank that the merged numbers do not cover.",
+        read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
+    ),
+    Metric(
+        name="mp_agent.first_nonfinite.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("step", "rank", "layer", "phase"),
+        help="Where the first non-finite value of an incident was seen; a label is empty when no "
+        "evidence from before the gradient reduction names it.",
+        read=_first_nonfinite,
+    ),
+)

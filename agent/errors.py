@@ -1,0 +1,23 @@
+"""What mp_agent raises, and only before training starts or in its own processes.
+
+MpAgentError
+├── SettingError      a setting's value cannot be used (also a ValueError)
+├── RingError         a ring file cannot be read: other version, truncated, foreign owner
+└── CatalogError      a metric or condition record contradicts itself (also a ValueError)
+"""
+
+
+class MpAgentError(Exception):
+    """Base of every error that mp_agent raises on purpose."""
+
+
+class SettingError(MpAgentError, ValueError):
+    """A setting's value cannot be used; the message names the field and the value."""
+
+
+class RingError(MpAgentError):
+    """A ring file cannot be read; the message names the file and what is wrong with it."""
+
+
+class CatalogError(MpAgentError, ValueError):
+    """A record of a catalog contradicts itself; the message names the record."""

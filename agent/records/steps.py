@@ -1,0 +1,82 @@
+"""What one rank wrote of one step."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Phase(IntEnum):
+    """Where a rank stands; stamped into the ring's header by each hook. Never renumbered."""
+
+    STARTING = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    EVAL = 4
+    CHECKPOINT = 5
+    OTHER = 6
+    """A phase that the user named otherwise."""
+    ENDED = 7
+
+
+class EndReason(IntEnum):
+    """How a rank ended, as far as its ring can tell. Never renumbered."""
+
+    RUNNING = 0
+    COMPLETED = 1
+    FAILED = 2
+    KILLED = 3
+    UNKNOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRecord:
+    """One step of one rank. Arrays hold float64; NaN means not observed.
+
+    values: [S] in the order of `Schema.step_columns`.
+    gradients: [G, C] one row per share, columns in the order of `Schema.gradient_columns`.
+    """
+
+    sequence: int
+    """Steps since the probe attached, from 1; equal on all ranks of a synchronous run."""
+    step: int
+    """The trainer's own step when `observe(step=…)` gives it, else `sequence`."""
+    time_unix_ns: int
+    values: FloatArray
+    gradients: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTable:
+    """The layers of one rank at one step: rows [L, C] in the order of `Schema.layers`."""
+
+    sequence: int
+    rows: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """The live part of a ring's header: where the rank stands now."""
+
+    phase: Phase
+    phase_name: str
+    """Lower-case name; the user's own for Phase.OTHER."""
+    phase_unix_ns: int
+    started_sequence: int
+    """Sequence number of the step that the rank is working on."""
+    committed_sequence: int
+    """Sequence number of the last complete record."""
+    end_reason: EndReason
+    scrape_wait: bool
+    """True while the rank waits at exit for its final state to be exported."""
+    probe_errors: int
+    setting_errors: int
+    records_dropped: int
+    probe_seconds: float
+    """Host time that the probe has taken since it attached."""
+    unsupported: tuple[str, ...] = ()
+    """Features that the probe met and cannot measure."""

@@ -1,0 +1,211 @@
+"""All settings: argument > `MP_AGENT_*` variable > file > default.
+
+A wrong argument raises; a wrong environment or file value is logged, counted and left at its
+default, because a Kubernetes Service called mp-agent puts `MP_AGENT_PORT=tcp://…` into every pod.
+"""
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.errors import SettingError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+log = logging.getLogger("mp_agent")
+
+ENV_PREFIX = "MP_AGENT_"
+CONFIG_VARIABLE = "MP_AGENT_CONFIG"
+_EXPORTERS = ("prometheus",)
+
+
+class Settings(BaseSettings):
+    """What can be set. Every field is `MP_AGENT_<NAME>` in the environment."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, validate_default=False
+    )
+
+    enabled: bool = Field(True, description="False makes everything a no-op.")
+    run: str = Field(
+        "",
+        description="Name of the run; empty: torchrun's rendezvous id, the scheduler's job id, "
+        "else a name made from the launcher.",
+        max_length=200,
+    )
+    node_agent: Literal["spawn", "external", "none"] = Field(
+        "spawn",
+        description="spawn: local rank 0 starts the node agent; external: it runs outside the "
+        "job; none: rings only.",
+    )
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the node agent; empty: 9464 or the next free one of 16; "
+        "0: any free one.",
+    )
+    bind: str = Field("0.0.0.0", description="Address that the node agent listens on.")
+    linger_seconds: float = Field(
+        120.0, ge=0, description="How long the node agent serves the last state after the end."
+    )
+    exit_wait_seconds: float = Field(
+        30.0, ge=0, description="Longest wait at a normal exit for the last state to be exported."
+    )
+    layer_interval: int = Field(
+        100, ge=1, description="Steps between two looks at every layer (every 10 in the first 100)."
+    )
+    window_seconds: float = Field(
+        120.0, gt=0, description="Window of the gradient norm's largest and smallest value."
+    )
+    max_series: int = Field(20_000, ge=100, description="Most series that one node agent exports.")
+    exporters: tuple[str, ...] = Field(("prometheus",), description="Exporters that are on.")
+    dir: Path = Field(
+        default_factory=lambda: Path("/dev/shm") / f"mp_agent-{os.getuid()}",
+        description="Directory for shared memory; must be on tmpfs to be cheap.",
+    )
+    log_dir: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"mp_agent-{os.getuid()}",
+        description="Directory for the node agent's log files.",
+    )
+    sd_dir: Path | None = Field(
+        None, description="Shared directory for Prometheus file_sd targets; empty: none."
+    )
+    merge_deadline_seconds: float = Field(
+        10.0, gt=0, description="How long a step waits for ranks before it is merged without them."
+    )
+    overhead_budget: float = Field(
+        0.02, gt=0, le=1, description="Share of the step time that the probe may take."
+    )
+    thresholds: dict[str, float] = Field(
+        default_factory=dict, description="Overrides of the conditions' thresholds, by name."
+    )
+
+    @field_validator("exporters", mode="before")
+    @classmethod
+    def _split_exporters(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.lstrip().startswith("["):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return _from_json(value)
+
+    @field_validator("exporters")
+    @classmethod
+    def _known_exporters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in _EXPORTERS:
+                raise ValueError(f"{name!r} is unknown; known: {', '.join(_EXPORTERS)}")
+        return value
+
+    @field_validator("thresholds", mode="before")
+    @classmethod
+    def _parse_thresholds(cls, value: Any) -> Any:
+        return _from_json(value)
+
+    @field_validator("thresholds")
+    @classmethod
+    def _known_thresholds(cls, value: dict[str, float]) -> dict[str, float]:
+        resolve(value)
+        return value
+
+    @field_validator("dir", "log_dir", "sd_dir")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError("must be an absolute path")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values from arguments alone: `load_settings` has sifted the other sources."""
+        return (init_settings,)
+
+
+def _from_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def load_settings(**arguments: Any) -> tuple[Settings, int]:
+    """Return the settings in force, and how many environment and file values were ignored.
+
+    Arguments that are None count as not given. Raises SettingError for a wrong argument, naming
+    field and value; wrong environment and file values are logged and counted instead.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, value in given.items():
+        if problem := _problem(name, value):
+            raise SettingError(f"{name} has value {value!r}: {problem}")
+    values: dict[str, Any] = {}
+    ignored = 0
+    for origin, name, value in (*_file_values(), *_environment_values()):
+        if problem := _problem(name, value):
+            ignored += 1
+            log.warning("%s has value %r: %s; it is ignored", origin, value, problem)
+        else:
+            values[name] = value
+    return Settings(**{**values, **given}), ignored
+
+
+def _problem(name: str, value: Any) -> str | None:
+    """Return what is wrong with one setting's value, or None."""
+    if name not in Settings.model_fields:
+        return f"no such setting; known: {', '.join(Settings.model_fields)}"
+    try:
+        Settings(**{name: value})
+    except ValidationError as error:
+        return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    return None
+
+
+def _environment_values() -> Iterator[tuple[str, str, Any]]:
+    for name in Settings.model_fields:
+        variable = ENV_PREFIX + name.upper()
+        value = os.environ.get(variable)
+        if value:
+            yield variable, name, value
+
+
+def _file_values() -> Iterator[tuple[str, str, Any]]:
+    """Yield the values of `MP_AGENT_CONFIG` (YAML or TOML), else of ./pyproject.toml."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = Path(named) if named else Path("pyproject.toml")
+    if not named and not path.is_file():
+        return
+    try:
+        table = _read_table(path)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        log.warning("settings file %s cannot be read and is ignored: %s", path, error)
+        yield str(path), "settings file", "unreadable"
+        return
+    for name, value in table.items():
+        yield f"{path}: {name}", name, value
+
+
+def _read_table(path: Path) -> Mapping[str, Any]:
+    """Return the mp_agent table of a TOML or YAML file."""
+    if path.suffix == ".toml":
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("mp_agent", {})
+    else:
+        table = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if not isinstance(table, Mapping):
+        raise ValueError("must hold a table of settings")
+    return table
