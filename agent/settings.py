@@ -35,9 +35,7 @@ _EXPORTERS = ("prometheus",)
 class Settings(BaseSettings):
     """What can be set. Every field is `MP_AGENT_<NAME>` in the environment."""
 
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, validate_default=False
-    )
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=False)
 
     enabled: bool = Field(True, description="False makes everything a no-op.")
     run: str = Field(
@@ -81,14 +79,8 @@ class Settings(BaseSettings):
         default_factory=lambda: Path(tempfile.gettempdir()) / f"mp_agent-{os.getuid()}",
         description="Directory for the node agent's log files.",
     )
-    sd_dir: Path | None = Field(
-        None, description="Shared directory for Prometheus file_sd targets; empty: none."
-    )
     merge_deadline_seconds: float = Field(
         10.0, gt=0, description="How long a step waits for ranks before it is merged without them."
-    )
-    overhead_budget: float = Field(
-        0.02, gt=0, le=1, description="Share of the step time that the probe may take."
     )
     thresholds: dict[str, float] = Field(
         default_factory=dict, description="Overrides of the conditions' thresholds, by name."
@@ -120,10 +112,10 @@ class Settings(BaseSettings):
         resolve(value)
         return value
 
-    @field_validator("dir", "log_dir", "sd_dir")
+    @field_validator("dir", "log_dir")
     @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.is_absolute():
+    def _absolute(cls, value: Path) -> Path:
+        if not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
 

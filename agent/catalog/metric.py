@@ -61,7 +61,9 @@ class Metric:
         if not self.name.startswith("mp_agent.") or {"total", "ratio"} & set(
             self.name.replace(".", "_").split("_")
         ):
-            raise CatalogError(f"{self.name}: a name starts with mp_agent. and has no total or ratio")
+            raise CatalogError(
+                f"{self.name}: a name starts with mp_agent. and has no total or ratio"
+            )
         if self.unit not in {"", "1", *_UNIT_SUFFIX} and not self.unit.startswith("{"):
             raise CatalogError(f"{self.name}: unit {self.unit!r} has no Prometheus suffix")
         if (self.read is None) == (self.count is None):

@@ -1,7 +1,7 @@
 """The columns of a ring record: what each number is, and how ranks' values become one.
 
 A column is declared here once. The probe fills it, the ring stores it as a float64, the merge
-applies its algebra. In the ring NaN means "not observed on this step"; it never reaches an exporter.
+applies its algebra. In the ring NaN means "not observed on this step"; no exporter ever sees it.
 """
 
 from dataclasses import dataclass

@@ -38,10 +38,12 @@ class MergedStep:
 
     @property
     def skipped(self) -> bool:
+        """Whether GradScaler skipped the update."""
         return self.flag("skipped")
 
     @property
     def gradient_nonfinite_elements(self) -> float:
+        """NaN and Inf gradient elements together."""
         return self.values.get("nan_elements", 0.0) + self.values.get("inf_elements", 0.0)
 
     @property
@@ -56,6 +58,7 @@ class MergedStep:
 
     @property
     def grad_norm(self) -> float | None:
+        """Global L2 norm over the finite elements, judged or not."""
         squares = self.values.get("sum_squares")
         return None if squares is None else sqrt(squares)
 
@@ -69,10 +72,12 @@ class MergedStep:
 
     @property
     def coverage(self) -> float:
+        """Share of the run's ranks that delivered this step."""
         return len(self.present_ranks) / self.world_size
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that did not deliver this step, ascending."""
         return tuple(sorted(set(range(self.world_size)) - self.present_ranks))
 
 

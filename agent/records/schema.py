@@ -66,7 +66,8 @@ class Schema:
     shares: tuple[Share, ...]
     layers: tuple[Layer, ...]
     facts: tuple[tuple[str, str], ...] = ()
-    """Static facts for the info metrics: strategy, precision, scaler, measuring_point, device, gpu_uuid."""
+    """Static facts for the info metrics, by name:
+    strategy, precision, scaler, measuring_point, device, gpu_uuid."""
 
     def fact(self, name: str) -> str:
         """Return the fact called `name`, or an empty string when the probe did not learn it."""

@@ -89,7 +89,7 @@ RUN_METRICS = (
         unit="{step}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Last step that all covered ranks completed, in the trainer's own count if it gives one.",
+        help="Last step that all covered ranks completed, in the trainer's count if it gives one.",
         read=lambda run: None if run.last is None else float(run.last.step),
     ),
     Metric(

@@ -1,0 +1,50 @@
+# Every target works on a fresh machine: the virtual environment is made on first use.
+SHELL := bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format generate servers bench gpu-check clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the alerts arrive
+	@$(BIN)/python -m examples.demo
+
+test: $(INSTALLED) servers ## Run all tests
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## Format, lint, types, layers, generated files up to date
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@set -o pipefail; $(BIN)/mypy | $(REAL_PATHS)
+	PYTHONPATH=.editable $(BIN)/lint-imports
+	$(BIN)/python -m tools.generate --check
+
+format: $(INSTALLED) ## Format and mend what can be mended by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+generate: $(INSTALLED) ## Write the rules, tables and docs that come from the catalogs
+	$(BIN)/python -m tools.generate
+
+servers: $(INSTALLED) ## Fetch Prometheus, Alertmanager and VictoriaMetrics for tests and demo
+	@$(BIN)/python -m tools.servers
+
+bench: $(INSTALLED) ## Measure what the probe costs, in paired runs
+	$(BIN)/python -m benchmarks
+
+gpu-check: $(INSTALLED) ## On a CUDA machine: numerics, host syncs and overhead in one table
+	$(BIN)/python -m benchmarks.gpu_check
+
+clean: ## Remove everything that was made, the virtual environment included
+	rm -rf $(VENV) .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,19 @@
+"""The `mp-agent` command: each sub-command is declared with the feature that it belongs to."""
+
+import click
+
+from mp_agent import __version__
+from mp_agent.alerting.cli import rules_command
+from mp_agent.node.exec import exec_command
+from mp_agent.node.main import node_command
+from mp_agent.probe.run import run_command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mp-agent")
+def main() -> None:
+    """Watch the numbers inside distributed PyTorch training."""
+
+
+for command in (run_command, exec_command, node_command, rules_command):
+    main.add_command(command)

@@ -1,0 +1,74 @@
+"""Local rank 0 starts the node agent, and starts it again when it dies."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mp_agent
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent")
+
+RESTARTS_AT_MOST = 3
+CHECK_INTERVAL_SECONDS = 2.0
+SETTINGS_VARIABLE = "MP_AGENT_NODE_SETTINGS"
+
+
+class NodeAgentLauncher:
+    """Keeps one node agent running for a run on this node. Used by local rank 0 alone."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        self._run_dir = run_dir
+        self._settings = settings
+        self._starts_left = 1 + RESTARTS_AT_MOST
+        self._next_check = 0.0
+        self._starter: subprocess.Popen[bytes] | None = None
+
+    def ensure_running(self) -> None:
+        """Start the node agent unless one runs; looks at most every 2 s and never waits.
+
+        An agent that lingers from an earlier attempt of the run counts: it takes the new one up.
+        After three restarts it gives up with one log line.
+        """
+        now = time.monotonic()
+        if now < self._next_check or self._starts_left == 0:
+            return
+        self._next_check = now + CHECK_INTERVAL_SECONDS
+        if self._starting() or locations.agent_running(self._run_dir):
+            return
+        self._starts_left -= 1
+        self._starter = start_node_agent(["--run-dir", str(self._run_dir)], self._settings)
+        if self._starts_left == 0:
+            log.warning("the node agent died %d times; it is not started again", RESTARTS_AT_MOST)
+
+    def _starting(self) -> bool:
+        """Return whether the process that detaches the agent is still at it; reap it when not."""
+        return self._starter is not None and self._starter.poll() is None
+
+
+def start_node_agent(arguments: list[str], settings: Settings) -> subprocess.Popen[bytes]:
+    """Start a detached node agent and return the short-lived process that detaches it.
+
+    The agent gets its own session and none of this process's descriptors, so nothing that waits
+    for the job's processes or pipes ever waits for it.
+    """
+    environment = dict(os.environ)
+    environment[SETTINGS_VARIABLE] = json.dumps(settings.model_dump(mode="json"))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (environment.get("PYTHONPATH"), str(Path(mp_agent.__file__).parent.parent)))
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "mp_agent.node", "--detach", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=environment,
+        start_new_session=True,
+        close_fds=True,
+    )

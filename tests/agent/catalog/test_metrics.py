@@ -1,0 +1,85 @@
+import re
+
+import pytest
+
+from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics import METRICS
+from mp_agent.errors import CatalogError
+
+# The names of the design, written down by hand: renaming one breaks other people's dashboards.
+CORE_NAMES = """
+mp_agent_run_info mp_agent_run_active mp_agent_run_end_info mp_agent_phase_info mp_agent_step
+mp_agent_steps_total mp_agent_last_step_timestamp_seconds mp_agent_step_duration_seconds
+mp_agent_loss mp_agent_loss_nonfinite_steps_total mp_agent_learning_rate mp_agent_tokens_total
+mp_agent_grad_norm mp_agent_grad_abs_max mp_agent_grad_zero_ratio mp_agent_grad_finite
+mp_agent_grad_norm_window_max mp_agent_grad_norm_window_min
+mp_agent_grad_norm_exceeded_steps_total mp_agent_grad_nonfinite_steps_total
+mp_agent_grad_nan_elements_total mp_agent_grad_inf_elements_total
+mp_agent_nonfinite_updates_total mp_agent_clip_max_norm mp_agent_clip_coefficient
+mp_agent_clipped_steps_total mp_agent_loss_scale mp_agent_loss_scale_initial
+mp_agent_loss_scale_increases_total mp_agent_loss_scale_decreases_total
+mp_agent_loss_scale_consecutive_decreases mp_agent_loss_scale_floor_skips_total
+mp_agent_skipped_steps_total mp_agent_coverage_ratio mp_agent_missing_rank_info
+mp_agent_first_nonfinite_info mp_agent_layer_grad_norm mp_agent_layer_grad_abs_max
+mp_agent_layer_grad_zero_ratio mp_agent_layer_grad_nonfinite_elements_total mp_agent_rank_up
+mp_agent_rank_step mp_agent_rank_last_step_timestamp_seconds mp_agent_rank_compute_seconds
+mp_agent_rank_loss mp_agent_rank_loss_nonfinite_steps_total mp_agent_rank_phase_info
+mp_agent_rank_info mp_agent_build_info mp_agent_probe_seconds_total mp_agent_probe_errors_total
+mp_agent_setting_errors_total mp_agent_records_dropped_total mp_agent_series_dropped_total
+mp_agent_scrape_duration_seconds mp_agent_unsupported_info
+""".split()
+
+FORBIDDEN_LABELS = {"job", "instance", "namespace", "pod", "node", "cluster"}
+
+
+def test_the_core_set_has_exactly_the_names_of_the_design():
+    assert sorted(metric.prometheus_name for metric in METRICS) == sorted(CORE_NAMES)
+
+
+def otlp_translation(name: str, unit: str, kind: Kind) -> str:
+    """Prometheus' rules for OTLP names (otlptranslator, UnderscoreEscapingWithSuffixes)."""
+    tokens = [token for token in re.split(r"[^a-zA-Z0-9:]+", name) if token]
+    main = "" if "{" in unit else {"s": "seconds", "By": "bytes", "1": ""}.get(unit, unit)
+    if main and main not in tokens:
+        tokens.append(main)
+    if kind is Kind.COUNTER:
+        tokens = [token for token in tokens if token != "total"] + ["total"]
+    if unit == "1" and kind is Kind.GAUGE:
+        tokens = [token for token in tokens if token != "ratio"] + ["ratio"]
+    return "_".join(tokens)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_prometheus_name_is_what_an_otlp_backend_makes_of_it(metric):
+    assert metric.prometheus_name == otlp_translation(metric.name, metric.unit, metric.kind)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_no_label_belongs_to_the_scraper_and_help_is_a_sentence(metric):
+    assert not FORBIDDEN_LABELS & set(metric.label_names)
+    assert len(set(metric.label_names)) == len(metric.label_names)
+    assert metric.help[0].isupper() or metric.help[0].isdigit()
+    assert metric.help.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "mp_agent.skip.ratio"}, "total or ratio"),
+        ({"name": "other.metric"}, "starts with mp_agent"),
+        ({"unit": "ms"}, "unit 'ms'"),
+        ({"count": lambda step: 1.0}, "exactly one of read and count"),
+        ({"kind": Kind.HISTOGRAM}, "needs bounds"),
+    ],
+)
+def test_a_contradictory_record_is_refused_by_name(change, message):
+    record = {
+        "name": "mp_agent.x",
+        "unit": "",
+        "kind": Kind.GAUGE,
+        "scope": Scope.RUN,
+        "help": "X.",
+        "read": lambda run: 1.0,
+    }
+    with pytest.raises(CatalogError, match=message):
+        Metric(**{**record, **change})

@@ -1,0 +1,65 @@
+"""Write, or check, the committed files that come from the catalogs."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.tables import metrics_table, settings_table
+
+ROOT = Path(__file__).parent.parent
+_TABLES: Mapping[str, Callable[[], str]] = {"metrics": metrics_table, "settings": settings_table}
+
+
+def generated_files() -> dict[Path, str]:
+    """Return every generated file with the text that it should have."""
+    from mp_agent.alerting.rules import rendered_files
+
+    files = {ROOT / "README.md": with_tables((ROOT / "README.md").read_text(encoding="utf-8"))}
+    files.update({ROOT / path: text for path, text in rendered_files().items()})
+    return files
+
+
+def with_tables(text: str) -> str:
+    """Return `text` with the tables between its `<!-- NAME:begin -->` marks made anew."""
+    for name, make in _TABLES.items():
+        begin, end = f"<!-- {name}:begin (generated) -->", f"<!-- {name}:end -->"
+        before, found, rest = text.partition(begin)
+        if not found:
+            raise SystemExit(f"README.md: mark {begin} is missing")
+        after = rest.partition(end)[2]
+        text = f"{before}{begin}\n{make()}\n{end}{after}"
+    return text
+
+
+def main() -> int:
+    """Write the files, or with --check print what differs and return 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say what is out of date")
+    check = parser.parse_args().check
+    stale = {path: text for path, text in generated_files().items() if _read(path) != text}
+    for path, text in stale.items():
+        if check:
+            _print_difference(path, text)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    if check and stale:
+        print("out of date: run `make generate`", file=sys.stderr)
+    return int(check and bool(stale))
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _print_difference(path: Path, text: str) -> None:
+    name = str(path.relative_to(ROOT))
+    old = (_read(path) or "").splitlines()
+    print("\n".join(difflib.unified_diff(old, text.splitlines(), name, "generated", lineterm="")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
