@@ -1,0 +1,156 @@
+"""Private files in shared memory, and the locks that tell who lives."""
+
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mp_agent.errors import RingError
+
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+_CREATE_ATTEMPTS = 5
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a planted FIFO would hang.
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+_FLOCK = struct.Struct("hhqqi0q")
+"""struct flock: type, whence, start, length, pid."""
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[int]:
+    """Make a private file that gets its name when the block ends without error; yield its fd.
+
+    Nobody sees the file half made. The fd stays open, and is the caller's. On error nothing is
+    left behind. Raises FileExistsError when the name is taken, RingError for foreign directories.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = _create(hidden)
+    try:
+        yield fd
+        os.link(hidden, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _create(path: Path) -> int:
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        make_private_directory(path.parent)
+        try:
+            return os.open(path, _CREATE_FLAGS | os.O_EXCL, _FILE_MODE)
+        except FileNotFoundError:
+            # The node agent of an earlier attempt removes empty directories.
+            if attempt == _CREATE_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make a directory and its parents for their owner alone; keep those that exist.
+
+    Raises RingError when the directory is not ours, or when one of the two above it is neither
+    ours nor root's: their owner could put other files in place of ours.
+    """
+    for missing in reversed([directory, *directory.parents]):
+        if not missing.exists():
+            missing.mkdir(_DIRECTORY_MODE, exist_ok=True)
+    _refuse_foreign(directory, {os.geteuid()})
+    for above in directory.parents[:2]:
+        _refuse_foreign(above, {os.geteuid(), 0})
+
+
+def _refuse_foreign(directory: Path, owner_uids: set[int]) -> None:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise RingError(f"{directory}: not a directory")
+    if status.st_uid not in owner_uids:
+        raise RingError(f"{directory}: belongs to uid {status.st_uid}, not to {os.geteuid()}")
+
+
+def open_private(path: Path, *, owner_uid: int | None = None) -> int:
+    """Return an fd for reading a file of ours, or of `owner_uid`.
+
+    Raises OSError when it cannot be opened, RingError when it is foreign or not a regular file.
+    """
+    fd = os.open(path, _READ_FLAGS)
+    try:
+        _refuse_foreign_file(path, fd, os.geteuid() if owner_uid is None else owner_uid)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse_foreign_file(path: Path, fd: int, owner_uid: int) -> None:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise RingError(f"{path}: not a regular file")
+    if status.st_uid != owner_uid:
+        raise RingError(f"{path}: belongs to uid {status.st_uid}, not to {owner_uid}")
+
+
+def replace_atomically(path: Path, content: bytes) -> None:
+    """Put a private file with `content` in place of `path`; readers see the old or the new one."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(hidden, _CREATE_FLAGS | os.O_TRUNC, _FILE_MODE)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        os.replace(hidden, path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+
+
+def lock_for_life(fd: int) -> None:
+    """Lock a file until this process ends or closes *any* fd of it; forked children hold nothing.
+
+    Raises OSError when another process holds the lock.
+    """
+    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(fd: int) -> bool:
+    """Return whether another process holds a lock on the file. Takes none itself.
+
+    A process never sees its own `lock_for_life`.
+    """
+    found = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
+def open_and_lock(path: Path) -> int | None:
+    """Return an fd that locks the file at `path` until it is closed; None when it is locked.
+
+    The file is made if need be. Children that inherit the fd hold the lock too. Raises OSError
+    when the file cannot be made, RingError when it is foreign.
+    """
+    while True:
+        fd = os.open(path, _CREATE_FLAGS, _FILE_MODE)
+        try:
+            _refuse_foreign_file(path, fd, os.geteuid())
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            if _is_at(path, fd):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        # The holder before us removed the file between our open and our lock.
+        os.close(fd)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,142 @@
+"""Where the files of a run lie, and the small ones through which rank and node agent meet.
+
+::
+
+    <base>/<run>/                          one directory per run
+        agent.lock                         held by the node agent while it lives
+        agent.json                         AgentStatus
+        ledger.json                        counters, kept by the node agent
+        <launch>-<attempt>/rank<r>.ring    one ring per local rank
+"""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.records.schema import RankIdentity
+from mp_agent.ring.files import is_locked, open_and_lock, open_private, replace_atomically
+
+_SLUG_CHARACTERS_MAX = 48
+_HASH_CHARACTERS = 8
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_RUN_NAME = re.compile(rf".+-[0-9a-f]{{{_HASH_CHARACTERS}}}")
+_RING_NAME = re.compile(r"rank(\d+)\.ring")
+_STATUS_BYTES_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatus:
+    """What a node agent says of itself."""
+
+    pid: int
+    host: str
+    port: int
+    """0 when it serves nothing."""
+    url: str
+    scrapes_total: int
+    final_exported: bool
+    """Whether the state in which all local ranks have ended was exported."""
+    started_unix_ns: int
+
+
+def run_directory(base: Path, run: str) -> Path:
+    """Return the directory of a run; two runs never share one, whatever their names hold."""
+    return base / _slug(run)
+
+
+def ring_path(run_dir: Path, identity: RankIdentity) -> Path:
+    """Return the ring of one rank in one attempt."""
+    return run_dir / f"{_slug(identity.launch)}-{identity.attempt}" / f"rank{identity.rank}.ring"
+
+
+def agent_lock_path(run_dir: Path) -> Path:
+    """Return the file whose lock the node agent of a run holds."""
+    return run_dir / "agent.lock"
+
+
+def agent_status_path(run_dir: Path) -> Path:
+    """Return the file in which the node agent of a run describes itself."""
+    return run_dir / "agent.json"
+
+
+def ledger_path(run_dir: Path) -> Path:
+    """Return the file in which the node agent of a run keeps its counters."""
+    return run_dir / "ledger.json"
+
+
+def find_runs(base: Path) -> list[Path]:
+    """Return the run directories in `base`, by name; none when it cannot be read."""
+    return [path for path in _directories(base) if _RUN_NAME.fullmatch(path.name)]
+
+
+def find_rings(run_dir: Path) -> list[Path]:
+    """Return the rings of all attempts of a run, by attempt directory and rank."""
+    found: list[tuple[str, int, Path]] = []
+    for attempt in _directories(run_dir):
+        for path in _entries(attempt):
+            if match := _RING_NAME.fullmatch(path.name):
+                found.append((attempt.name, int(match[1]), path))
+    return [path for _, _, path in sorted(found)]
+
+
+def read_status(run_dir: Path) -> AgentStatus | None:
+    """Return what the node agent last said of itself, or None when nothing valid is there."""
+    try:
+        fd = open_private(agent_status_path(run_dir))
+    except (OSError, RingError):
+        return None
+    try:
+        return AgentStatus(**json.loads(os.read(fd, _STATUS_BYTES_MAX)))
+    except (OSError, ValueError, TypeError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def write_status(run_dir: Path, status: AgentStatus) -> None:
+    """Say what the node agent of a run is doing. Raises OSError when it cannot be written."""
+    content = json.dumps(asdict(status)).encode()
+    replace_atomically(agent_status_path(run_dir), content)
+
+
+def agent_running(run_dir: Path) -> bool:
+    """Return whether a node agent holds the run's lock."""
+    try:
+        fd = open_private(agent_lock_path(run_dir))
+    except (OSError, RingError):
+        return False
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def hold_agent_lock(run_dir: Path) -> int | None:
+    """Take the run's lock, held until the returned fd and its copies are closed.
+
+    Returns None when another process, or this one, holds it. Raises OSError when the lock file
+    cannot be made, RingError when it is foreign.
+    """
+    return open_and_lock(agent_lock_path(run_dir))
+
+
+def _slug(name: str) -> str:
+    """Return a short file name for `name`: what is legible of it, and a hash of all of it."""
+    legible = _UNSAFE.sub("-", name)[:_SLUG_CHARACTERS_MAX].strip(".-") or "unnamed"
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{legible}-{digest[:_HASH_CHARACTERS]}"
+
+
+def _directories(directory: Path) -> list[Path]:
+    return [path for path in _entries(directory) if path.is_dir() and not path.is_symlink()]
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []

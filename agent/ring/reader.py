@@ -1,0 +1,237 @@
+"""Reads the ring of a rank, from another process: never waits for it, never disturbs it."""
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.records.schema import RankIdentity, Schema
+from mp_agent.records.steps import LayerTable, RankState, StepRecord
+from mp_agent.ring.codec import (
+    BodyHeader,
+    Head,
+    decode_body_header,
+    decode_head,
+    decode_layers,
+    decode_step,
+    schema_bytes_of,
+)
+from mp_agent.ring.files import is_locked, open_private
+from mp_agent.ring.layout import BODY, HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS
+from mp_agent.ring.slots import SlotReader
+from mp_agent.ring.state import LiveState
+
+
+class RingReader:
+    """One ring, read by polling: `schema`, `steps_after`, `layers_after`, in this order.
+
+    Every method raises RingError, naming the file, when the ring turns out to be damaged.
+    """
+
+    def __init__(self, path: Path, fd: int, head: Head) -> None:
+        self.path = path
+        self.identity: RankIdentity = head.identity
+        self._fd = fd
+        self._head = head
+        self._states = SlotReader(self._read, STATE_SLOTS)
+        self._unsupported = SlotReader(self._read, UNSUPPORTED_SLOTS)
+        self._body: _Body | None = None
+        self._later_bodies: deque[_Body] = deque()
+        self._steps_read = 0
+        """All records up to this number were returned, or are lost."""
+
+    @classmethod
+    def open(cls, path: Path, *, owner_uid: int | None = None) -> "RingReader":
+        """Open a ring of ours, or of `owner_uid`.
+
+        Raises RingError when it cannot be read: absent, foreign, truncated, damaged, or of
+        another format version.
+        """
+        try:
+            fd = open_private(path, owner_uid=owner_uid)
+        except OSError as error:
+            raise RingError(f"{path}: {error.strerror}") from error
+        try:
+            reader = cls(path, fd, _read_head(path, fd))
+            reader._find_bodies(reader._live_state())
+        except BaseException:
+            os.close(fd)
+            raise
+        return reader
+
+    @property
+    def schema(self) -> Schema | None:
+        """How to read the records that the next calls return; None until it is known.
+
+        When the rank has changed its schema, the new one is returned once `steps_after` has
+        returned every record of the old one.
+        """
+        self._find_bodies(self._live_state())
+        while self._later_bodies and self._steps_read >= self._later_bodies[0].first_step:
+            self._body = self._later_bodies.popleft()
+        return None if self._body is None else self._body.schema
+
+    @property
+    def state(self) -> RankState:
+        """Where the rank stands, all of one moment."""
+        newest = self._unsupported.newest()
+        unsupported = () if newest is None else tuple(json.loads(newest[1].rstrip(b"\0")))
+        with _damage_named(self.path):
+            return self._live_state().rank_state(unsupported)
+
+    def steps_after(self, sequence: int) -> tuple[list[StepRecord], int]:
+        """Return the complete records with a greater sequence number, and how many were lost.
+
+        Records ascend. Lost are those that were overwritten before they were read; they are
+        counted by the call that returns what follows them.
+        """
+        body = self._body
+        if body is None:
+            return [], 0
+        live = self._live_state()
+        self._find_bodies(live)
+        end = self._later_bodies[0].first_step if self._later_bodies else live.steps_written
+        begin = max(body.first_step, end - body.steps.count)
+        found: dict[int, StepRecord] = {}
+        unreadable = 0
+        for number in range(end, begin, -1):
+            payload = body.steps.payload(number)
+            if payload is None:
+                unreadable += 1
+                continue
+            record = decode_step(payload, body.schema)
+            if record.sequence <= sequence:
+                break
+            # A signal handler that flushes may write the record that it interrupts once more.
+            found.setdefault(record.sequence, record)
+        else:
+            unreadable += begin - body.first_step
+        self._steps_read = end
+        records = [found[number] for number in sorted(found)]
+        return records, min(unreadable, _absent(sequence, records))
+
+    def layers_after(self, sequence: int) -> list[LayerTable]:
+        """Return the layer tables with a greater sequence number, ascending, as far as kept."""
+        body = self._body
+        if body is None:
+            return []
+        live = self._live_state()
+        end = self._later_bodies[0].first_layer if self._later_bodies else live.layers_written
+        payloads = (
+            body.layers.payload(number)
+            for number in range(max(body.first_layer, end - body.layers.count) + 1, end + 1)
+        )
+        tables = [decode_layers(payload, body.schema) for payload in payloads if payload]
+        return [table for table in tables if table.sequence > sequence]
+
+    def open_record(self) -> StepRecord | None:
+        """Return the record of the step during which the rank died, as far as it had come.
+
+        None when that step was written complete. Only meaningful once `writer_alive()` is false
+        and `steps_after` has returned everything.
+        """
+        newest = self._body and self._body.open_steps.newest()
+        if not self._body or not newest:
+            return None
+        record = decode_step(newest[1], self._body.schema)
+        return record if record.sequence > self._live_state().committed_sequence else None
+
+    def writer_alive(self) -> bool:
+        """Return whether the rank's process lives and has not closed its ring.
+
+        Always false in that process itself.
+        """
+        return is_locked(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _live_state(self) -> LiveState:
+        newest = self._states.newest()
+        if newest is None:
+            raise RingError(f"{self.path}: no state can be read")
+        return LiveState.unpack(newest[1])
+
+    def _find_bodies(self, live: LiveState) -> None:
+        """Read the headers of the bodies that were appended since the last call."""
+        newest = self._later_bodies[-1] if self._later_bodies else self._body
+        known = 0 if newest is None else newest.generation
+        offset, found = live.body_offset, deque[_Body]()
+        for generation in range(live.generation, known, -1):
+            body, offset = self._read_body(offset, generation)
+            found.appendleft(body)
+        self._later_bodies.extend(found)
+
+    def _read_body(self, offset: int, generation: int) -> tuple["_Body", int]:
+        """Return the body at an offset, and the offset of the one before it."""
+        fixed = self._read(offset, BODY.size)
+        file_bytes = os.fstat(self._fd).st_size
+        with _damage_named(self.path):
+            encoded = self._read(offset + BODY.size, min(schema_bytes_of(fixed), file_bytes))
+            header = decode_body_header(fixed + encoded, self._head)
+            if header.generation != generation:
+                raise RingError(f"generation {generation} of the schema is missing")
+        if offset + header.size_bytes > file_bytes:
+            raise RingError(f"{self.path}: truncated at {file_bytes} bytes")
+        return _Body.at(offset, header, self._read), header.previous_offset
+
+    def _read(self, offset: int, length: int) -> bytes:
+        # Not through a mapping: a file that someone truncates would end the reader with SIGBUS.
+        data = os.pread(self._fd, length, offset)
+        if len(data) < length:
+            raise RingError(f"{self.path}: truncated at {offset + len(data)} bytes")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """One body: its records' schema, and its slots."""
+
+    generation: int
+    schema: Schema
+    first_step: int
+    first_layer: int
+    steps: SlotReader
+    open_steps: SlotReader
+    layers: SlotReader
+
+    @classmethod
+    def at(cls, offset: int, header: BodyHeader, read: Callable[[int, int], bytes]) -> "_Body":
+        layout = header.layout
+        return cls(
+            generation=header.generation,
+            schema=header.schema,
+            first_step=header.first_step,
+            first_layer=header.first_layer,
+            steps=SlotReader(read, layout.steps.shifted(offset)),
+            open_steps=SlotReader(read, layout.open_steps.shifted(offset)),
+            layers=SlotReader(read, layout.layers.shifted(offset)),
+        )
+
+
+def _read_head(path: Path, fd: int) -> Head:
+    data = os.pread(fd, HEAD_BYTES, 0)
+    if len(data) < HEAD_BYTES:
+        raise RingError(f"{path}: truncated at {len(data)} bytes")
+    with _damage_named(path):
+        return decode_head(data)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn what decoding raises into a RingError that names the file, once."""
+    try:
+        yield
+    except (RingError, ValueError, TypeError, KeyError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise RingError(f"{path}: {reason}") from error
+
+
+def _absent(sequence: int, records: list[StepRecord]) -> int:
+    """Return how many sequence numbers after `sequence` have no record before the last one."""
+    return records[-1].sequence - sequence - len(records) if records else 0

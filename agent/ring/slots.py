@@ -1,0 +1,105 @@
+"""Slots: numbered, checksummed places for payloads of one size; `layout` has their bytes.
+
+Writers overwrite the oldest slot and never wait. Readers take a slot whole or not at all.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+_HEADER = struct.Struct("=QII")
+_TRAILER = struct.Struct("=Q")
+_LOW_32_BITS = 0xFFFFFFFF
+_READ_ATTEMPTS = 50
+"""More than enough for a write in progress to end, or to become visible to this processor."""
+
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """`count` slots of `payload_bytes` each (a multiple of 8), from `offset` on."""
+
+    offset: int
+    payload_bytes: int
+    count: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """One slot, numbers and checksum included."""
+        return _HEADER.size + self.payload_bytes + _TRAILER.size
+
+    @property
+    def end(self) -> int:
+        """The first byte behind the slots."""
+        return self.offset + self.count * self.slot_bytes
+
+    def shifted(self, origin: int) -> "SlotTable":
+        """Return the same slots, counted from `origin` bytes before."""
+        return replace(self, offset=origin + self.offset)
+
+    def offset_of(self, number: int) -> int:
+        """Return where write `number` goes."""
+        return self.offset + number % self.count * self.slot_bytes
+
+
+class SlotWriter:
+    """Writes slots into mapped memory. One thread at a time; a signal handler may interrupt it."""
+
+    def __init__(self, memory: memoryview, table: SlotTable) -> None:
+        self._memory = memory
+        self._table = table
+
+    def write(self, number: int, payload: Buffer) -> None:
+        """Write `payload` as write `number`. Raises ValueError for a payload of another size."""
+        begin = self._table.offset_of(number) + _HEADER.size
+        end = begin + self._table.payload_bytes
+        checksum = crc32(payload, number & _LOW_32_BITS)
+        memory = self._memory
+        memory[begin - _HEADER.size : begin] = _HEADER.pack(number, checksum, 0)
+        memory[begin:end] = payload
+        memory[end : end + _TRAILER.size] = _TRAILER.pack(number)
+
+
+class SlotReader:
+    """Reads slots through `read(offset, bytes)`, which counts from the table's own origin."""
+
+    def __init__(self, read: Callable[[int, int], bytes], table: SlotTable) -> None:
+        self._read = read
+        self._table = table
+
+    def payload(self, number: int) -> bytes | None:
+        """Return the payload of write `number`, or None when it was overwritten or never ended."""
+        for _ in range(_READ_ATTEMPTS):
+            found, payload = self._slot(number)
+            if found == number and payload is not None:
+                return payload
+            if found > number:
+                return None
+        return None
+
+    def newest(self) -> tuple[int, bytes] | None:
+        """Return the last write and its payload, or None when nothing can be read."""
+        for _ in range(_READ_ATTEMPTS):
+            slots = [self._slot(index) for index in range(self._table.count)]
+            whole = [(number, payload) for number, payload in slots if payload is not None]
+            if whole:
+                return max(whole)
+        return None
+
+    @property
+    def count(self) -> int:
+        """How many of the last writes are kept."""
+        return self._table.count
+
+    def _slot(self, number: int) -> tuple[int, bytes | None]:
+        """Return the number found in the slot of write `number`; its payload if it is whole."""
+        data = self._read(self._table.offset_of(number), self._table.slot_bytes)
+        found, checksum, _ = _HEADER.unpack_from(data)
+        (found_again,) = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
+        if found == 0 or found != found_again:
+            return found, None
+        payload = data[_HEADER.size : -_TRAILER.size]
+        whole = crc32(payload, found & _LOW_32_BITS) == checksum
+        return found, payload if whole else None

@@ -1,0 +1,227 @@
+"""Writes the ring of one rank, from inside training: never waits, starts nothing, fails early."""
+
+import json
+import mmap
+import os
+import time
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.records.schema import RankIdentity, Schema
+from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
+from mp_agent.ring.codec import (
+    BodyHeader,
+    Head,
+    encode_body_header,
+    encode_head,
+    encode_layers,
+    encode_schema,
+    encode_step,
+    layout_for,
+)
+from mp_agent.ring.files import appearing, lock_for_life
+from mp_agent.ring.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout, align
+from mp_agent.ring.slots import SlotWriter
+from mp_agent.ring.state import LiveState, encode_name
+
+_FEATURE_CHARACTERS_MAX = 80
+
+
+class RingWriter:
+    """The ring of this process. In a forked child, and after `close()`, every method does nothing.
+
+    The process must not open the file a second time: closing that fd would drop the lock by which
+    others see that it lives.
+    """
+
+    def __init__(self, path: Path, fd: int, head: Head) -> None:
+        self.path = path
+        self._fd = fd
+        self._head = head
+        self._owner_pid = os.getpid()
+        self._maps: list[tuple[mmap.mmap, memoryview]] = []
+        memory = self._map(0, HEAD_BYTES)
+        self._state = LiveState()
+        self._states = SlotWriter(memory, STATE_SLOTS)
+        self._states_written = 0
+        self._unsupported: list[str] = []
+        self._unsupported_slots = SlotWriter(memory, UNSUPPORTED_SLOTS)
+        self._body: _Body | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        identity: RankIdentity,
+        *,
+        step_capacity: int = 1024,
+        layer_capacity: int = 4,
+    ) -> "RingWriter":
+        """Make the ring, and its directories, and hold its lock.
+
+        Raises OSError when the file cannot be made or its memory reserved, FileExistsError when
+        there is one already, RingError when the directories are foreign.
+        """
+        head = Head(step_capacity, layer_capacity, identity)
+        encoded = encode_head(head)
+        with appearing(path) as fd:
+            os.posix_fallocate(fd, 0, HEAD_BYTES)
+            os.pwrite(fd, encoded, 0)
+            lock_for_life(fd)
+            writer = cls(path, fd, head)
+            writer.stamp(Phase.STARTING)
+        return writer
+
+    def write_schema(self, schema: Schema) -> None:
+        """Append a body for records of `schema`; later records must have its shape.
+
+        Raises OSError when memory cannot be reserved; the ring then goes on as it was.
+        """
+        if self._is_foreign():
+            return
+        encoded = encode_schema(schema)
+        layout = layout_for(schema, len(encoded), self._head)
+        header = BodyHeader(
+            size_bytes=layout.size_bytes,
+            generation=self._state.generation + 1,
+            previous_offset=self._state.body_offset,
+            first_step=self._state.steps_written,
+            first_layer=self._state.layers_written,
+            schema=schema,
+            layout=layout,
+        )
+        offset = align(os.fstat(self._fd).st_size, mmap.ALLOCATIONGRANULARITY)
+        os.posix_fallocate(self._fd, offset, header.size_bytes)
+        memory = self._map(offset, header.size_bytes)
+        start = encode_body_header(header, encoded)
+        memory[: len(start)] = start
+        self._body = _Body(memory, layout, schema)
+        self._state.body_offset = offset
+        self._state.generation = header.generation
+        self._publish()
+
+    def write_step(self, record: StepRecord, *, complete: bool = True) -> None:
+        """Write the record of a step, whole, or open while the step is under way.
+
+        An open record is read only if the rank dies before the record is written complete. Raises
+        ValueError when its arrays do not fit the schema, RingError before `write_schema`.
+        """
+        if self._is_foreign():
+            return
+        body, state = self._known_body(), self._state
+        payload = encode_step(record, body.schema)
+        state.started_sequence = max(state.started_sequence, record.sequence)
+        if not complete:
+            number = body.open_written = body.open_written + 1
+            body.open_steps.write(number, payload)
+            return
+        number = state.steps_written = state.steps_written + 1
+        body.steps.write(number, payload)
+        state.committed_sequence = max(state.committed_sequence, record.sequence)
+        self._publish()
+
+    def write_layers(self, table: LayerTable) -> None:
+        """Write the layers of a step. Raises like `write_step`."""
+        if self._is_foreign():
+            return
+        body, state = self._known_body(), self._state
+        payload = encode_layers(table, body.schema)
+        number = state.layers_written = state.layers_written + 1
+        body.layers.write(number, payload)
+        self._publish()
+
+    def stamp(self, phase: Phase, *, name: str = "", sequence: int | None = None) -> None:
+        """Say where the rank stands now: a phase, its own name, the step that it works on."""
+        if self._is_foreign():
+            return
+        state = self._state
+        state.phase = phase
+        state.phase_name = encode_name(name) if name else b""
+        state.phase_unix_ns = time.time_ns()
+        if sequence is not None:
+            state.started_sequence = sequence
+        self._publish()
+
+    def end(self, reason: EndReason) -> None:
+        """Say that the rank ended, and how. It may still wait for its last state's export."""
+        self._state.end_reason = reason
+        self.stamp(Phase.ENDED)
+
+    def wait_for_export(self, waiting: bool) -> None:
+        """Say whether the rank stays only until its last state has been exported."""
+        if self._is_foreign():
+            return
+        self._state.scrape_wait = waiting
+        self._publish()
+
+    def count(
+        self,
+        *,
+        probe_errors: int = 0,
+        setting_errors: int = 0,
+        records_dropped: int = 0,
+        probe_seconds: float = 0.0,
+    ) -> None:
+        """Add to the counters of the rank's state."""
+        if self._is_foreign():
+            return
+        self._state.probe_errors += probe_errors
+        self._state.setting_errors += setting_errors
+        self._state.records_dropped += records_dropped
+        self._state.probe_seconds += probe_seconds
+        self._publish()
+
+    def note_unsupported(self, feature: str) -> None:
+        """List a feature that cannot be measured, once; those that no longer fit are left out."""
+        feature = feature[:_FEATURE_CHARACTERS_MAX]
+        if self._is_foreign() or feature in self._unsupported:
+            return
+        listed = [*self._unsupported, feature]
+        encoded = json.dumps(listed).encode()
+        if len(encoded) <= UNSUPPORTED_SLOTS.payload_bytes:
+            self._unsupported = listed
+            payload = encoded.ljust(UNSUPPORTED_SLOTS.payload_bytes, b"\0")
+            self._unsupported_slots.write(len(listed), payload)
+
+    def close(self) -> None:
+        """Let go of the lock: from outside, the rank is dead now. The file stays."""
+        if self._is_foreign():
+            return
+        self._owner_pid = 0
+        for mapping, memory in self._maps:
+            memory.release()
+            mapping.close()
+        os.close(self._fd)
+
+    def _is_foreign(self) -> bool:
+        """Return whether this is a forked child, or the ring is closed."""
+        return os.getpid() != self._owner_pid
+
+    def _publish(self) -> None:
+        # The number is taken before anything is written: a signal handler that interrupts the
+        # write and publishes too gets the next slot.
+        number = self._states_written = self._states_written + 1
+        self._states.write(number, self._state.pack())
+
+    def _known_body(self) -> "_Body":
+        if self._body is None:
+            raise RingError(f"{self.path}: records can only be written after write_schema()")
+        return self._body
+
+    def _map(self, offset: int, length: int) -> memoryview:
+        # Every mapping holds an fd of the file, and closing any fd would drop the lock: they are
+        # all kept until close().
+        mapping = mmap.mmap(self._fd, length, offset=offset)
+        self._maps.append((mapping, memoryview(mapping)))
+        return self._maps[-1][1]
+
+
+class _Body:
+    """The body that records are written to."""
+
+    def __init__(self, memory: memoryview, layout: BodyLayout, schema: Schema) -> None:
+        self.schema = schema
+        self.steps = SlotWriter(memory, layout.steps)
+        self.open_steps = SlotWriter(memory, layout.open_steps)
+        self.open_written = 0
+        self.layers = SlotWriter(memory, layout.layers)
