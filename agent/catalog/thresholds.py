@@ -81,6 +81,54 @@ THRESHOLDS = (
         unit="{step}",
         meaning="steps in which GradScaler may still search for its scale",
     ),
+    Threshold(
+        name="loss_scale_net_decreases",
+        value=3.0,
+        unit="{change}",
+        meaning="downward minus upward changes of the loss scale that make it a falling one",
+    ),
+    Threshold(
+        name="floor_skips",
+        value=3.0,
+        unit="{step}",
+        meaning="skipped steps at the loss scale's floor that say lowering it does not help",
+    ),
+    Threshold(
+        name="floor_skip_share",
+        value=0.03,
+        unit="1",
+        meaning="skipped steps at the floor per attempted step: 3 in 100",
+    ),
+    Threshold(
+        name="overflow_rising",
+        value=0.001,
+        unit="1",
+        meaning="skipped steps per attempted step above which a rising share is a warning",
+    ),
+    Threshold(
+        name="overflow_skips",
+        value=3.0,
+        unit="{step}",
+        meaning="skipped steps below which a share of slow steps says nothing",
+    ),
+    Threshold(
+        name="nonfinite_losses",
+        value=3.0,
+        unit="{step}",
+        meaning="non-finite losses at which skipping the steps no longer excuses them",
+    ),
+    Threshold(
+        name="loss_deviations",
+        value=3.0,
+        unit="{deviation}",
+        meaning="standard deviations above its mean that still are the loss's own baseline",
+    ),
+    Threshold(
+        name="stall_steps",
+        value=10.0,
+        unit="{step}",
+        meaning="usual step times that a pause must exceed to be a stall",
+    ),
 )
 
 DEFAULTS: Mapping[str, float] = {threshold.name: threshold.value for threshold in THRESHOLDS}

@@ -1,0 +1,21 @@
+"""Where the probe hooks torch: one module per hook point, each reversible.
+
+All hooks sit on classes, modules and closures rather than on instances, so that objects made and
+names imported before `init()` are covered. Under `torch.compile` the patched functions trace as
+the originals do; only the optimizer's hooks look, at the price of one graph break.
+"""
+
+from mp_agent.probe.guard import Guard
+from mp_agent.probe.hooks import autocast, clipping, grad_scaler, loss, optimizer
+from mp_agent.probe.hooks.events import Events
+from mp_agent.probe.hooks.patches import Patches
+
+__all__ = ["Events", "Patches", "install"]
+
+
+def install(events: Events, guard: Guard) -> Patches:
+    """Install all hooks; `restore()` of what is returned takes them away again."""
+    patches = Patches()
+    for module in (autocast, loss, grad_scaler, clipping, optimizer):
+        module.install(patches, events, guard)
+    return patches

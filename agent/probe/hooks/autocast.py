@@ -1,0 +1,28 @@
+"""Hook on autocast: the dtype in which the run computes."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+
+from mp_agent.probe.guard import Guard
+from mp_agent.probe.hooks.events import Events
+from mp_agent.probe.hooks.patches import Patches
+
+
+def install(patches: Patches, events: Events, guard: Guard) -> None:
+    """Wrap `autocast.__enter__`, for context managers and decorators alike."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def enter(self: autocast_mode.autocast) -> Any:
+            result = original(self)
+            if not torch.compiler.is_compiling() and self._enabled and self.fast_dtype is not None:
+                guard.run("autocast", events.autocast_entered, self.fast_dtype)
+            return result
+
+        return enter
+
+    patches.replace(autocast_mode.autocast, "__enter__", wrap)

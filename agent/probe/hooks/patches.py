@@ -1,0 +1,61 @@
+"""Replaces what belongs to others, and puts it back."""
+
+from collections.abc import Callable
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Patches:
+    """What has been replaced so far, with the way back for each."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def on_restore(self, undo: Callable[[], None]) -> None:
+        """Have `undo` called by `restore`."""
+        self._undo.append(undo)
+
+    def replace(self, owner: type | ModuleType, name: str, wrap: Wrapper) -> None:
+        """Replace the function `owner.name` by `wrap(function)`."""
+        original = vars(owner)[name]
+        replacement = wrap(original)
+        setattr(owner, name, replacement)
+
+        def undo() -> None:
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+
+        self.on_restore(undo)
+
+    def replace_inside(self, decorated: Callable[..., Any], wrap: Wrapper) -> bool:
+        """Replace the function that a decorator's closure holds, wherever `decorated` is known.
+
+        Reaches callers who imported `decorated` earlier. Returns False when there is no such cell.
+        """
+        cell = _function_cell(decorated)
+        if cell is None:
+            return False
+        original = cell.cell_contents
+        replacement = wrap(original)
+        cell.cell_contents = replacement
+
+        def undo() -> None:
+            if cell.cell_contents is replacement:
+                cell.cell_contents = original
+
+        self.on_restore(undo)
+        return True
+
+    def restore(self) -> None:
+        """Put everything back, except what somebody has replaced again since."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _function_cell(decorated: Callable[..., Any]) -> CellType | None:
+    for cell in getattr(decorated, "__closure__", None) or ():
+        if isinstance(cell, CellType) and isinstance(cell.cell_contents, FunctionType):
+            return cell
+    return None

@@ -1,0 +1,52 @@
+"""When the probe looks at every layer, beyond the totals of each step."""
+
+from collections.abc import Mapping
+from math import sqrt
+
+import torch
+
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+
+_EARLY_STEPS = 100
+_EARLY_INTERVAL = 10
+_TROUBLE_LOOKS_IN_A_ROW = 3
+
+_SUM_SQUARES = GRADIENT_COLUMN_NAMES.index("sum_squares")
+_NONFINITE = tuple(GRADIENT_COLUMN_NAMES.index(name) for name in ("nan_elements", "inf_elements"))
+
+
+class LayerSchedule:
+    """Decides per step whether its layers are looked at: by plan, and when trouble shows.
+
+    Trouble that stays is looked at `_TROUBLE_LOOKS_IN_A_ROW` times and then every 10 steps, so
+    that a run that is lost anyway does not pay twice on every step.
+    """
+
+    def __init__(self, interval_steps: int, thresholds: Mapping[str, float]) -> None:
+        self._interval_steps = interval_steps
+        self._norm_limit = thresholds["grad_norm_extreme"]
+        self._trouble_in_a_row = 0
+
+    def due(self, sequence: int) -> bool:
+        """Return whether step `sequence` is one of those that are always looked at."""
+        early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
+        return sequence == 1 or early or sequence % self._interval_steps == 0
+
+    def wanted_for_trouble(self, totals_GC: torch.Tensor) -> bool:
+        """Return whether these totals (on the CPU; G shares, C columns) call for a look.
+
+        Call once per step, in order: it remembers for how long there has been trouble.
+        """
+        if not self._is_trouble(totals_GC):
+            self._trouble_in_a_row = 0
+            return False
+        self._trouble_in_a_row += 1
+        return (
+            self._trouble_in_a_row <= _TROUBLE_LOOKS_IN_A_ROW
+            or self._trouble_in_a_row % _EARLY_INTERVAL == 0
+        )
+
+    def _is_trouble(self, totals_GC: torch.Tensor) -> bool:
+        totals_C = totals_GC.sum(dim=0).tolist()
+        nonfinite = any(totals_C[column] > 0 for column in _NONFINITE)
+        return nonfinite or sqrt(totals_C[_SUM_SQUARES]) > self._norm_limit

@@ -1,0 +1,119 @@
+"""The probe of one process: hooks, guard, and what follows the steps, wired together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mp_agent.probe import hooks
+from mp_agent.probe.facts import Traits
+from mp_agent.probe.follower import Calls, StepFollower
+from mp_agent.probe.guard import Guard
+from mp_agent.probe.phases import PhaseMarks
+from mp_agent.probe.recorder import Recorder
+from mp_agent.probe.subject import Subject
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+
+
+class Probe:
+    """Watches one process. Nothing that it is asked to do raises.
+
+    `connect` makes the ring once the rank is known, or returns None when that is not possible; the
+    probe then does nothing. `on_step` is called at the end of each step.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], RingWriter | None],
+        settings: Settings,
+        *,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._make_writer = connect
+        self._writer: RingWriter | None = None
+        self._early_notes: list[str] = []
+        self._early_failures = 0
+        self._guard = Guard(on_failure=self._count_failure, on_capture=self._note_capture)
+        self._phases = PhaseMarks()
+        self._subject = Subject(self._note_unsupported)
+        traits = Traits()
+        self._recorder = Recorder(self._subject, traits, settings)
+        calls = Calls(
+            on_backward=self._connect,
+            on_step_end=on_step,
+            take_probe_seconds=self._guard.take_seconds,
+            note_unsupported=self._note_unsupported,
+        )
+        self._follower = StepFollower(self._subject, self._recorder, self._phases, traits, calls)
+        self._patches: hooks.Patches | None = None
+
+    def attach(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
+        """Install the hooks. `model` and `optimizer` settle which ones count, if given."""
+        self._subject.settle(model, optimizer)
+        self._patches = hooks.install(self._follower, self._guard)
+
+    def detach(self) -> None:
+        """Take all hooks away. Not to be called from within an optimizer's step."""
+        self._guard.closed = True
+        if self._patches is not None:
+            self._patches.restore()
+
+    def connect(self) -> None:
+        """Make the ring now instead of at the first backward."""
+        self._guard.run("connect", self._connect)
+
+    def observe(
+        self,
+        *,
+        loss: torch.Tensor | float | None = None,
+        step: int | None = None,
+        lr: float | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        """Take what the trainer says of the step under way."""
+        self._guard.run("observe", self._follower.observe, loss, step, lr, tokens)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a stretch that is not training."""
+        self._guard.run("phase", self._phases.enter, str(name))
+        try:
+            yield
+        finally:
+            self._guard.run("phase", self._phases.leave)
+
+    def flush(self) -> None:
+        """Publish what was seen of the step under way, waiting for a device at most 1 s."""
+        self._guard.run("flush", self._follower.flush)
+
+    def _connect(self) -> None:
+        if self._writer is not None:
+            return
+        writer = self._make_writer()
+        if writer is None:
+            self._guard.closed = True
+            return
+        self._writer = writer
+        self._recorder.write_to(writer)
+        self._phases.stamp_into(writer)
+        writer.count(probe_errors=self._early_failures)
+        for feature in self._early_notes:
+            writer.note_unsupported(feature)
+
+    def _count_failure(self) -> None:
+        if self._writer is None:
+            self._early_failures += 1
+        else:
+            self._writer.count(probe_errors=1)
+
+    def _note_capture(self) -> None:
+        self._note_unsupported("CUDA graph capture")
+
+    def _note_unsupported(self, feature: str) -> None:
+        if self._writer is not None:
+            self._writer.note_unsupported(feature)
+        elif feature not in self._early_notes:
+            self._early_notes.append(feature)

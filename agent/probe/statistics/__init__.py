@@ -1,0 +1,10 @@
+"""What a set of gradients amounts to: norm, largest magnitude, zeros, NaN and Inf.
+
+Shape letters in this package: G groups of tensors, L layers, C gradient columns, R rows, W row
+width. Every implementation gives the same columns, in the order of `GRADIENT_COLUMN_NAMES`.
+"""
+
+from mp_agent.probe.statistics.interface import GradientStatistics
+from mp_agent.probe.statistics.selection import for_device
+
+__all__ = ["GradientStatistics", "for_device"]

@@ -1,0 +1,114 @@
+"""Statistics of gradients in chunks that fit the processor's cache.
+
+The ordinary chunk costs three passes, two of them in cache: square, smallest and largest square,
+sum. Compared as integers, squares tell everything at once: NaN and Inf lie above all numbers (or
+below zero), a zero is the smallest, and the largest is the rounded square of the largest magnitude,
+whose rounded root is that magnitude again. `torch.sum` adds pairwise; `torch.dot` does not, and is
+off by 1e-5 where all elements are equal. What squaring cannot represent takes the careful path.
+"""
+
+from collections.abc import Iterable
+from math import frexp, ldexp, sqrt
+from struct import pack, unpack
+from sys import float_info
+
+import torch
+
+from mp_agent.probe.statistics.tally import Tally
+
+CHUNK_ELEMENTS = 64 * 1024
+TRUSTED_SUM_MIN = 2.0**-80
+"""Squares that vanish below the smallest float32 change a chunk's sum above this by under 2^-30."""
+
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_FORMATS = {torch.float32: ("=i", "=f"), torch.float64: ("=q", "=d")}
+"""`struct` formats of the bits and of the number."""
+
+
+class ChunkMeter:
+    """Adds chunks of up to `CHUNK_ELEMENTS` to tallies; holds the scratch for one dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        with torch.inference_mode(False):  # else training outside it could not write to it
+            self._copy = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
+            self._work = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
+        self._work_bits = self._work.view(_BITS[dtype])
+        self._infinity_bits = int(torch.full((), torch.inf, dtype=dtype).view(_BITS[dtype]))
+        self._dtype, self._formats = dtype, _FORMATS[dtype]
+
+    def add(self, chunks: Iterable[torch.Tensor], tally: Tally) -> None:
+        """Add chunks of any floating dtype and layout, each of 1 to `CHUNK_ELEMENTS` elements."""
+        largest = 0
+        for chunk in chunks:
+            count = chunk.numel()
+            if chunk.dtype is not self._dtype or not chunk.is_contiguous():
+                chunk = self._copy[:count].view(chunk.shape).copy_(chunk).view(-1)
+            largest = max(largest, self._add_chunk(chunk, count, tally))
+        tally.abs_max = max(tally.abs_max, self._root(largest))
+
+    def _add_chunk(self, chunk: torch.Tensor, count: int, tally: Tally) -> int:
+        """Add a contiguous chunk; return the bits of its largest square, 0 if tallied otherwise."""
+        squares, bits = self._work, self._work_bits
+        if count != CHUNK_ELEMENTS:
+            squares, bits = squares[:count], bits[:count]
+        tally.elements += count
+        torch.mul(chunk, chunk, out=squares)
+        low, high = torch.aminmax(bits)
+        smallest, largest = int(low.item()), int(high.item())
+        if smallest < 0 or largest >= self._infinity_bits:
+            self._add_carefully(chunk, tally)
+            return 0
+        sum_squares = squares.sum().item()
+        zeros = self._count_zeros(chunk) if smallest == 0 else 0
+        if zeros < count and not TRUSTED_SUM_MIN <= sum_squares <= float_info.max:
+            self._add_carefully(chunk, tally)
+            return 0
+        tally.zero_elements += zeros
+        tally.sum_squares += sum_squares
+        return largest
+
+    def _root(self, square_bits: int) -> float:
+        """Return the rounded root, in the scratch's dtype, of the number with these bits."""
+        integer, real = self._formats
+        square = unpack(real, pack(integer, square_bits))[0]
+        return float(unpack(real, pack(real, sqrt(square)))[0])
+
+    def _add_carefully(self, chunk: torch.Tensor, tally: Tally) -> None:
+        """Add a contiguous chunk that holds NaN, Inf, or elements too large or small to square."""
+        work = self._work[: chunk.numel()]
+        zeros = self._count_zeros(chunk)
+        nans = int(torch.ne(chunk, chunk, out=work).sum().item())
+        infinities = int(torch.abs(chunk, out=work).eq_(torch.inf).sum().item())
+        tally.zero_elements += zeros
+        tally.nan_elements += nans
+        tally.inf_elements += infinities
+        if zeros + nans + infinities == chunk.numel():
+            return
+        magnitudes = torch.abs(chunk, out=work)
+        if nans or infinities:
+            magnitudes.nan_to_num_(nan=0.0, posinf=0.0)
+        abs_max = magnitudes.max().item()
+        tally.abs_max = max(tally.abs_max, abs_max)
+        tally.sum_squares += _scaled_sum_squares(magnitudes, abs_max)
+
+    def _count_zeros(self, chunk: torch.Tensor) -> int:
+        """Count zeros of either sign; overwrites the scratch.
+
+        The flags are floats, since comparing into bool or adding bools is several times slower.
+        """
+        return int(torch.eq(chunk, 0.0, out=self._work[: chunk.numel()]).sum().item())
+
+
+def _scaled_sum_squares(magnitudes: torch.Tensor, abs_max: float) -> float:
+    """Return the sum of squares; overwrites `magnitudes`, bringing them to at most 1.
+
+    The factor is a power of two, so nothing is rounded, in two halves, since 2^149 is no float32.
+    """
+    exponent = frexp(abs_max)[1]
+    half = exponent // 2
+    magnitudes.mul_(2.0**-half).mul_(2.0 ** (half - exponent))
+    scaled = magnitudes.square_().sum().item()
+    try:
+        return ldexp(scaled, 2 * exponent)
+    except OverflowError:
+        return float_info.max

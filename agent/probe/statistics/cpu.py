@@ -1,0 +1,97 @@
+"""Statistics of gradients in host memory, in chunks that stay in the processor's cache."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter
+from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.tally import Tally
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+
+PACK_ELEMENTS = 32 * 1024 - 1
+"""Below 32 Ki elements torch does not split an operation: no waiting for other threads to wake."""
+
+SMALL_ELEMENTS = 8 * 1024
+"""Tensors up to this size share a pack: below it the calls cost more than the copy."""
+
+
+class CpuStatistics:
+    """Chunk-wise statistics with float64 totals; implements `GradientStatistics`."""
+
+    def __init__(self) -> None:
+        self._meters: dict[torch.dtype, ChunkMeter] = {}
+        self._packs: dict[torch.dtype, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def totals(
+        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [G, C]; small tensors of a group and dtype are measured together."""
+        return self._table((self._group_tally(group) for group in groups), inverse_scale)
+
+    @torch.no_grad()
+    def layers(
+        self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [L, C], zeros for None."""
+        return self._table((self._tensor_tally(tensor) for tensor in tensors), inverse_scale)
+
+    def _table(self, tallies: Iterable[Tally], inverse_scale: float | torch.Tensor) -> torch.Tensor:
+        inverse = float(inverse_scale)
+        with torch.autocast("cpu", enabled=False):
+            rows = [tally.row(inverse) for tally in tallies]
+        return torch.tensor(rows, dtype=torch.float64, device="cpu").view(
+            -1, len(GRADIENT_COLUMN_NAMES)
+        )
+
+    def _tensor_tally(self, gradient: torch.Tensor | None) -> Tally:
+        tally = Tally()
+        if gradient is not None:
+            self._add(stored_values(gradient), tally)
+        return tally
+
+    def _group_tally(self, gradients: Sequence[torch.Tensor]) -> Tally:
+        tally = Tally()
+        small: dict[torch.dtype, list[torch.Tensor]] = {}
+        for gradient in gradients:
+            values = stored_values(gradient)
+            if values.numel() <= SMALL_ELEMENTS and values.is_contiguous():
+                flat = values if values.dim() == 1 else values.ravel()
+                small.setdefault(values.dtype, []).append(flat)
+            else:
+                self._add(values, tally)
+        for dtype, tensors in small.items():
+            self._meter(dtype).add(self._packed(dtype, tensors), tally)
+        return tally
+
+    def _packed(
+        self, dtype: torch.dtype, tensors: Sequence[torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """Yield the elements of one-dimensional tensors, many tensors to a pack."""
+        pack = self._pack(dtype)
+        batch: list[torch.Tensor] = []
+        filled = 0
+        for tensor in tensors:
+            if filled + tensor.numel() > PACK_ELEMENTS:
+                yield torch.cat(batch, out=pack[:filled])
+                batch, filled = [], 0
+            batch.append(tensor)
+            filled += tensor.numel()
+        if filled:
+            yield torch.cat(batch, out=pack[:filled])
+
+    def _pack(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._packs:
+            with torch.inference_mode(False):  # else training outside it could not write to it
+                self._packs[dtype] = torch.empty(PACK_ELEMENTS, dtype=dtype, device="cpu")
+        return self._packs[dtype]
+
+    def _add(self, values: torch.Tensor, tally: Tally) -> None:
+        self._meter(values.dtype).add(pieces(values, CHUNK_ELEMENTS), tally)
+
+    def _meter(self, dtype: torch.dtype) -> ChunkMeter:
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        if wide not in self._meters:
+            self._meters[wide] = ChunkMeter(wide)
+        return self._meters[wide]

@@ -1,0 +1,28 @@
+"""What the probe asks of every device's statistics."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class GradientStatistics(Protocol):
+    """Statistics of gradients divided by the loss scale, where the gradients are.
+
+    Columns are `GRADIENT_COLUMN_NAMES`. Counts are exact; sum of squares and largest magnitude
+    are over the finite elements and are themselves always finite (a sum beyond float64 is its
+    largest number). Gradients are floating point or complex (real and imaginary parts count
+    separately), of any layout; of a sparse gradient the stored values count. They are only read.
+    """
+
+    def totals(
+        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [G, C], one row for all tensors of a group, on the gradients' device."""
+        ...
+
+    def layers(
+        self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [L, C], one row per tensor, zeros for None, on the gradients' device."""
+        ...

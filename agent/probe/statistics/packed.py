@@ -1,0 +1,154 @@
+"""Statistics of gradients on an accelerator, with stock operations and without waiting for it.
+
+Gradients are copied, batch by batch, into a scratch of R rows of W elements, each piece starting a
+row of its own; what is left of its last row is zero. So the number of launches follows the number
+of elements, not of tensors. Rows are reduced, then folded into the groups that they belong to, in
+a fixed order: replicas get equal bits. Counting what is not zero three times, before and after NaN
+and then Inf became zero, gives all counts without a mask. Results stay on the device.
+"""
+
+from collections.abc import Sequence
+from sys import float_info
+
+import torch
+
+from mp_agent.probe.statistics.layout import Batch, Layout, Shapes, make_layout
+from mp_agent.probe.statistics.pieces import pieces, stored_values
+
+ROW_ELEMENTS = 4096
+SCRATCH_ROWS = 1024
+"""16 MiB of float32: the passes after the first find it in the cache of a data-centre GPU."""
+
+LAYOUTS_KEPT = 8
+"""Totals and layers have one each; more where the set of gradients alternates between steps."""
+
+
+class PackedStatistics:
+    """Row-wise statistics on any device; implements `GradientStatistics`.
+
+    Only a layout of gradients that it has not seen lately makes it send anything to the device,
+    and that without waiting.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        row_elements: int = ROW_ELEMENTS,
+        scratch_rows: int = SCRATCH_ROWS,
+    ) -> None:
+        self._device = device
+        self._scratch_shape = (scratch_rows, row_elements)
+        self._scratches: dict[torch.dtype, torch.Tensor] = {}
+        self._layouts: dict[tuple[torch.dtype, Shapes], Layout] = {}
+
+    def totals(
+        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [G, C]."""
+        return self._table(groups, inverse_scale)
+
+    def layers(
+        self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [L, C], zeros for None."""
+        return self._table([() if grad is None else (grad,) for grad in tensors], inverse_scale)
+
+    @torch.no_grad()
+    def _table(
+        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        with torch.autocast(self._device.type, enabled=False):
+            pieces_by_group = [self._pieces(group) for group in groups]
+            flat = [piece for group in pieces_by_group for piece in group]
+            any_double = any(piece.dtype is torch.float64 for piece in flat)
+            dtype = torch.float64 if any_double else torch.float32
+            layout = self._layout(dtype, pieces_by_group)
+            return _finish(
+                _fold(self._row_statistics(flat, layout, dtype), layout), layout, inverse_scale
+            )
+
+    def _pieces(self, group: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        limit = self._scratch_shape[0] * self._scratch_shape[1]
+        return [piece for grad in group for piece in pieces(stored_values(grad), limit)]
+
+    def _layout(self, dtype: torch.dtype, pieces_by_group: list[list[torch.Tensor]]) -> Layout:
+        shapes = tuple(tuple(piece.shape for piece in group) for group in pieces_by_group)
+        layout = self._layouts.get((dtype, shapes))
+        if layout is None:
+            if len(self._layouts) >= LAYOUTS_KEPT:
+                self._layouts.clear()
+            layout = make_layout(shapes, self._scratch(dtype))
+            self._layouts[(dtype, shapes)] = layout
+        return layout
+
+    def _row_statistics(
+        self, flat: list[torch.Tensor], layout: Layout, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return float64 [5, R]: sum of squares, three counts of non-zeros, largest magnitude."""
+        rows = layout.rows
+        norms_R = torch.empty(rows, dtype=torch.float64, device=self._device)
+        others_4R = torch.empty((4, rows), dtype=dtype, device=self._device)
+        start = 0
+        for batch in layout.batches:
+            part = slice(start, start + batch.rows)
+            self._reduce(batch, flat, dtype, norms_R[part], others_4R[:, part])
+            start += batch.rows
+        return torch.cat((norms_R.square_().unsqueeze(0), others_4R.double()))
+
+    def _reduce(
+        self,
+        batch: Batch,
+        flat: list[torch.Tensor],
+        dtype: torch.dtype,
+        norms_R: torch.Tensor,
+        others_4R: torch.Tensor,
+    ) -> None:
+        """Write the rows' norms; counts of elements not 0, nor NaN, nor Inf; largest magnitudes."""
+        scratch_RW = self._scratch(dtype)[: batch.rows].zero_()
+        last_piece = batch.first_piece + len(batch.targets)
+        torch._foreach_copy_(batch.targets, flat[batch.first_piece : last_piece])
+        nonzero_R, numbers_R, finite_R, peaks_R = others_4R
+        _norm(scratch_RW, 0, nonzero_R)
+        _norm(scratch_RW.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf), 0, numbers_R)
+        _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, finite_R)
+        _norm(scratch_RW, torch.inf, peaks_R)
+        _norm(self._scratch(torch.float64)[: batch.rows].copy_(scratch_RW), 2, norms_R)
+
+    def _scratch(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._scratches:
+            with torch.inference_mode(False):  # else training outside it could not write to it
+                self._scratches[dtype] = torch.empty(
+                    self._scratch_shape, dtype=dtype, device=self._device
+                )
+        return self._scratches[dtype]
+
+
+def _norm(matrix_RW: torch.Tensor, order: float, out_R: torch.Tensor) -> None:
+    torch.linalg.vector_norm(matrix_RW, order, dim=1, out=out_R)
+
+
+def _fold(table_5R: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return float64 [5, G]: the rows of each group added up, and their largest magnitude."""
+    for level in layout.fold_levels:
+        blocks_5BW = torch.nn.functional.pad(table_5R, (0, 1))[:, level]
+        table_5R = torch.cat((blocks_5BW[:4].sum(dim=2), blocks_5BW[4:].amax(dim=2)))
+    return table_5R
+
+
+def _finish(
+    table_5G: torch.Tensor, layout: Layout, inverse_scale: float | torch.Tensor
+) -> torch.Tensor:
+    """Return [G, C] in the order of `GRADIENT_COLUMN_NAMES`, of the unscaled gradients."""
+    squares_G, nonzero_G, numbers_G, finite_G, peaks_G = table_5G
+    if isinstance(inverse_scale, torch.Tensor):
+        inverse_scale = inverse_scale.double().reshape(())
+    columns = (
+        (squares_G * inverse_scale * inverse_scale).clamp(max=float_info.max),
+        (peaks_G * inverse_scale).clamp(max=float_info.max),
+        layout.elements_G - nonzero_G,
+        nonzero_G - numbers_G,
+        numbers_G - finite_G,
+        layout.elements_G,
+    )
+    return torch.stack(columns, dim=1)

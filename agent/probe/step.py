@@ -1,0 +1,109 @@
+"""The step under way: what the hooks have seen of it so far, and the record that it becomes."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+import numpy as np
+import torch
+
+from mp_agent.probe.scalars import Scalar, add
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.steps import FloatArray, StepRecord
+
+_COLUMN = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStep:
+    """What is known of a step. Scalars are floats, or 0-dim tensors left on their device.
+
+    scalars: step columns by name; `loss` is the sum over `losses` micro-batches until the end.
+    totals_GC: gradient columns per share; None until measured, or when there was no gradient.
+    rows_LC: the same per layer, when this step's layers were looked at.
+    """
+
+    sequence: int
+    begun_seconds: float
+    """`time.perf_counter()` at the end of the step before; NaN on the first."""
+    scalars: dict[str, Scalar] = field(default_factory=dict)
+    losses: int = 0
+    backward_seconds: float = nan
+    """`time.perf_counter()` at the beginning of the last backward."""
+    loss_observed: bool = False
+    """`observe(loss=…)` was called: its loss stands, whatever backward sees."""
+    measured: bool = False
+    """The gradients as they stand now were looked at; another backward makes this untrue."""
+    totals_GC: torch.Tensor | None = None
+    rows_LC: torch.Tensor | None = None
+
+    @property
+    def attempted(self) -> bool:
+        """Whether training has come as far as a loss."""
+        return self.losses > 0 or self.totals_GC is not None
+
+    def add_loss(self, loss: Scalar) -> None:
+        """Count in the loss of one micro-batch, unless the user gave the step's loss."""
+        if not self.loss_observed:
+            self.scalars["loss"] = add(self.scalars.get("loss"), loss)
+            self.losses += 1
+
+    def observe_loss(self, loss: Scalar) -> None:
+        """Let `loss` stand for the whole step."""
+        self.scalars["loss"], self.losses, self.loss_observed = loss, 1, True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenStep:
+    """A step as far as it was seen, on its way to the ring; scalars may still be on a device."""
+
+    sequence: int
+    step: int
+    time_unix_ns: int
+    scalars: Mapping[str, Scalar]
+    losses: int
+    shares: int
+    totals_GC: torch.Tensor | None
+    rows_LC: torch.Tensor | None
+
+
+def seen(step: OpenStep, trainer_lead: int, shares: int) -> SeenStep:
+    """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count."""
+    return SeenStep(
+        sequence=step.sequence,
+        step=step.sequence + trainer_lead,
+        time_unix_ns=time.time_ns(),
+        scalars=dict(step.scalars),
+        losses=step.losses,
+        shares=shares,
+        totals_GC=step.totals_GC,
+        rows_LC=step.rows_LC,
+    )
+
+
+def record_of(
+    step: SeenStep, scalars: Mapping[str, float], totals_GC: FloatArray | None
+) -> StepRecord:
+    """Return the record of `step`, given its scalars and totals on the host.
+
+    What was not observed, and what is not finite, becomes NaN; a non-finite loss sets its flag.
+    """
+    values_S = np.full(len(STEP_COLUMN_NAMES), nan)
+    for name, value in scalars.items():
+        if isfinite(value):
+            values_S[_COLUMN[name]] = value
+    if "loss" in scalars:
+        values_S[_COLUMN["loss"]] /= max(step.losses, 1)
+        values_S[_COLUMN["loss_nonfinite"]] = float(not isfinite(scalars["loss"]))
+    if "skipped" in scalars:
+        values_S[_COLUMN["skipped"]] = float(scalars["skipped"] > 0)
+    if totals_GC is None:
+        totals_GC = np.full((step.shares, len(GRADIENT_COLUMN_NAMES)), nan)
+    return StepRecord(
+        sequence=step.sequence,
+        step=step.step,
+        time_unix_ns=step.time_unix_ns,
+        values=values_S,
+        gradients=totals_GC,
+    )

@@ -1,0 +1,32 @@
+"""Numerics, host syncs and cost on a CUDA machine, in one table: `make gpu-check`.
+
+Exits with the status of the tests; without CUDA it says why it has nothing to do, and exits 0.
+"""
+
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.statistics_cost import CASES, measure, table
+
+TURNS = 20
+
+
+def main() -> int:
+    """Run the tests marked `gpu`, then the benchmark, and print both."""
+    if not torch.cuda.is_available():
+        print(f"Nothing to check: torch {torch.__version__} finds no CUDA device on this machine.")
+        return 0
+    device = torch.device("cuda", torch.cuda.current_device())
+    command = (sys.executable, "-m", "pytest", "-m", "gpu", "--quiet", "-rs")
+    tests = subprocess.run(command, check=False, capture_output=True, text=True)
+    print(tests.stdout if tests.returncode else "")
+    costs = [measure(case, device, TURNS) for case in CASES]
+    verdict = tests.stdout.strip().rpartition("\n")[2].strip("= ")
+    print(f"tests marked gpu (numerics, no host sync): {verdict}\n\n{table(costs, device)}")
+    return tests.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

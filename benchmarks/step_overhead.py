@@ -1,0 +1,201 @@
+"""What the whole probe costs a training step, and the probe's own time per step.
+
+A transformer of about 5 M parameters is trained in one process, in turns of a few steps with the
+probe attached and a few without, in ABBA order; both see the same machine. A ratio is the median
+over pairs of turns, with the 90 % interval of the bootstrapped median.
+
+    python -m benchmarks.step_overhead [--device cuda] [--pairs N]
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from benchmarks.machine import describe, markdown
+from mp_agent.probe.identity import make_identity
+from mp_agent.probe.session import Probe
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+
+STEPS_PER_TURN = 4
+BATCH, LENGTH, WIDTH, LAYERS, VOCABULARY = 8, 128, 256, 6, 512
+BOOTSTRAPS = 2000
+
+HEADER = ("what", "without", "with", "ratio", "90 % interval")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Seconds per step of paired turns."""
+
+    what: str
+    without: list[float]
+    with_probe: list[float]
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table, below `HEADER`."""
+        ratios = [b / a for a, b in zip(self.without, self.with_probe, strict=True)]
+        low, high = _interval(ratios)
+        return (
+            self.what,
+            f"{median(self.without) * 1e3:.2f} ms",
+            f"{median(self.with_probe) * 1e3:.2f} ms",
+            f"**{median(ratios):.3f}**",
+            f"{low:.3f} to {high:.3f}",
+        )
+
+
+def _interval(ratios: list[float]) -> tuple[float, float]:
+    """Return the 5th and 95th percentile of the median over resampled pairs."""
+    chance = random.Random(0)
+    medians = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
+    return medians[BOOTSTRAPS // 20], medians[-BOOTSTRAPS // 20]
+
+
+def _probe(directory: Path) -> Probe:
+    identity = make_identity("benchmark")
+    path = directory / f"{identity.created_unix_ns}" / "rank0.ring"
+    return Probe(lambda: RingWriter.create(path, identity), Settings())
+
+
+def compare(
+    what: str,
+    step: Callable[[], None],
+    directory: Path,
+    pairs: int,
+    steps: int,
+    finish: Callable[[], None],
+) -> Comparison:
+    """Time `step` with and without the probe; `finish` waits for the device."""
+    without: list[float] = []
+    with_probe: list[float] = []
+
+    def turn() -> float:
+        finish()
+        start = perf_counter()
+        for _ in range(steps):
+            step()
+        finish()
+        return (perf_counter() - start) / steps
+
+    def watched_turn() -> float:
+        probe.attach()
+        step()  # the first step walks the module tree and makes the ring's body
+        seconds = turn()
+        return seconds
+
+    for pair in range(pairs + 1):
+        for watched in (False, True) if pair % 2 else (True, False):
+            if not watched:
+                without.append(turn())
+                continue
+            probe = _probe(directory)
+            with_probe.append(watched_turn())
+            probe.detach()
+    return Comparison(what, without[1:], with_probe[1:])
+
+
+def transformer_step(device: torch.device) -> Callable[[], None]:
+    """Return a training step of a transformer of 5 M parameters on random tokens."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, 0.0, batch_first=True)
+    model = nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH),
+        nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False),
+        nn.Linear(WIDTH, VOCABULARY),
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
+
+    def step() -> None:
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class _NoUpdate(torch.optim.Optimizer):
+    """An optimizer whose step does nothing: what is left is the probe."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+
+def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Comparison:
+    """Compare the probe's whole time per step with `get_total_norm`, 200 tensors of 1 k each."""
+    parameters = [nn.Parameter(torch.randn(1024, device=device)) for _ in range(200)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    optimizer = _NoUpdate(parameters)
+    bare = _NoUpdate(parameters)
+    probe = _probe(directory)
+    norms: list[float] = []
+    probes: list[float] = []
+    for _ in range(turns):
+        norms.append(_seconds(lambda: get_total_norm(gradients)))
+        idle = _seconds(bare.step)
+        probe.attach(optimizer=optimizer)
+        optimizer.step()
+        probes.append(median(_seconds(optimizer.step) for _ in range(5)) - idle)
+        probe.detach()
+        probe = _probe(directory)
+    return Comparison("the probe's whole time per step, beside get_total_norm", norms, probes)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = perf_counter()
+    function()
+    return perf_counter() - start
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--pairs", type=int, default=24)
+    arguments = parser.parse_args()
+    print(table(arguments.device, arguments.pairs))
+
+
+def table(device: torch.device, pairs: int) -> str:
+    """Return the measurements with the machine's description, as Markdown."""
+
+    def finish() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        rows = [
+            compare(
+                "a training step, transformer of 5 M parameters",
+                transformer_step(device),
+                Path(directory),
+                pairs,
+                STEPS_PER_TURN,
+                finish,
+            ),
+            probe_against_norm(Path(directory), device, 50),
+        ]
+    return f"{describe(device)}\n\n{markdown(HEADER, (row.cells() for row in rows))}"
+
+
+if __name__ == "__main__":
+    main()

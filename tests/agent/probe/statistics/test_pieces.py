@@ -1,0 +1,33 @@
+"""Pieces cover a gradient once, without copying it, whatever its layout."""
+
+import pytest
+import torch
+
+from mp_agent.probe.statistics.pieces import pieces
+from tests.agent.probe.statistics.gradients import LAYOUTS
+
+SMALL = [name for name, make in LAYOUTS.items() if make(torch.float32).numel() <= 2000]
+
+
+@pytest.mark.parametrize(
+    ("layout", "limit"),
+    [(name, limit) for name in SMALL for limit in (1, 7, 1000)]
+    + [(name, limit) for name in LAYOUTS for limit in (1000, 65_536)],
+)
+def test_pieces_are_bounded_views_that_hold_every_element_once(layout: str, limit: int) -> None:
+    values = LAYOUTS[layout](torch.float32)
+    parts = list(pieces(values, limit))
+    assert all(1 <= part.numel() <= limit for part in parts)
+    assert all(part.data_ptr() >= values.data_ptr() for part in parts)
+    assert all(
+        part.untyped_storage().data_ptr() == values.untyped_storage().data_ptr() for part in parts
+    )
+    elements = torch.cat([torch.zeros(0), *(part.reshape(-1) for part in parts)])
+    assert torch.equal(elements.sort().values, values.reshape(-1).sort().values)
+
+
+@pytest.mark.parametrize("layout", ["matrix", "transposed", "channels_last", "large_transposed"])
+def test_memory_without_gaps_is_one_flat_piece(layout: str) -> None:
+    (piece,) = pieces(LAYOUTS[layout](torch.float32), 1_000_000)
+    assert piece.dim() == 1
+    assert piece.is_contiguous()
