@@ -1,0 +1,1 @@
+"""What turns a Snapshot into something that another system reads."""

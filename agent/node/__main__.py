@@ -1,0 +1,59 @@
+"""`python -m mp_agent.node`: one node agent.
+
+The lock is taken, and the process detached, before anything heavy is imported: whoever starts it
+waits for a few milliseconds, and knows then that the run has its agent.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.ring.locations import hold_agent_lock
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node agent and return its exit code: 0 also when the run has one already."""
+    options = _parse(arguments)
+    lock_fd = None
+    if options.run_dir is not None:
+        try:
+            lock_fd = hold_agent_lock(options.run_dir)
+        except (OSError, RingError) as error:
+            print(f"mp_agent.node: {error}", file=sys.stderr)
+            return 1
+        if lock_fd is None:
+            return 0
+    if options.detach and os.fork() > 0:
+        # The child has the lock by inheritance; this process must not run its exit handlers.
+        os._exit(0)
+    _work(options, lock_fd)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m mp_agent.node", description=__doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--run-dir", type=Path, help="watch this run until it is over")
+    what.add_argument("--dir", type=Path, help="watch all runs in this directory (setting: dir)")
+    parser.add_argument("--detach", action="store_true", help="go on in the background")
+    return parser.parse_args(arguments)
+
+
+def _work(options: argparse.Namespace, lock_fd: int | None) -> None:
+    if options.detach:
+        os.setsid()
+    # Numpy's BLAS would start a thread per core, with memory for each.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from mp_agent.node.main import watch_directory, watch_run
+
+    if lock_fd is not None:
+        watch_run(options.run_dir, lock_fd, detached=options.detach)
+    else:
+        watch_directory(options.dir, detached=options.detach)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

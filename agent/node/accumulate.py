@@ -1,0 +1,97 @@
+"""Folds closed steps into what a run's gauges and counters say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mp_agent.catalog.metric import Scope
+from mp_agent.node.counters import CounterBook
+from mp_agent.node.incident import IncidentTracker
+from mp_agent.node.merge_layers import MergedLayers
+from mp_agent.node.window import ValueWindow
+from mp_agent.records.merged import LayerView, MergedStep, StepTransition
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What the last closed steps left behind, other than counts."""
+
+    last: MergedStep | None = None
+    judged: MergedStep | None = None
+    """The last step whose norms count."""
+    loss: float | None = None
+    learning_rate: float | None = None
+    loss_scale: float | None = None
+    loss_scale_initial: float | None = None
+    loss_scale_consecutive_decreases: int = 0
+    incident: IncidentTracker = field(default_factory=IncidentTracker)
+
+
+class Accumulator:
+    """The running account of one run; fed with each closed step exactly once, in order."""
+
+    def __init__(
+        self,
+        thresholds: Mapping[str, float],
+        *,
+        progress: Progress,
+        counters: CounterBook,
+        norms: ValueWindow,
+    ) -> None:
+        self._thresholds = thresholds
+        self.progress = progress
+        self.counters = counters
+        self.norms = norms
+        self.layers: dict[str, LayerView] = {}
+        """The latest view of each layer whose norms count, else the latest view."""
+
+    def fold_step(self, step: MergedStep) -> None:
+        """Take a closed step in: counters, gauges, window and incident."""
+        progress = self.progress
+        change = StepTransition(step=step, previous=progress.last, thresholds=self._thresholds)
+        self.counters.count(Scope.RUN, (), change)
+        self._fold_loss_scale(step)
+        progress.incident.fold(step)
+        progress.last = step
+        progress.loss = _newer(step.get("loss"), progress.loss)
+        progress.learning_rate = _newer(step.get("learning_rate"), progress.learning_rate)
+        if step.gradients_judged and (norm := step.grad_norm) is not None:
+            progress.judged = step
+            self.norms.add(norm, step.time_unix_seconds)
+
+    def fold_rank(self, rank: int, values: Mapping[str, float]) -> None:
+        """Count what one rank's own record of a closed step says; values: observed columns."""
+        self.counters.count(Scope.RANK, (str(rank),), values)
+
+    def fold_layers(self, sequence: int, layers: MergedLayers, *, step_judged: bool) -> None:
+        """Take the layers of a sampled step in. A layer keeps its last norm that counts."""
+        for view in layers.views(step_judged=step_judged):
+            self.counters.count(Scope.LAYER, (view.name,), view)
+            if view.judged or not self._shows_norm(view.name):
+                self.layers[view.name] = view
+        if nearest_output := layers.nonfinite_nearest_output():
+            self.progress.incident.learn_layer(sequence, nearest_output)
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to the attempt that ended; counters go on."""
+        self.progress = Progress(loss_scale_initial=self.progress.loss_scale_initial)
+        self.norms.clear()
+        self.layers = {}
+
+    def _shows_norm(self, layer: str) -> bool:
+        return layer in self.layers and self.layers[layer].judged
+
+    def _fold_loss_scale(self, step: MergedStep) -> None:
+        progress, scale = self.progress, step.get("loss_scale")
+        if scale is None:
+            return
+        if progress.loss_scale_initial is None:
+            progress.loss_scale_initial = scale
+        if progress.loss_scale is not None and scale > progress.loss_scale:
+            progress.loss_scale_consecutive_decreases = 0
+        elif progress.loss_scale is not None and scale < progress.loss_scale:
+            progress.loss_scale_consecutive_decreases += 1
+        progress.loss_scale = scale
+
+
+def _newer(value: float | None, kept: float | None) -> float | None:
+    return kept if value is None else value

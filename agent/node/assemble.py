@@ -1,0 +1,76 @@
+"""Collects what the ranks deliver for a step until it is complete or its time is up."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PENDING_AT_MOST = 4096
+"""Steps held open at once; beyond it the oldest close early, so that memory stays bounded."""
+
+
+@dataclass(slots=True)
+class _Pending(Generic[T]):
+    since_seconds: float
+    items: dict[int, T] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Assembler(Generic[T]):
+    """Puts rows of the same sequence number together, and closes them in ascending order.
+
+    A sequence closes once every rank that can still deliver it has gone past it, or when its
+    first row has waited `deadline_seconds`. A rank that misses a deadline is not waited for again
+    until it delivers something new.
+    """
+
+    deadline_seconds: float
+    closed_sequence: int = 0
+    late: int = 0
+    """Rows that came after their sequence was closed."""
+    _positions: dict[int, int] = field(default_factory=dict)
+    _given_up: set[int] = field(default_factory=set)
+    _pending: dict[int, _Pending[T]] = field(default_factory=dict)
+
+    def add(self, rank: int, sequence: int, item: T, now_seconds: float) -> None:
+        """Take one rank's row; a row of a closed sequence is counted and left out."""
+        self.advance(rank, sequence)
+        if sequence <= self.closed_sequence:
+            self.late += 1
+            return
+        self._given_up.discard(rank)
+        pending = self._pending.setdefault(sequence, _Pending(now_seconds))
+        pending.items[rank] = item
+
+    def advance(self, rank: int, sequence: int) -> None:
+        """Note that nothing up to `sequence` will come from this rank any more."""
+        self._positions[rank] = max(sequence, self._positions.get(rank, 0))
+
+    def close_ready(
+        self, ranks: Collection[int], now_seconds: float, up_to: int | None = None
+    ) -> Iterator[tuple[int, Mapping[int, T]]]:
+        """Yield (sequence, rows by rank) of what is complete or overdue, oldest first.
+
+        ranks: those from which more can come. up_to: the last sequence that may close.
+        """
+        while self._pending:
+            sequence = min(self._pending)
+            if up_to is not None and sequence > up_to:
+                return
+            late_ranks = {rank for rank in ranks if self._positions.get(rank, 0) < sequence}
+            overdue = now_seconds - self._pending[sequence].since_seconds >= self.deadline_seconds
+            crowded = len(self._pending) > PENDING_AT_MOST
+            if late_ranks - self._given_up and not overdue and not crowded:
+                return
+            self._given_up |= late_ranks
+            yield sequence, self._close(sequence)
+
+    def close_all(self) -> Iterator[tuple[int, Mapping[int, T]]]:
+        """Yield everything that is pending, oldest first: nothing more will come."""
+        for sequence in sorted(self._pending):
+            yield sequence, self._close(sequence)
+
+    def _close(self, sequence: int) -> Mapping[int, T]:
+        self.closed_sequence = sequence
+        return self._pending.pop(sequence).items

@@ -1,0 +1,95 @@
+"""Step-exact counters and histograms, by the catalog's `count` functions."""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics import METRICS
+from mp_agent.catalog.snapshot import HistogramValue
+
+log = logging.getLogger("mp_agent.node")
+
+Labels = tuple[str, ...]
+"""Label values after `run`: those of the scope, then the metric's own."""
+
+Total = tuple[str, Labels, float]
+"""Metric, labels, and a counter's value."""
+
+Cells = tuple[str, Labels, list[float]]
+"""Metric, labels, and a histogram's observations per bucket (not cumulative), then their sum."""
+
+COUNTED = {
+    scope: tuple(m for m in METRICS if m.count is not None and m.scope is scope) for scope in Scope
+}
+
+
+class CounterBook:
+    """What has been counted of one run, by metric and labels. Missing entries stand at 0."""
+
+    def __init__(self, totals: Iterable[Total] = (), histograms: Iterable[Cells] = ()) -> None:
+        self._totals = {(name, labels): value for name, labels, value in totals}
+        self._histograms = {(name, labels): list(cells) for name, labels, cells in histograms}
+        self._failed: set[str] = set()
+
+    def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
+        """Add what one step means for every counted metric of `scope`.
+
+        A metric whose count function raises loses this addition alone; it is logged once.
+        """
+        for metric in COUNTED[scope]:
+            assert metric.count is not None
+            try:
+                reading = metric.count(change)
+            except Exception:
+                if metric.name not in self._failed:
+                    self._failed.add(metric.name)
+                    log.exception("%s cannot be counted", metric.name)
+                continue
+            for labels, value in labelled(reading):
+                self._add(metric, scope_labels + labels, value)
+
+    def total(self, metric: Metric, labels: Labels) -> float:
+        """Return a counter's present value."""
+        return self._totals.get((metric.name, labels), 0.0)
+
+    def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
+        """Return a histogram's present value, with cumulative counts."""
+        cells = self._cells(metric, labels)
+        cumulative, below = [], 0
+        for count in cells[:-1]:
+            below += int(count)
+            cumulative.append(below)
+        return HistogramValue((*metric.bounds, float("inf")), tuple(cumulative), cells[-1])
+
+    def dump(self) -> tuple[list[Total], list[Cells]]:
+        """Return all counters and histograms, as the constructor takes them."""
+        return (
+            [(*key, value) for key, value in self._totals.items()],
+            [(*key, cells) for key, cells in self._histograms.items()],
+        )
+
+    def _add(self, metric: Metric, labels: Labels, value: float) -> None:
+        key = (metric.name, labels)
+        if metric.kind is Kind.HISTOGRAM:
+            cells = self._histograms[key] = self._cells(metric, labels)
+            cells[bisect_left(metric.bounds, value)] += 1
+            cells[-1] += value
+        elif value > 0:
+            self._totals[key] = self._totals.get(key, 0.0) + value
+
+    def _cells(self, metric: Metric, labels: Labels) -> list[float]:
+        """Return a histogram's cells, all 0 where there are none of the catalog's bounds."""
+        cells = self._histograms.get((metric.name, labels), [])
+        size = len(metric.bounds) + 2
+        return cells if len(cells) == size else [0.0] * size
+
+
+def labelled(reading: Reading) -> Iterable[tuple[Labels, float]]:
+    """Yield (own labels, value) of a reading, without what is absent or not finite."""
+    pairs = reading.items() if isinstance(reading, Mapping) else (((), reading),)
+    for labels, value in pairs:
+        if value is not None and isfinite(value):
+            yield labels, value

@@ -1,0 +1,63 @@
+"""Finds the rings of a run as they appear, and refuses those that cannot be read."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.ring import locations
+from mp_agent.ring.reader import RingReader
+
+log = logging.getLogger("mp_agent.node")
+
+
+class RingFinder:
+    """Looks through a run's directory; every ring is opened once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._seen: set[Path] = set()
+        self.refused = 0
+        """Rings that cannot be read: other version, truncated, foreign owner."""
+
+    def new_rings(self) -> Iterator[tuple[Path, RingReader]]:
+        """Yield the rings that appeared since the last call."""
+        for path in locations.find_rings(self._run_dir):
+            if path in self._seen:
+                continue
+            try:
+                reader = RingReader.open(path)
+            except FileNotFoundError:
+                continue
+            except (RingError, OSError) as error:
+                self.refused += 1
+                log.error("refused a ring: %s", error)
+            else:
+                yield path, reader
+            self._seen.add(path)
+
+    def anything_new(self) -> bool:
+        """Return whether a ring has appeared that was not looked at yet."""
+        return bool(set(locations.find_rings(self._run_dir)) - self._seen)
+
+
+def rings_by_launch(
+    rings: Iterator[tuple[Path, RingReader]],
+) -> list[list[tuple[Path, RingReader]]]:
+    """Return the rings grouped by launch and attempt, the group made last at the end."""
+    groups: dict[tuple[str, int], list[tuple[Path, RingReader]]] = {}
+    for path, reader in rings:
+        key = (reader.identity.launch, reader.identity.attempt)
+        groups.setdefault(key, []).append((path, reader))
+    return sorted(
+        groups.values(), key=lambda group: max(r.identity.created_unix_ns for _, r in group)
+    )
+
+
+def remove_ring(path: Path) -> None:
+    """Delete a ring's file, and its directory when that was the last one in it."""
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+    except OSError:
+        return

@@ -1,0 +1,76 @@
+"""A run's account on disk, so that a node agent that dies is replaced without losing a count.
+
+Counts and the sequence number up to which they go are committed in one atomic replacement; the
+successor reads the steps after it from the rings, whose history is longer than any restart.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from mp_agent.node.accumulate import Progress
+from mp_agent.node.counters import Cells, Total
+from mp_agent.node.window import Bucket
+from mp_agent.ring.files import replace_atomically
+
+log = logging.getLogger("mp_agent.node")
+
+FORMAT = 1
+
+Launch = tuple[str, int]
+"""Launcher and attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTotals:
+    """What the probes of ended attempts counted, and what the node agent itself lost."""
+
+    probe_seconds: float = 0.0
+    probe_errors: int = 0
+    setting_errors: int = 0
+    records_dropped: int = 0
+    series_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Everything about a run that is not in its rings."""
+
+    format: int = FORMAT
+    launches: tuple[Launch, ...] = ()
+    """The launches that the account has reached."""
+    newest_unix_ns: int = 0
+    """When the newest ring of those launches was made; older launches are over."""
+    closed_sequence: int = 0
+    closed_layers_sequence: int = 0
+    progress: Progress = field(default_factory=Progress)
+    norms: list[Bucket] = field(default_factory=list)
+    totals: list[Total] = field(default_factory=list)
+    histograms: list[Cells] = field(default_factory=list)
+    assumed: dict[str, bool] = field(default_factory=dict)
+    agent: ProbeTotals = field(default_factory=ProbeTotals)
+
+
+_ADAPTER = TypeAdapter(Ledger)
+
+
+def read_ledger(path: Path) -> Ledger:
+    """Return the ledger at `path`; an empty one when there is none or it cannot be used."""
+    try:
+        ledger = _ADAPTER.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Ledger()
+    except (OSError, ValidationError) as error:
+        log.warning("ledger %s cannot be used, counters start at 0: %s", path, error)
+        return Ledger()
+    if ledger.format != FORMAT:
+        log.warning("ledger %s has format %d, counters start at 0", path, ledger.format)
+        return Ledger()
+    return ledger
+
+
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    """Replace the ledger at `path` as a whole. Raises OSError when the directory is full."""
+    replace_atomically(path, _ADAPTER.dump_json(ledger))

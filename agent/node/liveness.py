@@ -1,0 +1,30 @@
+"""What the ranks' markers and locks say of the run: does it live, how did it end, where is it."""
+
+from collections.abc import Sequence
+
+from mp_agent.records.steps import EndReason, RankState
+
+_GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
+
+
+def rank_end(state: RankState, *, alive: bool) -> EndReason:
+    """Return how a rank ended; RUNNING while it goes on.
+
+    An end marker counts as the end although the process may wait for its last scrape; a process
+    that is gone without one was killed.
+    """
+    if state.end_reason is not EndReason.RUNNING or alive:
+        return state.end_reason
+    return EndReason.KILLED
+
+
+def run_end(ranks: Sequence[EndReason]) -> EndReason:
+    """Return how the run ended: the gravest of its ranks' ends; RUNNING while one goes on."""
+    if not ranks or EndReason.RUNNING in ranks:
+        return EndReason.RUNNING
+    return next(reason for reason in _GRAVITY if reason in ranks)
+
+
+def furthest_behind(states: Sequence[RankState]) -> RankState:
+    """Return the state of the rank with the least progress."""
+    return min(states, key=lambda state: (state.started_sequence, state.phase, state.phase_unix_ns))

@@ -1,0 +1,37 @@
+"""Where a node agent logs: a small rotating file when it is detached, else its stderr."""
+
+import logging
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.ring.files import make_private_directory
+
+_BYTES_MAX = 1_000_000
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def log_to_file(directory: Path, name: str) -> None:
+    """Log to `<directory>/<name>.log`, two files of a megabyte at most; nowhere if it cannot be."""
+    handler: logging.Handler = logging.NullHandler()
+    try:
+        make_private_directory(directory)
+        path = directory / f"{name}.log"
+        if not path.is_symlink():
+            handler = RotatingFileHandler(path, maxBytes=_BYTES_MAX, backupCount=1)
+    except (OSError, RingError):
+        pass
+    _install(handler)
+
+
+def log_to_stderr() -> None:
+    """Log to this process's stderr."""
+    _install(logging.StreamHandler())
+
+
+def _install(handler: logging.Handler) -> None:
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)

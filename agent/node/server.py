@@ -1,0 +1,82 @@
+"""The node agent's HTTP server: /metrics and /healthz."""
+
+import asyncio
+import gzip
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client.exposition import gzip_accepted
+
+from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.exporters.prometheus import render
+
+_SHUTDOWN_SECONDS = 1.0
+_COMPRESSION_LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """A snapshot, and whom to tell once a scraper has it."""
+
+    snapshot: Snapshot
+    delivered: Callable[[str, float], None]
+    """Called with the scraper's name and the seconds that rendering took."""
+
+
+class MetricsServer:
+    """Serves what `expose` returns; called in the event loop, once per scrape."""
+
+    def __init__(self, expose: Callable[[], Exposure]) -> None:
+        self._expose = expose
+        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serve on a listening socket."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics, allow_head=False)
+        app.router.add_get("/healthz", _healthz)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+
+    async def stop(self) -> None:
+        """Finish the answers under way, for a second at most, and close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._renderer.shutdown(wait=False)
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        exposure = self._expose()
+        started = time.perf_counter()
+        # In a thread: thousands of series take longer than a look at the rings may wait.
+        body, headers = await asyncio.get_running_loop().run_in_executor(
+            self._renderer,
+            _encode,
+            exposure.snapshot,
+            request.headers.get("Accept", ""),
+            request.headers.get("Accept-Encoding", ""),
+        )
+        seconds = time.perf_counter() - started
+        response = web.Response(body=body, headers=headers)
+        await response.prepare(request)
+        await response.write_eof()
+        exposure.delivered(f"{request.remote} {request.headers.get('User-Agent', '')}", seconds)
+        return response
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+def _encode(snapshot: Snapshot, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
+    body, content_type = render(snapshot, accept)
+    headers = {"Content-Type": content_type}
+    if gzip_accepted(accept_encoding):
+        body = gzip.compress(body, _COMPRESSION_LEVEL)
+        headers["Content-Encoding"] = "gzip"
+    return body, headers

@@ -1,0 +1,104 @@
+"""From the state of a run to the immutable views that the catalog reads."""
+
+from collections.abc import Mapping
+
+from mp_agent import __version__
+from mp_agent.node.accumulate import Accumulator
+from mp_agent.node.attempt import Attempt
+from mp_agent.node.ledger import ProbeTotals
+from mp_agent.node.liveness import furthest_behind
+from mp_agent.node.merge import observed_columns
+from mp_agent.node.source import RankSource
+from mp_agent.records.merged import AgentView, RankView, RunView
+from mp_agent.records.steps import EndReason, Phase
+
+_NANOSECONDS = 1e9
+
+
+def run_view(attempt: Attempt, account: Accumulator, time_unix_seconds: float) -> RunView:
+    """Return the run as it stands after its last closed step."""
+    progress, identity = account.progress, attempt.identity
+    extremes = account.norms.extremes(time_unix_seconds)
+    return RunView(
+        identity=identity,
+        facts=_facts(attempt),
+        nodes=-(-identity.world_size // max(identity.local_world_size, 1)),
+        active=attempt.end is EndReason.RUNNING,
+        end_reason=attempt.end,
+        phase_name=_phase_name(attempt),
+        last=progress.last,
+        judged=progress.judged,
+        loss=progress.loss,
+        learning_rate=progress.learning_rate,
+        loss_scale=progress.loss_scale,
+        loss_scale_initial=progress.loss_scale_initial,
+        loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
+        norm_window_max=extremes[0] if extremes else None,
+        norm_window_min=extremes[1] if extremes else None,
+        coverage=progress.last.coverage if progress.last else 1.0,
+        missing_ranks=progress.last.missing_ranks if progress.last else (),
+        first_nonfinite=progress.incident.first,
+    )
+
+
+def rank_view(source: RankSource) -> RankView:
+    """Return one rank as its ring shows it."""
+    last, schema = source.last, source.schema
+    return RankView(
+        identity=source.identity,
+        facts=dict(schema.facts) if schema else {},
+        state=source.state,
+        up=source.end is EndReason.RUNNING,
+        step=last.step if last else None,
+        step_time_unix_seconds=last.time_unix_ns / _NANOSECONDS if last else None,
+        values=observed_columns(schema, last) if schema and last else None,
+    )
+
+
+def agent_view(
+    attempt: Attempt, totals: ProbeTotals, *, scrape_duration_seconds: float | None
+) -> AgentView:
+    """Return the node agent's account; totals: see `add_attempt`."""
+    states = [source.state for source in attempt.sources.values()]
+    return AgentView(
+        version=__version__,
+        probe_seconds=totals.probe_seconds,
+        probe_errors=totals.probe_errors,
+        setting_errors=totals.setting_errors,
+        records_dropped=totals.records_dropped,
+        series_dropped=totals.series_dropped,
+        scrape_duration_seconds=scrape_duration_seconds,
+        unsupported=tuple(sorted({feature for s in states for feature in s.unsupported})),
+    )
+
+
+def add_attempt(totals: ProbeTotals, attempt: Attempt) -> ProbeTotals:
+    """Return the totals with what an attempt's probes counted and what was lost of it."""
+    states = [source.state for source in attempt.sources.values()]
+    return ProbeTotals(
+        probe_seconds=totals.probe_seconds + sum(state.probe_seconds for state in states),
+        probe_errors=totals.probe_errors + sum(state.probe_errors for state in states),
+        setting_errors=totals.setting_errors + sum(state.setting_errors for state in states),
+        records_dropped=totals.records_dropped
+        + sum(state.records_dropped for state in states)
+        + attempt.lost_here,
+        series_dropped=totals.series_dropped,
+    )
+
+
+def _facts(attempt: Attempt) -> Mapping[str, str]:
+    """Return the facts of the lowest rank that knows them.
+
+    Where no wrapper explained the parameters, the strategy says what their digests showed.
+    """
+    sources = sorted(attempt.sources.values(), key=lambda source: source.identity.rank)
+    facts = next((dict(source.schema.facts) for source in sources if source.schema), {})
+    if attempt.assumed.verdicts:
+        independent = any(attempt.assumed.verdicts.values())
+        facts["strategy"] = "assumed_independent" if independent else "assumed_replicated"
+    return facts
+
+
+def _phase_name(attempt: Attempt) -> str:
+    states = [s.state for s in attempt.sources.values() if s.end is EndReason.RUNNING]
+    return furthest_behind(states).phase_name if states else Phase.ENDED.name.lower()

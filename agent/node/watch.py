@@ -1,0 +1,153 @@
+"""One run in the care of a node agent: its lock, its account, its status file and its end."""
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from mp_agent.node.listen import Endpoint
+from mp_agent.node.run import Run
+from mp_agent.node.scrapes import ScrapeLog
+from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+COMMIT_INTERVAL_SECONDS = 1.0
+FIRST_RING_SECONDS = 60.0
+"""How long an agent waits for the first ring of a run."""
+
+
+class RunWatch:
+    """Watches a run from its first ring to the end of the linger."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        lock_fd: int,
+        settings: Settings,
+        *,
+        setting_errors: int,
+        now_seconds: float,
+    ) -> None:
+        """Take charge of a run whose lock this process holds as `lock_fd`."""
+        self.run = Run(run_dir, settings, setting_errors=setting_errors)
+        self._lock_fd = lock_fd
+        self._linger_seconds = settings.linger_seconds
+        self._started_seconds = now_seconds
+        self._started_unix_ns = time.time_ns()
+        self._committed_seconds = now_seconds
+        self._ended_since_seconds: float | None = None
+        earlier = locations.read_status(run_dir)
+        self._scrapes_total = earlier.scrapes_total if earlier else 0
+        self._final_seen_by: set[str] = set()
+        self._published: locations.AgentStatus | None = None
+        self._failures: set[str] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end of all local ranks was seen."""
+        return self._ended_since_seconds is not None
+
+    def poll(self, now_seconds: float) -> None:
+        """Bring the account up to date. What fails is logged once per kind; the watch goes on."""
+        try:
+            self.run.poll(now_seconds)
+            self._note_end(now_seconds)
+            if now_seconds - self._committed_seconds >= COMMIT_INTERVAL_SECONDS:
+                self.commit(now_seconds)
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._failures:
+                self._failures.add(kind)
+                log.exception("run %s: a look at the rings failed", self.run.name)
+
+    def commit(self, now_seconds: float) -> None:
+        """Write the account to the ledger."""
+        self.run.commit()
+        self._committed_seconds = now_seconds
+
+    def note_scrape(self, scraper: str, *, final: bool) -> None:
+        """Count a delivered scrape; final: whether it showed the end of the run."""
+        self._scrapes_total += 1
+        if final and self.ended:
+            self._final_seen_by.add(scraper)
+
+    def final_exported(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
+        """Return whether everybody who scrapes regularly, or at least somebody, saw the end."""
+        awaited = scrapes.regulars(now_seconds) - self._final_seen_by
+        return self.ended and bool(self._final_seen_by) and not awaited
+
+    def needed(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
+        """Return whether somebody still waits for what only this agent can tell."""
+        if not self.ended:
+            return self.run.seen
+        return self._scrapes_total > 0 and not self.final_exported(scrapes, now_seconds)
+
+    def over(self, now_seconds: float) -> bool:
+        """Return whether the linger is over, or the run never began."""
+        if not self.run.seen:
+            return now_seconds - self._started_seconds >= FIRST_RING_SECONDS
+        since = self._ended_since_seconds
+        return since is not None and now_seconds - since >= self._linger_seconds
+
+    def publish(self, endpoint: Endpoint | None, *, final_exported: bool) -> None:
+        """Write the status file, if it would say something new."""
+        status = locations.AgentStatus(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            port=endpoint.port if endpoint else 0,
+            url=endpoint.url if endpoint else "",
+            scrapes_total=self._scrapes_total,
+            final_exported=final_exported,
+            started_unix_ns=self._started_unix_ns,
+        )
+        if status == self._published:
+            return
+        try:
+            locations.write_status(self.run.run_dir, status)
+        except OSError as error:
+            log.warning("status of run %s cannot be written: %s", self.run.name, error)
+        self._published = status
+
+    def remove(self) -> bool:
+        """Delete everything of a run that is over, and release it.
+
+        Returns False, and keeps the run, when a new attempt of it appeared in the meantime.
+        """
+        run_dir = self.run.run_dir
+        self.run.remove_rings()
+        _unlink(locations.agent_status_path(run_dir))
+        _unlink(locations.ledger_path(run_dir))
+        self._published = None
+        if self.run.anything_new():
+            return False
+        _unlink(locations.agent_lock_path(run_dir))
+        self.release()
+        try:
+            run_dir.rmdir()
+        except OSError as error:
+            log.info("%s stays: %s", run_dir, error.strerror)
+        return True
+
+    def release(self) -> None:
+        """Let go of the run, leaving its files to the next node agent."""
+        self.run.close()
+        os.close(self._lock_fd)
+
+    def _note_end(self, now_seconds: float) -> None:
+        if self.run.end is EndReason.RUNNING:
+            self._ended_since_seconds = None
+            self._final_seen_by.clear()
+        elif self._ended_since_seconds is None:
+            self._ended_since_seconds = now_seconds
+            log.info("run %s: ended, %s", self.run.name, self.run.end.name.lower())
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error.strerror)

@@ -1,0 +1,108 @@
+"""Records, schemas and identities for tests, given by what matters in them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from mp_agent.node.merge import RankStep
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.steps import EndReason, FloatArray, Phase, RankState, StepRecord
+
+NO_GRADIENTS = dict.fromkeys(GRADIENT_COLUMN_NAMES, 0.0)
+
+
+def make_identity(rank: int = 0, **changes: Any) -> RankIdentity:
+    world_size = changes.pop("world_size", 1)
+    facts: dict[str, Any] = {
+        "run": "llama",
+        "attempt": 0,
+        "launch": "launcher",
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": rank,
+        "local_world_size": world_size,
+        "node_rank": 0,
+        "host": "host",
+        "pid": 1,
+        "created_unix_ns": 1_000 + rank,
+        "torch_version": "2.13.0",
+        "version": "0.1.0",
+    }
+    return RankIdentity(**{**facts, **changes})
+
+
+def make_schema(*shares: Share, layers: tuple[str, ...] = ("weight",), **facts: str) -> Schema:
+    shares = shares or (Share(group="all"),)
+    return Schema(
+        step_columns=STEP_COLUMN_NAMES,
+        gradient_columns=GRADIENT_COLUMN_NAMES,
+        shares=shares,
+        layers=tuple(
+            Layer(name=name, share=index % len(shares), elements=4)
+            for index, name in enumerate(layers)
+        ),
+        facts=tuple(facts.items()),
+    )
+
+
+def gradient_row(**columns: float) -> FloatArray:
+    """Return a row [C]; columns that are not named are 0."""
+    return np.array([{**NO_GRADIENTS, **columns}[name] for name in GRADIENT_COLUMN_NAMES])
+
+
+def make_record(
+    sequence: int = 1,
+    values: Mapping[str, float] | None = None,
+    gradients: list[FloatArray] | None = None,
+    *,
+    step: int | None = None,
+    time_unix_seconds: float = 100.0,
+) -> StepRecord:
+    """Return a record; step columns that are not named are absent."""
+    columns = {**dict.fromkeys(STEP_COLUMN_NAMES, float("nan")), **(values or {})}
+    return StepRecord(
+        sequence=sequence,
+        step=sequence if step is None else step,
+        time_unix_ns=round(time_unix_seconds * 1e9),
+        values=np.array([columns[name] for name in STEP_COLUMN_NAMES]),
+        gradients=np.stack(gradients or [gradient_row(elements=4.0, sum_squares=1.0)]),
+    )
+
+
+def rank_step(rank: int, record: StepRecord, *shares: Share) -> RankStep:
+    return RankStep(rank, make_schema(*shares), record)
+
+
+def merged_step(sequence: int = 1, **values: float) -> MergedStep:
+    """Return a complete step of a world of one; `norm` stands for the sum of squares."""
+    if "norm" in values:
+        values["sum_squares"] = values.pop("norm") ** 2
+    return MergedStep(
+        sequence=sequence,
+        step=sequence,
+        time_unix_seconds=values.pop("time", 1_000.0 + sequence),
+        values=values,
+        world_size=1,
+        present_ranks=frozenset({0}),
+        gradients_complete=True,
+        nonfinite_loss_ranks=(0,) if values.get("loss_nonfinite") else (),
+    )
+
+
+def make_state(phase: Phase = Phase.FORWARD, **changes: Any) -> RankState:
+    facts: dict[str, Any] = {
+        "phase": phase,
+        "phase_name": phase.name.lower(),
+        "phase_unix_ns": 0,
+        "started_sequence": 0,
+        "committed_sequence": 0,
+        "end_reason": EndReason.RUNNING,
+        "scrape_wait": False,
+        "probe_errors": 0,
+        "setting_errors": 0,
+        "records_dropped": 0,
+        "probe_seconds": 0.0,
+    }
+    return RankState(**{**facts, **changes})

@@ -1,0 +1,221 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mp_agent.node.merge import RankStep, merge_step
+from mp_agent.node.shares import AssumedShares, make_roster
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import Share
+
+from tests.agent.node.builders import gradient_row, make_record, rank_step
+
+NAN = float("nan")
+
+
+def merge(steps: list[RankStep], world_size: int | None = None) -> MergedStep:
+    return merge_in(AssumedShares(), steps, world_size)
+
+
+def merge_in(
+    assumed: AssumedShares, steps: list[RankStep], world_size: int | None = None
+) -> MergedStep:
+    schemas = {step.rank: step.schema for step in steps}
+    return merge_step(steps, make_roster(world_size or len(steps), schemas), assumed)
+
+
+def row_of(elements: np.ndarray) -> np.ndarray:
+    """Return the statistics of some elements, computed independently of the code under test."""
+    finite = [float(x) for x in elements if math.isfinite(x)]
+    return gradient_row(
+        sum_squares=math.fsum(x * x for x in finite),
+        abs_max=max(map(abs, finite), default=0.0),
+        zero_elements=float(sum(x == 0 for x in finite)),
+        nan_elements=float(sum(math.isnan(x) for x in elements)),
+        inf_elements=float(sum(math.isinf(x) for x in elements)),
+        elements=float(len(elements)),
+    )
+
+
+@given(
+    elements=st.lists(st.floats(width=32), min_size=8, max_size=40),
+    shard_count=st.integers(1, 4),
+    replica_count=st.integers(1, 3),
+    order=st.randoms(use_true_random=False),
+)
+def test_any_layout_of_shards_and_replicas_merges_to_the_whole_tensor(
+    elements, shard_count, replica_count, order
+):
+    whole = np.array(elements)
+    steps = []
+    for shard, part in enumerate(np.array_split(whole, shard_count)):
+        for replica in range(replica_count):
+            share = Share(
+                group="g",
+                shard_index=shard,
+                shard_count=shard_count,
+                replica_index=replica,
+                replica_count=replica_count,
+            )
+            rank = shard * replica_count + replica
+            steps.append(rank_step(rank, make_record(gradients=[row_of(part)]), share))
+    order.shuffle(steps)
+
+    merged = merge(steps)
+
+    expected = dict(zip(steps[0].schema.gradient_columns, row_of(whole), strict=True))
+    assert {name: merged.get(name) for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert merged.gradients_complete
+    assert merged.coverage == 1.0
+
+
+def test_tensors_of_two_groups_add_up_and_shared_ones_count_once():
+    experts = [Share(group=f"expert{rank}") for rank in range(2)]
+    dense = [Share(group="dense", replica_index=rank, replica_count=2) for rank in range(2)]
+    rows = [[gradient_row(sum_squares=9.0), gradient_row(sum_squares=r + 1.0)] for r in range(2)]
+
+    merged = merge(
+        [rank_step(r, make_record(gradients=rows[r]), dense[r], experts[r]) for r in range(2)]
+    )
+
+    assert merged.get("sum_squares") == 9.0 + 1.0 + 2.0
+
+
+def test_a_missing_replica_costs_coverage_but_not_the_norm():
+    share = Share(group="ddp", replica_index=1, replica_count=3)
+    merged = merge([rank_step(1, make_record(), share)], world_size=3)
+
+    assert merged.gradients_complete
+    assert merged.coverage == pytest.approx(1 / 3)
+    assert merged.missing_ranks == (0, 2)
+
+
+def test_a_missing_shard_makes_the_norm_partial():
+    share = Share(group="fsdp", shard_index=1, shard_count=2)
+    merged = merge([rank_step(1, make_record(), share)], world_size=2)
+
+    assert not merged.gradients_complete
+    assert not merged.gradients_judged
+
+
+def test_ranks_unknown_here_may_hold_other_stages_so_the_norm_is_partial():
+    stage = Share(group="stage0", replica_count=2)
+    merged = merge([rank_step(r, make_record(), stage) for r in range(2)], world_size=4)
+
+    assert not merged.gradients_complete
+
+
+def test_a_shard_of_a_known_rank_that_is_absent_is_missed():
+    shares = [Share(group="stage0"), Share(group="stage1")]
+    present = rank_step(0, make_record(), shares[0])
+    schemas = {0: present.schema, 1: rank_step(1, make_record(), shares[1]).schema}
+
+    merged = merge_step([present], make_roster(2, schemas), AssumedShares())
+
+    assert not merged.gradients_complete
+
+
+def test_a_replica_that_did_not_measure_gives_way_to_one_that_did():
+    shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
+    unmeasured = make_record(gradients=[np.full(6, NAN)])
+    merged = merge([rank_step(0, unmeasured, shares[0]), rank_step(1, make_record(), shares[1])])
+
+    assert merged.get("sum_squares") == 1.0
+
+
+def test_unmeasured_gradients_are_absent_rather_than_zero():
+    merged = merge([rank_step(0, make_record(gradients=[np.full(6, NAN)]))])
+
+    assert merged.grad_norm is None
+    assert not merged.gradients_complete
+
+
+def test_step_columns_follow_their_algebra():
+    rows = [
+        {"loss": 1.0, "skipped": 0.0, "tokens": 10.0, "step_seconds": 0.5, "compute_seconds": 1.0},
+        {"loss": 4.0, "skipped": 1.0, "tokens": 5.0, "step_seconds": 0.7},
+        {"loss_nonfinite": 1.0, "skipped": 0.0},
+    ]
+    shares = [Share(group="ddp", replica_index=r, replica_count=3) for r in range(3)]
+    merged = merge([rank_step(r, make_record(values=rows[r]), shares[r]) for r in range(3)])
+
+    assert merged.get("loss") == 2.5, "the mean is over the ranks that observed one"
+    assert merged.skipped
+    assert merged.get("tokens") == 15.0
+    assert merged.get("step_seconds") == 0.7
+    assert merged.get("learning_rate") is None
+    assert merged.get("compute_seconds") is None, "a rank's own column is never merged"
+    assert merged.nonfinite_loss_ranks == (2,)
+
+
+def test_no_merged_value_is_nan_or_infinite():
+    values = {"loss": float("inf"), "loss_scale": 2.0}
+    rows = [gradient_row(sum_squares=1e308), gradient_row(sum_squares=1e308)]
+    merged = merge([rank_step(0, make_record(values=values, gradients=rows), *two_groups())])
+
+    assert all(map(math.isfinite, merged.values.values()))
+    assert merged.grad_norm is None
+
+
+def two_groups() -> tuple[Share, Share]:
+    return Share(group="a"), Share(group="b")
+
+
+def test_time_is_when_the_last_rank_was_done():
+    shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
+    times = (11.5, 10.0)
+    merged = merge(
+        [rank_step(r, make_record(time_unix_seconds=times[r]), shares[r]) for r in range(2)]
+    )
+
+    assert merged.time_unix_seconds == 11.5
+
+
+def test_the_trainers_step_is_taken_from_whichever_rank_was_told_it():
+    shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
+    records = [make_record(7), make_record(7, step=5007)]
+    merged = merge([rank_step(r, records[r], shares[r]) for r in range(2)])
+
+    assert (merged.sequence, merged.step) == (7, 5007)
+
+
+class TestAssumedShares:
+    def steps(self, *sums: float) -> list[RankStep]:
+        return [
+            rank_step(
+                rank,
+                make_record(gradients=[gradient_row(sum_squares=value)]),
+                Share(group="plain", replica_index=rank, replica_count=len(sums), assumed=True),
+            )
+            for rank, value in enumerate(sums)
+        ]
+
+    def test_equal_digests_at_the_first_steps_make_replicas_for_good(self):
+        assumed = AssumedShares()
+        for _ in range(3):
+            assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 4.0
+
+        assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 4.0
+        assert assumed.verdicts == {"plain": False}
+
+    def test_digests_that_once_differ_make_independent_models_for_good(self):
+        assumed = AssumedShares()
+        assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 4.0
+        assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 9.0
+        assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 8.0
+        assert assumed.verdicts == {"plain": True}
+
+    def test_independent_models_are_complete_only_with_all_ranks(self):
+        assumed = AssumedShares({"plain": True})
+        steps = self.steps(4.0, 5.0)
+
+        assert merge_in(assumed, steps).gradients_complete
+        assert not merge_in(assumed, steps[:1], world_size=2).gradients_complete
+
+    def test_one_rank_alone_proves_nothing(self):
+        assumed = AssumedShares()
+        for _ in range(5):
+            merge_in(assumed, self.steps(4.0))
+
+        assert assumed.verdicts == {}
