@@ -1,0 +1,1 @@
+"""What demo and tests need around mp_agent; not part of the package."""

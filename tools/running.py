@@ -1,0 +1,205 @@
+"""Real Prometheus and Alertmanager on free ports of this machine, for as long as a `with` lasts.
+
+Both keep everything in the directory that they are given, listen on the loopback address alone,
+and are gone when the block is left.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.webhook import WebhookReceiver
+
+_HOST = "127.0.0.1"
+_READY_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_PORT_ATTEMPTS = 3
+
+
+class ServerError(RuntimeError):
+    """A server did not come up; the message ends with the last lines that it logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A running Prometheus, and what one asks of it."""
+
+    url: str
+    targets_file: Path
+    log_file: Path
+
+    def scrape(self, addresses: Sequence[str]) -> None:
+        """Scrape `addresses` (host:port) from now on, in place of earlier ones."""
+        text = json.dumps([{"targets": list(addresses)}])
+        partial = self.targets_file.with_suffix(".partial")
+        partial.write_text(text)
+        os.replace(partial, self.targets_file)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return the instant vector of a PromQL expression: metric labels and [time, value]."""
+        parameters = urllib.parse.urlencode({"query": expression})
+        answer = read_json(f"{self.url}/api/v1/query?{parameters}")
+        return list(answer["data"]["result"])
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return the pending and firing alerts, as Prometheus' own API shows them."""
+        return list(read_json(f"{self.url}/api/v1/alerts")["data"]["alerts"])
+
+    def healthy_targets(self) -> int:
+        """Return how many targets answered their last scrape."""
+        targets = read_json(f"{self.url}/api/v1/targets?state=active")["data"]["activeTargets"]
+        return sum(target["health"] == "up" for target in targets)
+
+
+@contextmanager
+def prometheus(
+    binary: Path,
+    directory: Path,
+    *,
+    rules: Path,
+    alertmanager_url: str,
+    interval_seconds: int = 1,
+) -> Iterator[Prometheus]:
+    """Run Prometheus with the rule file `rules`; it scrapes and evaluates every interval."""
+    targets_file = directory / "targets.json"
+    interval = f"{interval_seconds}s"
+    configuration = {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "rule_files": [str(rules)],
+        "alerting": {
+            "alertmanagers": [
+                {"static_configs": [{"targets": [alertmanager_url.removeprefix("http://")]}]}
+            ]
+        },
+        "scrape_configs": [
+            {"job_name": "mp-agent", "file_sd_configs": [{"files": [str(targets_file)]}]}
+        ],
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    targets_file.write_text("[]")
+    configuration_file = directory / "prometheus.yaml"
+    configuration_file.write_text(yaml.safe_dump(configuration))
+    arguments = [
+        f"--config.file={configuration_file}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--rules.alert.resend-delay={interval}",
+    ]
+    with _serving(binary, arguments, directory / "prometheus.log") as url:
+        yield Prometheus(url, targets_file, directory / "prometheus.log")
+
+
+@contextmanager
+def alertmanager(binary: Path, directory: Path, configuration: dict[str, Any]) -> Iterator[str]:
+    """Run Alertmanager with `configuration` (its parsed YAML) and yield its URL."""
+    directory.mkdir(parents=True, exist_ok=True)
+    configuration_file = directory / "alertmanager.yaml"
+    configuration_file.write_text(yaml.safe_dump(configuration))
+    arguments = [
+        f"--config.file={configuration_file}",
+        f"--storage.path={directory / 'data'}",
+        "--cluster.listen-address=",
+    ]
+    with _serving(binary, arguments, directory / "alertmanager.log") as url:
+        yield url
+
+
+def routed_to(shipped: Path, webhook: WebhookReceiver, *, group_wait: str = "1s") -> dict[str, Any]:
+    """Return the shipped Alertmanager configuration with `webhook` as every receiver's only one.
+
+    Routes and inhibitions stay as shipped; only the waits, meant for people, become `group_wait`.
+    """
+    configuration: dict[str, Any] = yaml.safe_load(shipped.read_text(encoding="utf-8"))
+    for receiver in configuration["receivers"]:
+        name = receiver["name"]
+        receiver.clear()
+        receiver["name"] = name
+        receiver["webhook_configs"] = [{"url": webhook.url, "send_resolved": True}]
+    _shorten(configuration["route"], group_wait)
+    return configuration
+
+
+def _shorten(route: dict[str, Any], group_wait: str) -> None:
+    route.update({"group_wait": group_wait, "group_interval": group_wait})
+    for child in route.get("routes", ()):
+        _shorten(child, group_wait)
+
+
+def read_json(url: str) -> Any:
+    """Return the parsed JSON behind `url`; OSError when it does not answer with it."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)
+
+
+@contextmanager
+def _serving(binary: Path, arguments: Sequence[str], log_file: Path) -> Iterator[str]:
+    """Run a server on a free port, wait until it is ready, yield its URL, end it."""
+    process, url = _start(binary, arguments, log_file)
+    try:
+        yield url
+    finally:
+        stop(process)
+        shutil.rmtree(log_file.parent / "data", ignore_errors=True)
+
+
+def _start(
+    binary: Path, arguments: Sequence[str], log_file: Path
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server; a port that somebody took in the meantime is exchanged for another."""
+    for _ in range(_PORT_ATTEMPTS):
+        address = f"{_HOST}:{free_port()}"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [str(binary), *arguments, f"--web.listen-address={address}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=log_file.parent,
+            )
+        if _ready(process, f"http://{address}/-/ready"):
+            return process, f"http://{address}"
+        stop(process)
+    tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-5:])
+    raise ServerError(f"{binary.name} did not become ready:\n{tail}")
+
+
+def _ready(process: subprocess.Popen[bytes], url: str) -> bool:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return True
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.05)
+    return False
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def stop(process: subprocess.Popen[Any], seconds: float = _STOP_SECONDS) -> None:
+    """End a process by SIGTERM, and by SIGKILL when it has not ended after `seconds`."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
