@@ -1,0 +1,145 @@
+"""Each case runs a real interpreter to its end and looks at what it left behind."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
+from mp_agent.ring.reader import RingReader
+
+_SETTINGS = "node_agent='none', run='exit-test'"
+
+
+def _run(body: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    script = f"""
+import os, signal, sys, torch, mp_agent
+mp_agent.init({_SETTINGS}, dir={str(directory)!r})
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+def step():
+    (weight * 2).sum().backward()
+    optimizer.step()
+step()
+{textwrap.dedent(body)}
+"""
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def _reader(directory: Path) -> RingReader:
+    (path,) = locations.find_rings(locations.run_directory(directory, "exit-test"))
+    return RingReader.open(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "code"),
+    [
+        ("", EndReason.COMPLETED, 0),
+        ("mp_agent.shutdown()", EndReason.COMPLETED, 0),
+        ("sys.exit(0)", EndReason.COMPLETED, 0),
+        ("sys.exit()", EndReason.COMPLETED, 0),
+        ("sys.exit(3)", EndReason.FAILED, 3),
+        ("sys.exit('broken data')", EndReason.FAILED, 1),
+        ("raise RuntimeError('bad batch')", EndReason.FAILED, 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", EndReason.RUNNING, -9),
+        ("os.kill(os.getpid(), signal.SIGTERM)", EndReason.RUNNING, -15),
+        ("os._exit(0)", EndReason.RUNNING, 0),
+    ],
+)
+def test_the_ring_tells_how_the_process_ended(tmp_path, body, reason, code):
+    result = _run(body, tmp_path)
+    assert result.returncode == code, result.stderr
+    reader = _reader(tmp_path)
+    assert reader.state.end_reason is reason
+    assert not reader.writer_alive()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        "raise RuntimeError('bad batch')",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    ],
+)
+def test_the_step_under_way_at_a_crash_reaches_the_ring(tmp_path, death):
+    """The optimizer dies after the gradients were measured: they are in the open record."""
+    _run(
+        f"""
+        class Broken(torch.optim.SGD):
+            def step(self, closure=None):
+                {death}
+        optimizer.zero_grad()
+        broken = Broken([weight], lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: broken.step())
+        (weight * 5).sum().backward()
+        optimizer.step()
+        """,
+        tmp_path,
+    )
+    reader = _reader(tmp_path)
+    schema = reader.schema
+    assert schema is not None
+    complete, _ = reader.steps_after(0)
+    record = reader.open_record()
+    assert [step.sequence for step in complete] == [1]
+    assert record is not None and record.sequence == 2
+    squares = record.gradients[0][schema.gradient_columns.index("sum_squares")]
+    assert squares == pytest.approx(3 * 5.0**2)
+    reader.close()
+
+
+def test_an_exception_keeps_its_traceback_and_the_users_excepthook(tmp_path):
+    result = _run(
+        """
+        before = sys.excepthook
+        def mine(kind, error, trace):
+            print("mine saw", error, file=sys.stderr)
+            before(kind, error, trace)
+        sys.excepthook = mine
+        raise ValueError("no such shard")
+        """,
+        tmp_path,
+    )
+    assert "mine saw no such shard" in result.stderr
+    assert "ValueError: no such shard" in result.stderr
+    assert _reader(tmp_path).state.end_reason is EndReason.FAILED
+
+
+def test_a_forked_child_that_ends_leaves_the_parents_ring_alone(tmp_path):
+    result = _run(
+        """
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)
+        assert os.waitpid(child, 0)[1] == 7 << 8
+        step()
+        """,
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    reader = _reader(tmp_path)
+    assert reader.state.end_reason is EndReason.COMPLETED
+    assert reader.state.committed_sequence == 2
+    reader.close()
+
+
+def test_everything_is_a_no_op_when_disabled(tmp_path):
+    script = "import mp_agent; mp_agent.init(); mp_agent.observe(loss=1.0); mp_agent.shutdown()"
+    environment = {"MP_AGENT_ENABLED": "0", "MP_AGENT_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_starts_no_thread_opens_no_socket_and_leaves_torch_alone():
+    script = (
+        "import os, sys, threading, mp_agent\n"
+        "assert 'torch' not in sys.modules and threading.active_count() == 1\n"
+        "fds = [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')[:-1]]\n"
+        "assert not any(fd.startswith('socket:') for fd in fds), fds\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
