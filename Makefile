@@ -12,7 +12,8 @@ REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.ed
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py
+# A file that is new directly in agent/ is live only after another install.
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""Numerics, host syncs and cost on a CUDA machine, in one table: `make gpu-check`.
+"""Numerics, host syncs and cost on a CUDA machine, in one report: `make gpu-check`.
 
 Exits with the status of the tests; without CUDA it says why it has nothing to do, and exits 0.
 """
@@ -8,13 +8,13 @@ import sys
 
 import torch
 
-from benchmarks.statistics_cost import CASES, measure, table
+from benchmarks import statistics_cost, step_overhead
 
 TURNS = 20
 
 
 def main() -> int:
-    """Run the tests marked `gpu`, then the benchmark, and print both."""
+    """Run the tests marked `gpu`, then the benchmarks, and print all."""
     if not torch.cuda.is_available():
         print(f"Nothing to check: torch {torch.__version__} finds no CUDA device on this machine.")
         return 0
@@ -22,9 +22,11 @@ def main() -> int:
     command = (sys.executable, "-m", "pytest", "-m", "gpu", "--quiet", "-rs")
     tests = subprocess.run(command, check=False, capture_output=True, text=True)
     print(tests.stdout if tests.returncode else "")
-    costs = [measure(case, device, TURNS) for case in CASES]
     verdict = tests.stdout.strip().rpartition("\n")[2].strip("= ")
-    print(f"tests marked gpu (numerics, no host sync): {verdict}\n\n{table(costs, device)}")
+    print(f"Tests marked gpu (numerics, no host sync): {verdict}\n")
+    costs = [statistics_cost.measure(case, device, TURNS) for case in statistics_cost.CASES]
+    print(f"{statistics_cost.table(costs, device)}\n")
+    print(step_overhead.table(device, TURNS))
     return tests.returncode
 
 

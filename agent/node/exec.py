@@ -1,5 +1,6 @@
 """`mp-agent exec -- torchrun …`: a job under supervision, with a node agent that outlives it."""
 
+import ctypes
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from mp_agent.settings import Settings, load_settings
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _AGENT_STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
 RESTARTS_AT_MOST = 3
 
 
@@ -52,7 +54,6 @@ def _run(command: Sequence[str], settings: Settings, directory: Path) -> int:
     watch = _Signals(job)
     agent = _Agent(directory)
     code = _wait(job, agent)
-    watch.job_ended = True
     if locations.find_runs(directory):
         _linger(agent, settings.linger_seconds, watch)
     agent.stop()
@@ -81,7 +82,12 @@ class _Agent:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -105,16 +111,20 @@ class _Signals:
 
     def __init__(self, job: subprocess.Popen[bytes]) -> None:
         self._job = job
-        self.job_ended = False
         self.linger_cut = False
         for number in _FORWARDED:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.job_ended:
-            self.linger_cut = True
-        else:
+        if self._job.poll() is None:
             self._job.send_signal(number)
+        else:
+            self.linger_cut = True
+
+
+def _end_with_parent() -> None:
+    """Have this process told to end when the supervisor is killed: nobody else would do it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _linger(agent: _Agent, linger_seconds: float, watch: _Signals) -> None:

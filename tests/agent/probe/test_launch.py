@@ -1,0 +1,94 @@
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mp_agent.probe import launch
+from mp_agent.probe.launch import NodeAgentLauncher
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    directory = locations.run_directory(tmp_path / "shm", "launch-test")
+    directory.mkdir(parents=True, mode=0o700)
+    yield directory
+    if pid := _agent_pid(directory):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not locations.agent_running(directory), what="the agent's end")
+
+
+@pytest.fixture
+def launcher(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeAgentLauncher:
+    monkeypatch.setattr(launch, "CHECK_INTERVAL_SECONDS", 0.0)
+    return NodeAgentLauncher(run_dir, Settings(port=0, bind="127.0.0.1", log_dir=tmp_path / "log"))
+
+
+def _agent_pid(run_dir: Path) -> int | None:
+    """Return the running agent's pid; a status may still be that of one that was killed."""
+    status = locations.read_status(run_dir)
+    if status is None or not locations.agent_running(run_dir):
+        return None
+    return status.pid if _runs(status.pid) else None
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; a zombie that nobody has reaped has no command line."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
+def _start(launcher: NodeAgentLauncher, run_dir: Path) -> int:
+    def started() -> int | None:
+        launcher.ensure_running()
+        return _agent_pid(run_dir)
+
+    return wait_until(started, seconds=30, what="a node agent")
+
+
+def _kill(pid: int, run_dir: Path) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not locations.agent_running(run_dir), what="the agent's end")
+
+
+def test_the_agent_is_detached_and_holds_none_of_the_jobs_descriptors(launcher, run_dir):
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    pid = _start(launcher, run_dir)
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "the agent holds the pipe: a reader would wait for it"
+    os.close(reading)
+    assert os.getsid(pid) != os.getsid(0)
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert f"PPid:\t{os.getpid()}" not in status
+
+
+def test_a_running_agent_is_left_alone(launcher, run_dir):
+    pid = _start(launcher, run_dir)
+    for _ in range(5):
+        launcher.ensure_running()
+    assert _agent_pid(run_dir) == pid
+
+
+def test_a_dead_agent_is_started_again_three_times_at_most(launcher, run_dir, caplog):
+    pids = [_start(launcher, run_dir)]
+    for _ in range(launch.RESTARTS_AT_MOST):
+        _kill(pids[-1], run_dir)
+        pids.append(_start(launcher, run_dir))
+    assert len(set(pids)) == 1 + launch.RESTARTS_AT_MOST
+    _kill(pids[-1], run_dir)
+    for _ in range(5):
+        launcher.ensure_running()
+    assert launcher._starter is None or launcher._starter.poll() == 0
+    assert not locations.agent_running(run_dir)
+    assert "is not started again" in caplog.text
