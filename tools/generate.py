@@ -6,16 +6,19 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.tables import metrics_table, settings_table
+from mp_agent.alerting.rules import rendered_files
+from tools.tables import alerts_table, metrics_table, settings_table
 
 ROOT = Path(__file__).parent.parent
-_TABLES: Mapping[str, Callable[[], str]] = {"metrics": metrics_table, "settings": settings_table}
+_TABLES: Mapping[str, Callable[[], str]] = {
+    "alerts": alerts_table,
+    "settings": settings_table,
+    "metrics": metrics_table,
+}
 
 
 def generated_files() -> dict[Path, str]:
     """Return every generated file with the text that it should have."""
-    from mp_agent.alerting.rules import rendered_files
-
     files = {ROOT / "README.md": with_tables((ROOT / "README.md").read_text(encoding="utf-8"))}
     files.update({ROOT / path: text for path, text in rendered_files().items()})
     return files

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from tools.webhook import WebhookReceiver
+from tools.relocation import start_directory
 
 _HOST = "127.0.0.1"
 _READY_SECONDS = 30.0
@@ -103,11 +103,11 @@ def prometheus(
 
 
 @contextmanager
-def alertmanager(binary: Path, directory: Path, configuration: dict[str, Any]) -> Iterator[str]:
-    """Run Alertmanager with `configuration` (its parsed YAML) and yield its URL."""
+def alertmanager(binary: Path, directory: Path, configuration: str) -> Iterator[str]:
+    """Run Alertmanager with the text of its configuration and yield its URL."""
     directory.mkdir(parents=True, exist_ok=True)
     configuration_file = directory / "alertmanager.yaml"
-    configuration_file.write_text(yaml.safe_dump(configuration))
+    configuration_file.write_text(configuration)
     arguments = [
         f"--config.file={configuration_file}",
         f"--storage.path={directory / 'data'}",
@@ -115,27 +115,6 @@ def alertmanager(binary: Path, directory: Path, configuration: dict[str, Any]) -
     ]
     with _serving(binary, arguments, directory / "alertmanager.log") as url:
         yield url
-
-
-def routed_to(shipped: Path, webhook: WebhookReceiver, *, group_wait: str = "1s") -> dict[str, Any]:
-    """Return the shipped Alertmanager configuration with `webhook` as every receiver's only one.
-
-    Routes and inhibitions stay as shipped; only the waits, meant for people, become `group_wait`.
-    """
-    configuration: dict[str, Any] = yaml.safe_load(shipped.read_text(encoding="utf-8"))
-    for receiver in configuration["receivers"]:
-        name = receiver["name"]
-        receiver.clear()
-        receiver["name"] = name
-        receiver["webhook_configs"] = [{"url": webhook.url, "send_resolved": True}]
-    _shorten(configuration["route"], group_wait)
-    return configuration
-
-
-def _shorten(route: dict[str, Any], group_wait: str) -> None:
-    route.update({"group_wait": group_wait, "group_interval": group_wait})
-    for child in route.get("routes", ()):
-        _shorten(child, group_wait)
 
 
 def read_json(url: str) -> Any:
@@ -167,7 +146,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=log_file.parent,
+                cwd=start_directory(binary) or log_file.parent,
             )
         if _ready(process, f"http://{address}/-/ready"):
             return process, f"http://{address}"

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from tools.relocation import relocate
+
 SUITE = "trixie"
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "servers"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -122,6 +124,7 @@ def _fetch_from(mirror: str, package: str) -> None:
     shutil.rmtree(unpacking, ignore_errors=True)
     _run(["dpkg", "-x", str(archive), str(unpacking)], apt)
     archive.unlink()
+    relocate(unpacking)
     unpacking.rename(CACHE / package)
 
 

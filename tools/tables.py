@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metrics import METRICS, Scope
 from mp_agent.settings import ENV_PREFIX, Settings
 
@@ -31,6 +32,20 @@ def _scope_table(scope: Scope) -> str:
     )
     title = f"**{scope.name.capitalize()}** (labels {labels}; exported {_SCOPE_NOTES[scope]})"
     return f"{title}\n\n{_markdown(('metric', 'kind', 'meaning'), rows)}"
+
+
+def alerts_table() -> str:
+    """Return the alerts with their severities and first remedy."""
+    rows = (
+        (
+            f"`{condition.name}`",
+            ", ".join(level.severity.value for level in condition.levels),
+            condition.summary,
+            condition.remedies[0],
+        )
+        for condition in CONDITIONS
+    )
+    return _markdown(("alert", "severity", "what", "first remedy"), rows)
 
 
 def settings_table() -> str:

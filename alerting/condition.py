@@ -1,0 +1,125 @@
+"""The condition record: one alert at all its severities, with all that is known about it.
+
+Adding an alert is adding one of these to a module of `conditions`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mp_agent.alerting.durations import Duration
+from mp_agent.alerting.examples import Example
+from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.predicates import Gone, Predicate
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Count, Mean, Series
+from mp_agent.alerting.values import Values, check_marks
+from mp_agent.catalog.metric import Metric
+from mp_agent.errors import CatalogError
+
+COMPONENT = "mp-agent"
+"""Label `component` of every alert; Alertmanager routes by it."""
+
+RUNBOOK_BASE = "https://mp-agent.example/runbooks"
+"""Where runbooks are published; a placeholder domain until `--runbook-base` names a real one."""
+
+_NAME = re.compile(r"MpAgent([A-Z][a-z]+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A condition at one severity.
+
+    when: the runs that have it. hold: how long they must have it before the alert fires.
+    keep: how long the alert outlasts it.
+    description: what happened to this run: an alert template. `<name>` of a threshold or duration
+    stands for its value; `$value` is that of the first signal in `when`.
+    """
+
+    severity: Severity
+    when: Predicate
+    description: str
+    hold: Duration | None = None
+    keep: Duration | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that the rule adds to those of the run."""
+        return {"severity": self.severity.value, "component": COMPONENT}
+
+    @property
+    def metrics(self) -> frozenset[Metric]:
+        """The metrics that the level looks at."""
+        nodes = walk(self.when)
+        return frozenset(n.metric for n in nodes if isinstance(n, Count | Gone | Mean | Series))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Something that goes wrong in a run.
+
+    summary: one fixed sentence. meaning: what it does to the training. confirm: how to make sure.
+    remedies: what to do, the most promising first. why: why that works.
+    levels: from the worst severity to the mildest; each fires by itself, and Alertmanager mutes
+    the milder ones. firing, quiet: examples; every level has one that fires it.
+    """
+
+    name: str
+    summary: str
+    meaning: str
+    confirm: str
+    remedies: tuple[str, ...]
+    why: str
+    levels: tuple[Level, ...]
+    firing: tuple[Example, ...]
+    quiet: tuple[Example, ...]
+
+    def __post_init__(self) -> None:
+        problems = [*self._problems_of_text(), *self._problems_of_levels(), *self._untested()]
+        if problems:
+            raise CatalogError(f"{self.name}: {'; '.join(problems)}")
+        for level in self.levels:
+            check_marks(self.name, level.description)
+
+    def annotations(
+        self, level: Level, values: Values, runbook_base: str = RUNBOOK_BASE
+    ) -> Mapping[str, str]:
+        """Return the annotations of the rule for one level."""
+        return {
+            "summary": self.summary,
+            "description": values.fill(level.description),
+            "remedy": " ".join(self.remedies),
+            "runbook_url": f"{runbook_base.rstrip('/')}/{self.name.lower()}",
+        }
+
+    def _problems_of_text(self) -> list[str]:
+        problems = []
+        if not _NAME.fullmatch(self.name):
+            problems.append("a name is MpAgent and capitalised words")
+        texts = (self.summary, self.meaning, self.confirm, *self.remedies, self.why)
+        if not self.remedies or not all(text.endswith(".") for text in texts):
+            problems.append("summary, meaning, confirm, remedies and why are whole sentences")
+        if any("{{" in text or "<" in text for text in texts):
+            problems.append("only descriptions are templates")
+        return problems
+
+    def _problems_of_levels(self) -> list[str]:
+        severities = [level.severity for level in self.levels]
+        if not severities or severities != [known for known in Severity if known in severities]:
+            return ["levels stand from the worst severity to the mildest, each once"]
+        return [
+            f"{level.severity.value} looks at no metric"
+            for level in self.levels
+            if not level.metrics
+        ]
+
+    def _untested(self) -> list[str]:
+        fired = {severity for example in self.firing for severity in example.fires}
+        problems = [
+            f"no firing example for {level.severity.value}"
+            for level in self.levels
+            if level.severity not in fired
+        ]
+        if not self.quiet or any(example.fires for example in self.quiet):
+            problems.append("there is at least one quiet example, and it fires nothing")
+        return problems

@@ -1,0 +1,170 @@
+"""MpAgentGradientVanishing."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import standing, unjudgeable
+from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.examples import Example, Track, Value, flat
+from mp_agent.alerting.healthy import noisy
+from mp_agent.alerting.predicates import Compare, Predicate, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Either, Limit, Series, limit
+
+_TREND = duration("loss_trend_window")
+_HIGHEST_NORM = Either(
+    Series(metric=metrics.GRAD_NORM_WINDOW_MAX), Series(metric=metrics.GRAD_NORM)
+)
+"""Steps slower than the window leave it empty; then the last norm is the highest."""
+
+
+def _loss_falling() -> Predicate:
+    """Tell whether the loss falls by more than it jumps about: the run converges."""
+    before = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
+    recent = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND))
+    return Compare(
+        before - recent, ">", Series(metric=metrics.LOSS, over=("stddev_over_time", _TREND))
+    )
+
+
+def _below(bound: Limit, hold: Duration) -> tuple[Predicate, Predicate, Predicate]:
+    """Return what to hold `hold` long, and the two excuses that every level accepts."""
+    return Compare(_HIGHEST_NORM, "<", bound), unjudgeable(), standing(hold)
+
+
+def _description(bound: Limit, hold: Duration) -> str:
+    return (
+        "The gradient norm of run {{ $labels.run }} has been below "
+        f'<{bound.threshold.name}> for <{hold.name}>; it is {{{{ printf "%.3g" $value }}}}.'
+    )
+
+
+_LOW, _LOW_HOLD = limit("grad_norm_low"), duration("vanishing_low_hold")
+_VERY_LOW, _VERY_LOW_HOLD = limit("grad_norm_very_low"), duration("vanishing_very_low_hold")
+_VANISHED, _HOLD = limit("grad_norm_vanished"), duration("vanishing_hold")
+
+
+def _fires(bound: Limit, hold: Duration, norm: str) -> str:
+    text = _description(bound, hold)
+    return text.replace("{{ $labels.run }}", "demo").replace('{{ printf "%.3g" $value }}', norm)
+
+
+def _norms(*values: Value) -> tuple[Track, ...]:
+    return (Track(metrics.GRAD_NORM, values), Track(metrics.GRAD_NORM_WINDOW_MAX, values))
+
+
+_ALL_THREE = Example(
+    title="gradients that vanish altogether",
+    minutes=60,
+    tracks=_norms(*flat(1.2, 10), 1e-7),
+    fires={
+        Severity.CRITICAL: _fires(_VANISHED, _HOLD, "1e-07"),
+        Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "1e-07"),
+        Severity.INFO: _fires(_LOW, _LOW_HOLD, "1e-07"),
+    },
+    at=45,
+    not_yet=(11,),
+)
+
+_VERY_LOW_ONLY = Example(
+    title="gradients below a thousandth, the loss standing",
+    minutes=30,
+    tracks=_norms(*flat(1.2, 10), 0.0005),
+    fires={Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "0.0005")},
+    at=21,
+    not_yet=(19,),
+)
+
+_SLOW_STEPS = Example(
+    title="steps of several minutes, so that the window is empty",
+    minutes=60,
+    tracks=(
+        Track(metrics.GRAD_NORM, (0.005,)),
+        Track(metrics.STEP, tuple(float(5000 + minute // 4) for minute in range(61))),
+        Track(metrics.STEPS, tuple(float(5000 + minute // 4) for minute in range(61))),
+    ),
+    without=(metrics.GRAD_NORM_WINDOW_MAX,),
+    fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "0.005")},
+    at=45,
+    not_yet=(25,),
+)
+
+_CONVERGING = Example(
+    title="a converged run whose loss still falls: a hint at most",
+    minutes=60,
+    tracks=(
+        *_norms(*flat(1.2, 10), 1e-7),
+        Track(metrics.LOSS, noisy(2.0, 61, slope=-0.03)),
+    ),
+    fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "1e-07")},
+    at=45,
+    not_yet=(39,),
+)
+
+_AFTER_CLIPPED_INF = Example(
+    title="zeros that clipping left after an Inf",
+    minutes=60,
+    tracks=(*_norms(*flat(1.2, 10), 0), Track(metrics.GRAD_FINITE, (*flat(1, 10), 0))),
+)
+
+_FROZEN = Example(
+    title="a run that hangs after a step with a tiny norm",
+    minutes=45,
+    tracks=(
+        *_norms(1e-7),
+        Track(metrics.STEP, (5000,)),
+        Track(metrics.STEPS, (5000,)),
+    ),
+    also={"MpAgentRunStalled": (Severity.CRITICAL, Severity.WARNING)},
+)
+
+_PARTIAL = Example(
+    title="merges that lack a rank",
+    minutes=60,
+    tracks=(*_norms(1e-7), Track(metrics.COVERAGE, (0.75,))),
+)
+
+_INTERRUPTED = Example(
+    title="low norms with a healthy step every few minutes",
+    minutes=60,
+    tracks=(
+        Track(metrics.GRAD_NORM, (0.0005,)),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 15),
+    ),
+)
+
+GRADIENT_VANISHING = Condition(
+    name="MpAgentGradientVanishing",
+    summary="Gradients are vanishing.",
+    meaning="Updates are too small to change the weights: the run burns compute without learning.",
+    confirm="Plot mp_agent_grad_norm and mp_agent_loss; mp_agent_layer_grad_zero_ratio shows where "
+    "gradients underflow.",
+    remedies=(
+        "Use a larger loss scale, or BF16, if gradients underflow FP16.",
+        "Add normalisation and residual paths.",
+        "Check for frozen or detached branches, and for a learning rate that has decayed to zero.",
+    ),
+    why="Small gradients fall below the smallest FP16 number unless they are scaled up, and deep "
+    "paths without normalisation or residuals shrink them from layer to layer.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=unless(*_below(_VANISHED, _HOLD), _loss_falling()),
+            hold=_HOLD,
+            description=_description(_VANISHED, _HOLD),
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=unless(*_below(_VERY_LOW, _VERY_LOW_HOLD), _loss_falling()),
+            hold=_VERY_LOW_HOLD,
+            description=_description(_VERY_LOW, _VERY_LOW_HOLD),
+        ),
+        Level(
+            severity=Severity.INFO,
+            when=unless(*_below(_LOW, _LOW_HOLD)),
+            hold=_LOW_HOLD,
+            description=_description(_LOW, _LOW_HOLD),
+        ),
+    ),
+    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _CONVERGING),
+    quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED),
+)

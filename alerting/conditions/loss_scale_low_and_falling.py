@@ -1,0 +1,152 @@
+"""MpAgentLossScaleLowAndFalling."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import calibrated, restarted, standing
+from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
+from mp_agent.alerting.predicates import Compare, all_of, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Count, Series, limit
+
+_WINDOW = duration("loss_scale_window")
+_LOW = limit("loss_scale_low")
+_NET_DECREASES = Count(metric=metrics.LOSS_SCALE_DECREASES, window=_WINDOW) - Count(
+    metric=metrics.LOSS_SCALE_INCREASES, window=_WINDOW
+)
+
+_COLLAPSE = Example(
+    title="the scale collapses long after calibration; the alert outlasts it",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 20), *halving(32768, 14), 512)),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 14))),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 20), *ramp(1, 1, 14))),
+    ),
+    fires={
+        Severity.WARNING: "The loss scale of run demo is 4: below <loss_scale_low>, with at "
+        "least <loss_scale_net_decreases> more decreases than increases in the last "
+        "<loss_scale_window>."
+    },
+    at=40,
+    not_yet=(28, 30),
+    also={"MpAgentOverflowRatioHigh": (Severity.WARNING,)},
+)
+
+_SAWTOOTH = Example(
+    title="a sawtooth between 64 and 128",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (64, 64, 128, 64) * 15),
+        Track(metrics.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(61))),
+        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(61))),
+    ),
+)
+
+_CALIBRATION = Example(
+    title="calibration from 65536 to 64",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (65536, 64)),
+        Track(metrics.LOSS_SCALE_DECREASES, (0, 10)),
+        Track(metrics.SKIPPED_STEPS, (0, 10)),
+        Track(metrics.STEP, ramp(1, 60, 41)),
+        Track(metrics.STEPS, ramp(1, 60, 41)),
+    ),
+)
+
+_CALIBRATION_ELSEWHERE = Example(
+    title="calibration after a resume at step 90 000 under a new node agent",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (65536, 64)),
+        Track(metrics.LOSS_SCALE_DECREASES, (0, 10)),
+        Track(metrics.SKIPPED_STEPS, (0, 10)),
+        Track(metrics.STEP, ramp(90_000, 60, 41)),
+        Track(metrics.STEPS, ramp(1, 60, 41)),
+    ),
+)
+
+_SLOW_CALIBRATION_AGAIN = Example(
+    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 42), *ramp(6, 1, 5))),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 51))),
+    ),
+)
+
+_CALIBRATION_AGAIN = Example(
+    title="calibration after a resume at an earlier step under the same node agent",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), 10)),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 31))),
+    ),
+)
+
+_HUNG = Example(
+    title="a run that hung in the middle of its fall",
+    minutes=9,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (256, 256, 256, 16)),
+        Track(metrics.LOSS_SCALE_DECREASES, (1, 1, 1, 5)),
+        Track(metrics.STEP, ramp(5000, 60, 4)),
+        Track(metrics.STEPS, ramp(5000, 60, 4)),
+    ),
+)
+
+_LOW_ON_PURPOSE = Example(
+    title="a run started below the limit on purpose",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(64, 20), *halving(32, 4))),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 4))),
+        Track(metrics.LOSS_SCALE_INITIAL, (64,)),
+    ),
+)
+
+LOSS_SCALE_LOW_AND_FALLING = Condition(
+    name="MpAgentLossScaleLowAndFalling",
+    summary="The loss scale is low and still falling.",
+    meaning="Gradients overflow FP16 again and again: each overflow costs a step, and at a low "
+    "scale the small gradients underflow to zero.",
+    confirm="Plot mp_agent_loss_scale beside mp_agent_skipped_steps_total: stairs downwards, a "
+    "skip at each.",
+    remedies=OVERFLOW_REMEDIES,
+    why=WHY_OVERFLOW_ENDS,
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=unless(
+                all_of(
+                    Compare(Series(metric=metrics.LOSS_SCALE, aggregate="min"), "<", _LOW),
+                    Compare(_NET_DECREASES, ">=", limit("loss_scale_net_decreases")),
+                    Compare(Series(metric=metrics.LOSS_SCALE_INITIAL), ">=", _LOW),
+                    calibrated(_WINDOW),
+                ),
+                restarted(),
+                standing(duration("alive_window")),
+            ),
+            hold=duration("alive_window"),
+            keep=duration("loss_scale_keep"),
+            description="The loss scale of run {{ $labels.run }} is "
+            '{{ printf "%.4g" $value }}: below <loss_scale_low>, with at least '
+            "<loss_scale_net_decreases> more decreases than increases in the last "
+            "<loss_scale_window>.",
+        ),
+    ),
+    firing=(_COLLAPSE,),
+    quiet=(
+        _SAWTOOTH,
+        _CALIBRATION,
+        _CALIBRATION_ELSEWHERE,
+        _CALIBRATION_AGAIN,
+        _SLOW_CALIBRATION_AGAIN,
+        _HUNG,
+        _LOW_ON_PURPOSE,
+    ),
+)

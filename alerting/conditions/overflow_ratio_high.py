@@ -1,0 +1,206 @@
+"""MpAgentOverflowRatioHigh."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import calibrated, restarted
+from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat, ramp
+from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, any_of, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Arithmetic, Count, limit
+from mp_agent.catalog.metric import Metric
+
+_WINDOW = duration("overflow_window")
+
+
+def _count(metric: Metric, windows_ago: int = 0) -> Count:
+    return Count(metric=metric, window=_WINDOW, before=(_WINDOW,) * windows_ago)
+
+
+def _ratio(windows_ago: int = 0) -> Arithmetic:
+    """Skipped steps per attempted step of the window that ended so many windows ago."""
+    return _count(metrics.SKIPPED_STEPS, windows_ago) / _count(metrics.STEPS, windows_ago)
+
+
+_RISING = all_of(
+    Compare(_ratio(), ">", limit("overflow_rising")),
+    Compare(_ratio(), ">", _ratio(1)),
+    Compare(_ratio(1), ">", _ratio(2)),
+)
+
+
+def _judged(claim: Predicate) -> Joined:
+    """Hold `claim` only after calibration, and not for the few skips of a run of slow steps."""
+    enough = Compare(_count(metrics.SKIPPED_STEPS), ">=", limit("overflow_skips"))
+    return unless(all_of(claim, enough, calibrated(_WINDOW)), restarted())
+
+
+_DESCRIPTION = (
+    "Run {{ $labels.run }} skipped {{ $value | humanizePercentage }} of its steps in the last "
+    "<overflow_window> because gradients overflowed; healthy is 0.05%."
+)
+
+
+def _fires(percent: str) -> str:
+    return _DESCRIPTION.replace("{{ $labels.run }}", "demo").replace(
+        "{{ $value | humanizePercentage }}", percent
+    )
+
+
+_TWO_IN_A_HUNDRED = Example(
+    title="2 % of the steps overflow",
+    minutes=40,
+    tracks=(Track(metrics.SKIPPED_STEPS, ramp(0, 1.2, 41)),),
+    fires={Severity.WARNING: _fires("2%")},
+    at=30,
+)
+
+_FIFTH = Example(
+    title="every fifth step overflows",
+    minutes=40,
+    tracks=(Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(12, 12, 31))),),
+    fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
+    at=30,
+)
+
+_SLOWLY_RISING = Example(
+    title="a small share that rises from quarter to quarter of an hour",
+    minutes=70,
+    tracks=(
+        Track(
+            metrics.SKIPPED_STEPS,
+            (*flat(0, 25), *ramp(0.1, 0.1, 15), *ramp(1.7, 0.2, 15), *ramp(4.8, 0.3, 16)),
+        ),
+    ),
+    fires={Severity.WARNING: _fires("0.5%")},
+    at=69,
+    not_yet=(30, 45),
+)
+
+_HEALTHY = Example(
+    title="GradScaler's healthy 1 in 2000",
+    minutes=120,
+    tracks=(
+        Track(metrics.SKIPPED_STEPS, tuple(minute * 60 // 2000 for minute in range(121))),
+        Track(metrics.LOSS_SCALE_DECREASES, tuple(minute * 60 // 2000 for minute in range(121))),
+        Track(metrics.LOSS_SCALE_INCREASES, tuple(minute * 60 // 2000 for minute in range(121))),
+    ),
+)
+
+_SLOW_STEPS = Example(
+    title="one overflow among the few steps that a slow run makes in the window",
+    minutes=60,
+    tracks=(
+        Track(metrics.STEP, tuple(float(5000 + minute // 2) for minute in range(61))),
+        Track(metrics.STEPS, tuple(float(5000 + minute // 2) for minute in range(61))),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 30), 1)),
+    ),
+)
+
+_SKIPS = (0, 30, 60, 80, 90)
+
+_CALIBRATION = Example(
+    title="calibration",
+    minutes=60,
+    tracks=(
+        Track(metrics.STEP, ramp(0, 30, 61)),
+        Track(metrics.STEPS, ramp(0, 30, 61)),
+        Track(metrics.SKIPPED_STEPS, _SKIPS),
+    ),
+)
+
+_CALIBRATION_ELSEWHERE = Example(
+    title="calibration after a resume at step 90 000 under a new node agent",
+    minutes=60,
+    tracks=(
+        Track(metrics.STEP, ramp(90_000, 30, 61)),
+        Track(metrics.STEPS, ramp(0, 30, 61)),
+        Track(metrics.SKIPPED_STEPS, _SKIPS),
+    ),
+)
+
+_CALIBRATION_AGAIN = Example(
+    title="calibration after a resume at an earlier step under the same node agent",
+    minutes=60,
+    tracks=(
+        Track(metrics.STEP, (*ramp(5000, 30, 20), *ramp(4000, 30, 41))),
+        Track(metrics.STEPS, ramp(5000, 30, 61)),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 20), *_SKIPS)),
+    ),
+)
+
+_SLOW_CALIBRATION_AGAIN = Example(
+    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    minutes=60,
+    tracks=(
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 51))),
+        Track(metrics.STEPS, (*ramp(5000, 60, 10), *ramp(5600, 10, 51))),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 41), *_SKIPS)),
+    ),
+)
+
+
+def _shares(*per_quarter: float) -> Track:
+    """Skipped steps of a run that skips so many in each quarter of an hour."""
+    skipped = [0.0]
+    for skips in per_quarter:
+        skipped += [skipped[-1] + skips / 15 * minute for minute in range(1, 16)]
+    return Track(metrics.SKIPPED_STEPS, tuple(skipped))
+
+
+_RISING_TOO_LOW = Example(
+    title="a share that rises below 0.1 %",
+    minutes=60,
+    tracks=(
+        _shares(0, 6, 9, 12),
+        Track(metrics.STEP, ramp(5000, 1200, 61)),
+        Track(metrics.STEPS, ramp(5000, 1200, 61)),
+    ),
+)
+
+_FELL_BEFORE = Example(
+    title="a share that fell and rises again",
+    minutes=75,
+    tracks=(_shares(8, 7, 3, 2.5, 6),),
+)
+
+_ROSE_BEFORE = Example(
+    title="a share that rose and falls again",
+    minutes=90,
+    tracks=(_shares(8.5, 8.4, 7, 8, 5, 4),),
+)
+
+OVERFLOW_RATIO_HIGH = Condition(
+    name="MpAgentOverflowRatioHigh",
+    summary="Too many steps are skipped because gradients overflow FP16.",
+    meaning="Each skipped step is compute without learning, and a share that is high or rising "
+    "announces the collapse of the loss scale.",
+    confirm="Divide the increase of mp_agent_skipped_steps_total by that of mp_agent_steps_total.",
+    remedies=OVERFLOW_REMEDIES,
+    why=WHY_OVERFLOW_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=_judged(Compare(_ratio(), ">", limit("overflow_critical"))),
+            description=_DESCRIPTION,
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=_judged(any_of(Compare(_ratio(), ">", limit("overflow_warning")), _RISING)),
+            description=_DESCRIPTION,
+        ),
+    ),
+    firing=(_TWO_IN_A_HUNDRED, _FIFTH, _SLOWLY_RISING),
+    quiet=(
+        _HEALTHY,
+        _SLOW_STEPS,
+        _CALIBRATION,
+        _CALIBRATION_ELSEWHERE,
+        _CALIBRATION_AGAIN,
+        _SLOW_CALIBRATION_AGAIN,
+        _RISING_TOO_LOW,
+        _FELL_BEFORE,
+        _ROSE_BEFORE,
+    ),
+)

@@ -1,0 +1,102 @@
+"""MpAgentRunFailed."""
+
+from typing import Literal
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, Value, flat
+from mp_agent.alerting.predicates import Compare, Seen, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Number, Series, Where
+from mp_agent.records.steps import EndReason
+
+_WINDOW = duration("end_window")
+_COMPLETED = EndReason.COMPLETED.name.lower()
+
+
+def _ended(operator: Literal["=", "!="], *keep: str) -> Seen:
+    """Tell whether the run ended, its reason compared so with completion."""
+    where = (Where("reason", operator, _COMPLETED),)
+    over = ("last_over_time", _WINDOW)
+    return Seen(Series(metric=metrics.RUN_END, over=over, where=where, keep=keep))
+
+
+def _end(minute: int, reason: str, seen_for: int = 2) -> Track:
+    values: tuple[Value, ...] = (*(None,) * minute, *flat(1, seen_for), "stale")
+    return Track(metrics.RUN_END, values, {"reason": reason})
+
+
+_EXCEPTION = Example(
+    title="an exception ends the run, which lingers for two minutes",
+    minutes=30,
+    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "failed")),
+    ends=12,
+    fires={Severity.CRITICAL: "Run demo ended, and not by completion: failed."},
+    labels={"reason": "failed"},
+    at=13,
+    not_yet=(10, 25),
+)
+
+_KILLED = Example(
+    title="all ranks are killed",
+    minutes=30,
+    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "killed")),
+    ends=12,
+    fires={Severity.CRITICAL: "Run demo ended, and not by completion: killed."},
+    labels={"reason": "killed"},
+    at=13,
+    not_yet=(10, 25),
+)
+
+_COMPLETES = Example(
+    title="a run that completes",
+    minutes=30,
+    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "completed")),
+    ends=12,
+)
+
+_RESTARTED = Example(
+    title="an attempt that fails, and a launcher that starts the next a minute later",
+    minutes=30,
+    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 1)), _end(10, "failed", 1)),
+)
+
+_RESTARTED_AND_DONE = Example(
+    title="an attempt that fails, and a short next one that completes",
+    minutes=30,
+    tracks=(
+        Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 1, 0, 0, "stale")),
+        _end(10, "failed", 1),
+        _end(12, "completed"),
+    ),
+    ends=14,
+)
+
+RUN_FAILED = Condition(
+    name="MpAgentRunFailed",
+    summary="A run ended other than by completion.",
+    meaning="The job is over before its time: an exception, a signal or a killed process.",
+    confirm="mp_agent_run_end_info holds the reason; the launcher's log holds the first traceback.",
+    remedies=(
+        "Read the traceback of the rank that failed first; the others fail because of it.",
+        "If the reason is killed, look for the out-of-memory killer, preemption and node failures.",
+        "Resume from the last checkpoint.",
+    ),
+    why="The first failure is the cause; a rank that dies takes the collectives, and so all other "
+    "ranks, with it.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=unless(
+                _ended("!=", "reason"),
+                Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1)),
+                _ended("="),
+            ),
+            hold=duration("restart_hold"),
+            description="Run {{ $labels.run }} ended, and not by completion: {{ $labels.reason }}.",
+        ),
+    ),
+    firing=(_EXCEPTION, _KILLED),
+    quiet=(_COMPLETES, _RESTARTED, _RESTARTED_AND_DONE),
+)

@@ -1,0 +1,97 @@
+"""MpAgentRunVanished."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, Value, flat, ramp
+from mp_agent.alerting.predicates import Compare, Gone, Seen, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Number, Series
+
+_WINDOW = duration("vanished_window")
+_LAST_ACTIVE = Series(metric=metrics.RUN_ACTIVE, aggregate="min", over=("last_over_time", _WINDOW))
+"""0 where the end of the run was seen at any target."""
+
+_ELSEWHERE = {"instance": "node-7:9464"}
+_GONE_AT_TEN: tuple[Value, ...] = (*flat(1, 10), "stale")
+
+_VANISHED = Example(
+    title="node and agent die, and discovery drops the target",
+    minutes=60,
+    tracks=(Track("up", _GONE_AT_TEN),),
+    ends=10,
+    fires={Severity.WARNING: "The series of run demo ended, and its end was not seen."},
+    at=13,
+    not_yet=(11, 45),
+)
+
+_UNREACHABLE = Example(
+    title="a scrape that fails while the target is still listed",
+    minutes=60,
+    tracks=(Track("up", (*flat(1, 10), 0)),),
+    ends=10,
+)
+
+_COMPLETES = Example(
+    title="a run whose end was seen",
+    minutes=60,
+    tracks=(
+        Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")),
+        Track(metrics.RUN_END, (*(None,) * 10, 1, 1, "stale"), {"reason": "completed"}),
+        Track("up", (*flat(1, 12), "stale")),
+    ),
+    ends=12,
+)
+
+_GOES_ON_ELSEWHERE = Example(
+    title="a run rescheduled to another node",
+    minutes=60,
+    tracks=(
+        Track("up", _GONE_AT_TEN),
+        Track(metrics.RUN_ACTIVE, (*(None,) * 11, 1), _ELSEWHERE),
+        Track(metrics.STEP, (*(None,) * 11, *ramp(5600, 60, 50)), _ELSEWHERE),
+        Track("up", (*(None,) * 11, 1), _ELSEWHERE),
+    ),
+    ends=10,
+)
+
+_ENDED_ELSEWHERE = Example(
+    title="a run rescheduled to another node, where its end was seen",
+    minutes=60,
+    tracks=(
+        Track("up", _GONE_AT_TEN),
+        Track(metrics.RUN_ACTIVE, (*(None,) * 11, *flat(1, 5), 0, 0, "stale"), _ELSEWHERE),
+        Track("up", (*(None,) * 11, *flat(1, 7), 0), _ELSEWHERE),
+    ),
+    ends=10,
+)
+
+RUN_VANISHED = Condition(
+    name="MpAgentRunVanished",
+    summary="A run's series ended without its end having been seen.",
+    meaning="The run's node agent is gone together with the run, or went alone and left the run "
+    "unwatched: node failure, eviction, or a container killed with all that was in it.",
+    confirm="Look for the node or pod of the last series, and for the job in its scheduler.",
+    remedies=(
+        "Look at the node's and the scheduler's events: preemption, out of memory, hardware.",
+        "Resume the job from its last checkpoint if it is dead.",
+        "Run the node agent as a sidecar, or start the job with mp-agent exec, so that the next "
+        "end is seen.",
+    ),
+    why="A node agent outlives its job by the linger unless its container or node dies with it, so "
+    "series that stop while active mean that more than the job is gone.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=unless(
+                Gone(metrics.RUN_ACTIVE, _WINDOW),
+                Seen(Series(metric=metrics.RUN_ACTIVE)),
+                Compare(_LAST_ACTIVE, "==", Number(0)),
+            ),
+            hold=duration("vanished_hold"),
+            description="The series of run {{ $labels.run }} ended, and its end was not seen.",
+        ),
+    ),
+    firing=(_VANISHED,),
+    quiet=(_UNREACHABLE, _COMPLETES, _GOES_ON_ELSEWHERE, _ENDED_ELSEWHERE),
+)

@@ -1,0 +1,174 @@
+"""Every stretch of time that a condition looks over or waits for, declared once.
+
+Thresholds say how much, durations how long: ranges of PromQL, `for` and `keep_firing_for`.
+"""
+
+import re
+from dataclasses import dataclass
+
+from mp_agent.errors import CatalogError, SettingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duration:
+    """A default stretch of time with its meaning."""
+
+    name: str
+    seconds: float
+    meaning: str
+
+
+_MINUTE, _HOUR = 60.0, 3600.0
+
+DURATIONS = (
+    Duration(
+        name="birth_window",
+        seconds=_HOUR,
+        meaning="how long a counter must have been unseen for its first value to count as news",
+    ),
+    Duration(
+        name="alive_window",
+        seconds=2 * _MINUTE,
+        meaning="a run without a step for this long is not judged on its falling loss scale",
+    ),
+    Duration(
+        name="restart_window",
+        seconds=30 * _MINUTE,
+        meaning="how long a resumed run's scaler may search for its scale anew",
+    ),
+    Duration(
+        name="loss_scale_window",
+        seconds=10 * _MINUTE,
+        meaning="over which the loss scale's changes are counted",
+    ),
+    Duration(
+        name="loss_scale_keep",
+        seconds=10 * _MINUTE,
+        meaning="how long a loss scale alert outlasts its condition",
+    ),
+    Duration(
+        name="floor_window",
+        seconds=5 * _MINUTE,
+        meaning="over which skips at the loss scale's floor are counted",
+    ),
+    Duration(
+        name="overflow_window",
+        seconds=15 * _MINUTE,
+        meaning="over which the share of skipped steps is taken",
+    ),
+    Duration(
+        name="explosion_window",
+        seconds=5 * _MINUTE,
+        meaning="how long a step with an exploding gradient stays news",
+    ),
+    Duration(
+        name="explosion_hold",
+        seconds=15.0,
+        meaning="makes a gradient norm that is merely high hold for two evaluations",
+    ),
+    Duration(
+        name="loss_baseline_window",
+        seconds=30 * _MINUTE,
+        meaning="before the explosion window: the loss's own baseline",
+    ),
+    Duration(
+        name="vanishing_low_hold",
+        seconds=30 * _MINUTE,
+        meaning="how long a norm below grad_norm_low must last",
+    ),
+    Duration(
+        name="vanishing_very_low_hold",
+        seconds=10 * _MINUTE,
+        meaning="how long a norm below grad_norm_very_low must last",
+    ),
+    Duration(
+        name="vanishing_hold",
+        seconds=2 * _MINUTE,
+        meaning="how long a norm below grad_norm_vanished must last",
+    ),
+    Duration(
+        name="loss_trend_window",
+        seconds=5 * _MINUTE,
+        meaning="whose mean loss is compared with that of the same time before",
+    ),
+    Duration(
+        name="incident_window",
+        seconds=10 * _MINUTE,
+        meaning="how long a non-finite loss or update stays news",
+    ),
+    Duration(
+        name="repeat_window",
+        seconds=5 * _MINUTE,
+        meaning="over which non-finite losses of skipped steps are counted",
+    ),
+    Duration(
+        name="stall_window",
+        seconds=10 * _MINUTE,
+        meaning="without a step: a stall",
+    ),
+    Duration(
+        name="long_stall_window",
+        seconds=30 * _MINUTE,
+        meaning="without a step: a stall that waits for nobody",
+    ),
+    Duration(
+        name="slow_stall_window",
+        seconds=2 * _HOUR,
+        meaning="without a step: a stall even where steps take many minutes",
+    ),
+    Duration(
+        name="end_window",
+        seconds=5 * _MINUTE,
+        meaning="how long a run's end stays news after its series are gone",
+    ),
+    Duration(
+        name="restart_hold",
+        seconds=2 * _MINUTE,
+        meaning="time for a launcher to bring a failed run back before it counts as failed",
+    ),
+    Duration(
+        name="vanished_window",
+        seconds=30 * _MINUTE,
+        meaning="how long a run whose series ended is still looked for",
+    ),
+    Duration(
+        name="vanished_hold",
+        seconds=2 * _MINUTE,
+        meaning="how long a run's series must be gone",
+    ),
+)
+
+BY_NAME = {duration.name: duration for duration in DURATIONS}
+
+_UNIT_MILLISECONDS = (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+_PARTS = re.compile(rf"(?:{_PART.pattern})+")
+
+
+def duration(name: str) -> Duration:
+    """Return the duration called `name`; CatalogError when there is none."""
+    if name not in BY_NAME:
+        raise CatalogError(f"{name!r} names no duration")
+    return BY_NAME[name]
+
+
+def prometheus_duration(seconds: float) -> str:
+    """Return seconds as Prometheus writes them, to the millisecond: `1h30m`, `10s`, `250ms`."""
+    rest = max(1, round(seconds * 1000))
+    words = []
+    for unit, milliseconds in _UNIT_MILLISECONDS:
+        count, rest = divmod(rest, milliseconds)
+        if count:
+            words.append(f"{count}{unit}")
+    return "".join(words)
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """Return the seconds in `90`, `1m30s` or `250ms`; anything else is refused, naming `name`."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not _PARTS.fullmatch(text):
+        raise SettingError(f"{name} has value {text!r}; give seconds, or 10m, 1m30s, 250ms")
+    milliseconds = dict(_UNIT_MILLISECONDS)
+    return sum(float(number) * milliseconds[unit] / 1000 for number, unit in _PART.findall(text))

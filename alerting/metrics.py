@@ -1,0 +1,26 @@
+"""The metrics that conditions look at. A metric renamed in the catalog fails here, at import."""
+
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME as _BY_NAME
+
+CLIPPED_STEPS = _BY_NAME["mp_agent_clipped_steps_total"]
+COVERAGE = _BY_NAME["mp_agent_coverage_ratio"]
+FIRST_NONFINITE = _BY_NAME["mp_agent_first_nonfinite_info"]
+GRAD_FINITE = _BY_NAME["mp_agent_grad_finite"]
+GRAD_NORM = _BY_NAME["mp_agent_grad_norm"]
+GRAD_NORM_EXCEEDED = _BY_NAME["mp_agent_grad_norm_exceeded_steps_total"]
+GRAD_NORM_WINDOW_MAX = _BY_NAME["mp_agent_grad_norm_window_max"]
+LOSS = _BY_NAME["mp_agent_loss"]
+LOSS_NONFINITE_STEPS = _BY_NAME["mp_agent_loss_nonfinite_steps_total"]
+LOSS_SCALE = _BY_NAME["mp_agent_loss_scale"]
+LOSS_SCALE_DECREASES = _BY_NAME["mp_agent_loss_scale_decreases_total"]
+LOSS_SCALE_FLOOR_SKIPS = _BY_NAME["mp_agent_loss_scale_floor_skips_total"]
+LOSS_SCALE_INCREASES = _BY_NAME["mp_agent_loss_scale_increases_total"]
+LOSS_SCALE_INITIAL = _BY_NAME["mp_agent_loss_scale_initial"]
+NONFINITE_UPDATES = _BY_NAME["mp_agent_nonfinite_updates_total"]
+PHASE = _BY_NAME["mp_agent_phase_info"]
+RUN_ACTIVE = _BY_NAME["mp_agent_run_active"]
+RUN_END = _BY_NAME["mp_agent_run_end_info"]
+SKIPPED_STEPS = _BY_NAME["mp_agent_skipped_steps_total"]
+STEP = _BY_NAME["mp_agent_step"]
+STEP_DURATION = _BY_NAME["mp_agent_step_duration_seconds"]
+STEPS = _BY_NAME["mp_agent_steps_total"]

@@ -1,0 +1,64 @@
+"""Predicates: the runs for which something holds. Their value is that of the first signal."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mp_agent.alerting.durations import Duration
+from mp_agent.alerting.expressions import Expression
+from mp_agent.alerting.signals import Signal
+from mp_agent.catalog.metric import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate(Expression):
+    """The runs for which something holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(Predicate):
+    """Runs whose left signal compares so with the right one."""
+
+    left: Signal
+    operator: Literal["<", "<=", ">", ">=", "==", "!="]
+    right: Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Predicate):
+    """Runs that have the signal, whatever its value."""
+
+    signal: Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Predicate):
+    """Runs whose metric was 1 when last seen, within `window`, at a target that does not fail.
+
+    A target that is still listed but cannot be scraped (`up` is 0) says nothing about the run.
+    """
+
+    metric: Metric
+    window: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Predicate):
+    """Predicates joined by one set operator; made by `all_of`, `any_of` and `unless`."""
+
+    operator: Literal["and", "or", "unless"]
+    parts: tuple[Predicate, ...]
+
+
+def all_of(*parts: Predicate) -> Joined:
+    """Return: runs for which every part holds; the value is that of the first."""
+    return Joined("and", parts)
+
+
+def any_of(*parts: Predicate) -> Joined:
+    """Return: runs for which at least one part holds; the value is that of the first that does."""
+    return Joined("or", parts)
+
+
+def unless(claim: Predicate, *excuses: Predicate) -> Joined:
+    """Return: runs for which `claim` holds and none of the excuses does."""
+    return Joined("unless", (claim, *excuses))

@@ -1,0 +1,161 @@
+"""Unit tests of the rules, from the examples of each condition; `promtool test rules` runs them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mp_agent.alerting.condition import RUNBOOK_BASE, Condition
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.durations import prometheus_duration
+from mp_agent.alerting.examples import RUN, TARGET, Example, Track, Value
+from mp_agent.alerting.healthy import healthy_tracks, same_series
+from mp_agent.alerting.promql import label_text, number_text, quoted
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Values
+from mp_agent.alerting.yaml_text import yaml_text
+from mp_agent.catalog.metric import Metric
+
+ALL_EXAMPLES = tuple((condition, (*condition.firing, *condition.quiet)) for condition in CONDITIONS)
+
+_MINUTE = 60.0
+_FIRED = 'count by (alertname, severity) (count_over_time(ALERTS{alertstate="firing"}[%s]))'
+
+
+def render_tests(
+    values: Values,
+    rules_file: str,
+    *,
+    examples: Sequence[tuple[Condition, tuple[Example, ...]]] = ALL_EXAMPLES,
+    heading: str,
+    runbook_base: str = RUNBOOK_BASE,
+) -> str:
+    """Return the test file for `rules_file`, which was rendered with the same arguments."""
+    tests = [
+        _test(condition, example, values, runbook_base)
+        for condition, its_examples in examples
+        for example in its_examples
+    ]
+    document = {
+        "rule_files": [rules_file],
+        "evaluation_interval": _minutes(1, values),
+        "tests": tests,
+    }
+    return yaml_text(document, heading, compact=True)
+
+
+def _test(
+    condition: Condition, example: Example, values: Values, runbook_base: str
+) -> dict[str, Any]:
+    verb = "fires on" if example.fires else "is quiet on"
+    return {
+        "name": f"{condition.name} {verb} {example.title}",
+        "interval": _minutes(1, values),
+        "input_series": [
+            {"series": _series(track, values), "values": notation(_samples(track, example, values))}
+            for track in _tracks(example)
+        ],
+        "promql_expr_test": [_whatever_fired(condition, example, values)],
+        "alert_rule_test": [*_moments(condition, example, values, runbook_base)],
+    }
+
+
+def _tracks(example: Example) -> list[Track]:
+    healthy = (
+        track
+        for track in healthy_tracks(example.minutes)
+        if track.metric not in example.without
+        and not any(same_series(track, other) for other in example.tracks)
+    )
+    return [*healthy, *example.tracks]
+
+
+def _series(track: Track, values: Values) -> str:
+    of_run = {"run": RUN} if isinstance(track.metric, Metric) else {}
+    labels = {**TARGET, **of_run, **track.labels}
+    matchers = ",".join(f"{key}={quoted(label_text(labels[key], values))}" for key in labels)
+    return f"{track.name}{{{matchers}}}"
+
+
+def _samples(track: Track, example: Example, values: Values) -> tuple[Value, ...]:
+    samples = track.over(example.minutes)
+    if example.ends is not None and track not in example.tracks:
+        samples = (*samples[: example.ends], "stale")
+    if not track.is_seconds:
+        return samples
+    return tuple(s * values.time_scale if isinstance(s, float | int) else s for s in samples)
+
+
+def notation(samples: tuple[Value, ...]) -> str:
+    """Return samples in promtool's notation, repeated ones as `VALUExTIMES`."""
+    words: list[str] = []
+    repeats: list[int] = []
+    for sample in samples:
+        word = _word(sample)
+        if words and words[-1] == word and word != "stale":
+            repeats[-1] += 1
+        else:
+            words.append(word)
+            repeats.append(0)
+    pairs = zip(words, repeats, strict=True)
+    return " ".join(_repeated(word, repeat) for word, repeat in pairs)
+
+
+def _repeated(word: str, repeat: int) -> str:
+    if word == "_":
+        return f"_x{repeat + 1}"
+    return f"{word}x{repeat}" if repeat else word
+
+
+def _word(sample: Value) -> str:
+    if sample is None:
+        return "_"
+    return sample if isinstance(sample, str) else number_text(float(f"{sample:.10g}"))
+
+
+def _whatever_fired(condition: Condition, example: Example, values: Values) -> dict[str, Any]:
+    """Ask, at the end, for every alert that ever fired: these, and no others."""
+    expected: dict[str, tuple[Severity, ...]] = {**example.also}
+    if example.fires:
+        expected[condition.name] = tuple(example.fires)
+    return {
+        "expr": _FIRED % _minutes(example.minutes + 1, values),
+        "eval_time": _minutes(example.minutes, values),
+        "exp_samples": [
+            {"labels": f'{{alertname="{name}", severity="{severity.value}"}}', "value": 1}
+            for name, severities in expected.items()
+            for severity in severities
+        ],
+    }
+
+
+def _moments(
+    condition: Condition, example: Example, values: Values, runbook_base: str
+) -> Iterator[dict[str, Any]]:
+    """Ask at single moments: silence at `not_yet`, and at `at` the alerts, word for word."""
+    for minute in example.not_yet:
+        yield _moment(condition, minute, values)
+    if not example.fires:
+        return
+    alerts = [
+        {
+            "exp_labels": {**_alert_labels(example), **level.labels},
+            "exp_annotations": {
+                **condition.annotations(level, values, runbook_base),
+                "description": values.fill(example.fires[level.severity]),
+            },
+        }
+        for level in condition.levels
+        if level.severity in example.fires
+    ]
+    yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
+
+
+def _moment(condition: Condition, minute: int, values: Values) -> dict[str, Any]:
+    return {"eval_time": _minutes(minute, values), "alertname": condition.name}
+
+
+def _alert_labels(example: Example) -> dict[str, str]:
+    return {"namespace": TARGET["namespace"], "job": TARGET["job"], "run": RUN, **example.labels}
+
+
+def _minutes(count: int, values: Values) -> str:
+    return prometheus_duration(count * _MINUTE * values.time_scale)

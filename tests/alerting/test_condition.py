@@ -1,0 +1,72 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.examples import Example
+from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Number, Series
+from mp_agent.alerting.values import values_in_force
+from mp_agent.errors import CatalogError
+
+_LEVEL = Level(
+    severity=Severity.WARNING,
+    when=Compare(Series(metric=metrics.LOSS), ">", Number(3)),
+    description="Run {{ $labels.run }} lost more than <grad_norm_high> in <stall_window>.",
+)
+
+
+def _condition(**changes: Any) -> Condition:
+    fields: dict[str, Any] = {
+        "name": "MpAgentSomethingWrong",
+        "summary": "Something is wrong.",
+        "meaning": "It hurts.",
+        "confirm": "Look.",
+        "remedies": ("Stop.", "Think."),
+        "why": "It helps.",
+        "levels": (_LEVEL,),
+        "firing": (Example(title="bad", minutes=3, fires={Severity.WARNING: "It is bad."}),),
+        "quiet": (Example(title="good", minutes=3),),
+    }
+    return Condition(**{**fields, **changes})
+
+
+def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> None:
+    values = values_in_force({"grad_norm_high": 50}, time_scale=0.1)
+    assert _condition().annotations(_LEVEL, values, "https://books.example/") == {
+        "summary": "Something is wrong.",
+        "description": "Run {{ $labels.run }} lost more than 50 in 1m.",
+        "remedy": "Stop. Think.",
+        "runbook_url": "https://books.example/mpagentsomethingwrong",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"name": "SomethingWrong"}, "a name is MpAgent"),
+        ({"summary": "no full stop"}, "whole sentences"),
+        ({"summary": "At {{ $value }}."}, "only descriptions are templates"),
+        ({"why": "Below <grad_norm_low>."}, "only descriptions are templates"),
+        ({"remedies": ()}, "whole sentences"),
+        ({"levels": ()}, "from the worst severity"),
+        ({"levels": (_LEVEL, _LEVEL)}, "from the worst severity"),
+        (
+            {"levels": (_LEVEL, dataclasses.replace(_LEVEL, severity=Severity.CRITICAL))},
+            "from the worst severity",
+        ),
+        (
+            {"levels": (dataclasses.replace(_LEVEL, when=Compare(Number(1), ">", Number(0))),)},
+            "warning looks at no metric",
+        ),
+        ({"firing": ()}, "no firing example for warning"),
+        ({"quiet": ()}, "at least one quiet example"),
+        ({"levels": (dataclasses.replace(_LEVEL, description="<nap>"),)}, "<nap> names no"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CatalogError, match=problem):
+        _condition(**changes)

@@ -1,0 +1,82 @@
+"""The rules against the examples of the catalog, run by promtool."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.run_failed import RUN_FAILED
+from mp_agent.alerting.promtool_tests import notation, render_tests
+from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.values import Values, values_in_force
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _check(
+    promtool: Path, values: Values, directory: Path, conditions: tuple[Condition, ...] = CONDITIONS
+) -> None:
+    (directory / RULES_FILE).write_text(render_rules(values))
+    (directory / "tests.yaml").write_text(_tests(values, conditions))
+    _run(promtool, "check", "rules", str(directory / RULES_FILE))
+    _run(promtool, "test", "rules", str(directory / "tests.yaml"))
+
+
+def _tests(values: Values, conditions: tuple[Condition, ...]) -> str:
+    examples = tuple((c, (*c.firing, *c.quiet)) for c in conditions)
+    return render_tests(values, RULES_FILE, examples=examples, heading="of a test")
+
+
+def _run(promtool: Path, *arguments: str) -> None:
+    done = subprocess.run([promtool, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_every_example_of_the_committed_files_fires_what_it_says_and_nothing_else(
+    server: Callable[[str], Path],
+) -> None:
+    rendered = _ROOT / "alerting" / "rendered"
+    _run(server("promtool"), "check", "rules", str(rendered / RULES_FILE))
+    _run(server("promtool"), "test", "rules", str(rendered / "mp_agent.rules.test.yaml"))
+
+
+@pytest.mark.slow
+def test_so_it_does_with_minutes_turned_to_seconds(
+    server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    _check(server("promtool"), values_in_force(time_scale=1 / 60), tmp_path)
+
+
+@pytest.mark.slow
+def test_so_it_does_with_other_thresholds_for_the_gradient_norm(
+    server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    values = values_in_force({"grad_norm_high": 50, "grad_norm_extreme": 700})
+    _check(server("promtool"), values, tmp_path, (GRADIENT_EXPLOSION,))
+
+
+def test_an_example_that_expects_another_alert_fails(
+    server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Without this, a test file that checks nothing would pass as well."""
+    values = values_in_force()
+    rules = render_rules(values).replace('mp_agent_run_end_info{reason!="completed"}', "absent_")
+    (tmp_path / RULES_FILE).write_text(rules)
+    (tmp_path / "tests.yaml").write_text(_tests(values, (RUN_FAILED,)))
+    done = subprocess.run(
+        [server("promtool"), "test", "rules", str(tmp_path / "tests.yaml")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "MpAgentRunFailed fires on an exception" in done.stdout + done.stderr
+
+
+def test_samples_are_written_as_promtool_reads_them() -> None:
+    samples = (None, None, 0, 0, 0, 1.5, "stale", None, 1e-7)
+    assert notation(samples) == "_x2 0x2 1.5 stale _x1 1e-07"
