@@ -38,6 +38,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--run-dir", type=Path, help="watch this run until it is over")
     what.add_argument("--dir", type=Path, help="watch all runs in this directory (setting: dir)")
+    parser.add_argument(
+        "--with-parent", action="store_true", help="with --dir: stop when the parent process ends"
+    )
     parser.add_argument("--detach", action="store_true", help="go on in the background")
     return parser.parse_args(arguments)
 
@@ -52,7 +55,7 @@ def _work(options: argparse.Namespace, lock_fd: int | None) -> None:
     if lock_fd is not None:
         watch_run(options.run_dir, lock_fd, detached=options.detach)
     else:
-        watch_directory(options.dir, detached=options.detach)
+        watch_directory(options.dir, detached=options.detach, with_parent=options.with_parent)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ class NodeAgent:
         self._setting_errors = setting_errors
         self._watches: dict[Path, RunWatch] = {}
         self._base: Path | None = None
+        self._parent_pid: int | None = None
         self._let_go: dict[Path, list[Path]] = {}
         """Run directories that could not be taken or removed, and the rings that they held."""
         self._scrapes = ScrapeLog()
@@ -51,9 +53,13 @@ class NodeAgent:
             now_seconds=time.monotonic(),
         )
 
-    def watch_all(self, base: Path) -> None:
-        """Take charge of every run that appears in `base`."""
+    def watch_all(self, base: Path, *, with_parent: bool = False) -> None:
+        """Take charge of every run that appears in `base`.
+
+        with_parent: stop, as on SIGTERM, when the process that started this one is gone.
+        """
         self._base = base
+        self._parent_pid = os.getppid() if with_parent else None
 
     async def serve(self) -> None:
         """Work until the runs are over or a signal ends it; then clean up what is over."""
@@ -63,6 +69,7 @@ class NodeAgent:
                 self._look(time.monotonic())
                 await self._listen(time.monotonic())
                 self._publish(time.monotonic())
+                self._follow_parent()
                 await self._pause()
         finally:
             await self._server.stop()
@@ -160,6 +167,11 @@ class NodeAgent:
             self._publish(time.monotonic())
 
         return Exposure(snapshot, delivered)
+
+    def _follow_parent(self) -> None:
+        orphaned = self._parent_pid is not None and os.getppid() != self._parent_pid
+        if orphaned and self._stop_by_seconds is None:
+            self._terminate()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -22,16 +22,28 @@ def watch_run(run_dir: Path, lock_fd: int, *, detached: bool) -> None:
     _log(settings, run_dir.name, detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
     agent.watch(run_dir, lock_fd)
-    asyncio.run(agent.serve())
+    _serve(agent)
 
 
-def watch_directory(base: Path | None, *, detached: bool) -> None:
-    """Watch every run that appears in `base` (the setting `dir`), until a signal ends it."""
+def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = False) -> None:
+    """Watch every run that appears in `base` (the setting `dir`), until a signal ends it.
+
+    with_parent: until the process that started this one is gone, too.
+    """
     settings, ignored = _settings()
     _log(settings, "node-agent", detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
-    agent.watch_all(base or settings.dir)
-    asyncio.run(agent.serve())
+    agent.watch_all(base or settings.dir, with_parent=with_parent)
+    _serve(agent)
+
+
+def _serve(agent: NodeAgent) -> None:
+    """Work to the end; a detached process has no stderr, so what stops it goes to the log."""
+    try:
+        asyncio.run(agent.serve())
+    except Exception:
+        log.exception("the node agent stops")
+        raise
 
 
 def _settings() -> tuple[Settings, int]:

@@ -1,7 +1,7 @@
 """One rank as the node agent sees it: its ring, how far it was read, and whether it lives."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -15,6 +15,9 @@ from mp_agent.records.steps import EndReason, LayerTable, RankState, StepRecord
 from mp_agent.ring.reader import RingReader
 
 log = logging.getLogger("mp_agent.node")
+
+_SCHEMAS_PER_LOOK = 16
+"""More changes of schema between two looks than any training makes; a bound for a broken ring."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,8 @@ class RankSource:
         self.position = after
         """Sequence number up to which this rank has nothing more to deliver."""
         self._layers_position = layers_after
+        self._version = 0
+        """Version of the ring that was read last."""
 
     def poll(self) -> list[Delivery]:
         """Return what is new, and bring `state`, `end` and `last` up to date.
@@ -54,12 +59,7 @@ class RankSource:
         """
         deliveries: list[Delivery] = []
         try:
-            while not self.gone:
-                alive = self._reader.writer_alive()
-                deliveries.append(self._read(alive=alive))
-                if self._reader.schema is self.schema:
-                    self.gone = not alive
-                    break
+            deliveries.extend(self._deliveries())
         except (RingError, OSError, ValueError) as error:
             log.error("rank %d is given up: %s", self.identity.rank, error)
             self.end, self.gone = EndReason.UNKNOWN, True
@@ -69,6 +69,19 @@ class RankSource:
     def close(self) -> None:
         """Let go of the ring."""
         self._reader.close()
+
+    def _deliveries(self) -> Iterator[Delivery]:
+        """Yield what is new, one delivery per schema: the reader goes through them in order."""
+        if self.gone:
+            return
+        alive, version = self._reader.writer_alive(), self._reader.version
+        if alive and version == self._version:
+            return
+        for _ in range(_SCHEMAS_PER_LOOK):
+            yield self._read(alive=alive)
+            if self._reader.schema is self.schema:
+                break
+        self.gone, self._version = not alive, version
 
     def _read(self, *, alive: bool) -> Delivery:
         """Read the records of one schema; the reader goes to the next once they are all read.

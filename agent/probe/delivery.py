@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from math import prod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -23,7 +23,13 @@ _LAYER_HISTORY_STEPS = 8
 
 
 class Delivery(Protocol):
-    """Takes steps in, in order, and sees them into the ring."""
+    """Takes steps in, in order, and sees them into the ring.
+
+    wants_all_layers: whether it keeps the rows per layer of every step, since on its device
+    trouble shows only when it is too late to look.
+    """
+
+    wants_all_layers: ClassVar[bool]
 
     def offer(self, step: SeenStep, *, complete: bool) -> None:
         """Take a step: as it stands while it is under way, at its end with `complete`."""
@@ -37,6 +43,8 @@ class Delivery(Protocol):
 
 class HostDelivery:
     """For steps whose numbers are on the host already: written as they are offered."""
+
+    wants_all_layers: ClassVar[bool] = False
 
     def __init__(self, writer: RingWriter) -> None:
         self._writer = writer
@@ -73,15 +81,22 @@ class DeviceDelivery:
     slot is dropped and counted.
     """
 
+    wants_all_layers: ClassVar[bool] = True
+
     def __init__(
-        self, writer: RingWriter, schema: Schema, schedule: LayerSchedule, device: torch.device
+        self,
+        writer: RingWriter,
+        schema: Schema,
+        schedule: LayerSchedule,
+        device: torch.device,
+        mailbox: Mailbox,
     ) -> None:
         columns = len(GRADIENT_COLUMN_NAMES)
         step_size = len(STEP_COLUMN_NAMES) + len(schema.shares) * columns
         self._writer = writer
         self._schedule = schedule
         self._device = device
-        self._mailbox = Mailbox(device)
+        self._mailbox = mailbox
         self._step_slots = PinnedPool(_STEP_SLOTS, step_size, device)
         self._layer_slots = PinnedPool(_LAYER_SLOTS, len(schema.layers) * columns, device)
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
@@ -175,4 +190,4 @@ def make_delivery(
     """Return the way from `device` to the ring."""
     if device.type == "cpu":
         return HostDelivery(writer)
-    return DeviceDelivery(writer, schema, schedule, device)
+    return DeviceDelivery(writer, schema, schedule, device, Mailbox(device))

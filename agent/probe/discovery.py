@@ -70,7 +70,7 @@ def root_module(
     for module in modules:
         if id(module) in contained:
             continue
-        held = {id(parameter) for parameter in module.parameters()}
+        held = {id(parameter) for _, parameter in _named_parameters(module)}
         rank = (len(held & wanted), -len(held), -sum(1 for _ in module.modules()))
         if rank[0] and (best is None or rank > best[0]):
             best = (rank, module)
@@ -85,7 +85,7 @@ def named_parameters(optimizer: Optimizer, root: nn.Module | None) -> list[Named
     """
     held = {id(parameter): parameter for parameter in optimizer_parameters(optimizer)}
     names: dict[int, str] = {}
-    for name, parameter in root.named_parameters() if root is not None else ():
+    for name, parameter in _named_parameters(root) if root is not None else ():
         if id(parameter) in held:
             names[id(parameter)] = name
     for index, identity in enumerate(held):
@@ -124,6 +124,11 @@ def data_parallel_wrappers(modules: Iterable[nn.Module]) -> dict[int, Distribute
         for name, parameter in module.module.named_parameters()
         if name not in module.parameters_to_ignore
     }
+
+
+def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters as they are held, whatever a subclass makes of `named_parameters`."""
+    return nn.Module.named_parameters(module)
 
 
 def _is_complete(candidate: object) -> bool:

@@ -21,7 +21,7 @@ from mp_agent.records.steps import Phase
 class Calls(NamedTuple):
     """What the follower asks of the probe."""
 
-    on_backward: Callable[[], None]
+    connect: Callable[[], None]
     on_step_end: Callable[[], None]
     take_probe_seconds: Callable[[], float]
     note_unsupported: Callable[[str], None]
@@ -80,10 +80,10 @@ class StepFollower:
 
     def backward_begins(self, tensors: object, gradients: object) -> None:
         """Take the loss, unless a scaler had it; what was measured so far is outdated."""
-        self._calls.on_backward()
+        self._calls.connect()
         self._step.measured = False
         self._step.backward_seconds = perf_counter()
-        self._in_scaler_step = self._in_optimizer_step = False
+        self._in_scaler_step = False  # left over from a step that raised
         self._phases.training(Phase.BACKWARD, self._step.sequence)
         loss = scalar_of(_only(tensors)) if _only(gradients) is None else None
         if loss is not None and not self._loss_counted:
@@ -157,6 +157,7 @@ class StepFollower:
         self._phases.training(Phase.OPTIMIZER, self._step.sequence)
         if self._step.measured:
             return
+        self._calls.connect()
         if (rate := scalar_of(self._subject.learning_rate())) is not None:
             self._step.scalars.setdefault("learning_rate", rate)
         self._recorder.measure(self._step, point, inverse_scale)

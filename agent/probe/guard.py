@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -13,6 +13,12 @@ log = logging.getLogger("mp_agent")
 FAILURES_AT_MOST = 10
 
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def _never_traced(function: F) -> F:
+    disable: Callable[[F], F] = torch.compiler.disable
+    return disable(function)
 
 
 class Guard:
@@ -34,6 +40,7 @@ class Guard:
         self._seconds = 0.0
         self._since_seconds = 0.0
 
+    @_never_traced
     def run(
         self, kind: str, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs
     ) -> None:

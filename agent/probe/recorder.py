@@ -1,6 +1,7 @@
 """Measures gradients, and brings steps into the rank's ring."""
 
 from time import perf_counter
+from typing import NamedTuple
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe.delivery import Delivery, make_delivery
@@ -18,8 +19,14 @@ from mp_agent.settings import Settings
 _DRAIN_SECONDS = 1.0
 
 
+class _Ready(NamedTuple):
+    plan: Plan
+    writer: RingWriter
+    delivery: Delivery
+
+
 class Recorder:
-    """Everything between an open step and the ring.
+    """Everything between an open step and the ring. Holds no plan, hence no parameters.
 
     trainer_lead: by how much the trainer's own step is ahead of our sequence number.
     """
@@ -30,7 +37,7 @@ class Recorder:
         self._traits = traits
         self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
         self._writer: RingWriter | None = None
-        self._plan: Plan | None = None
+        self._schema: Schema | None = None
         self._delivery: Delivery | None = None
 
     def write_to(self, writer: RingWriter) -> None:
@@ -42,75 +49,75 @@ class Recorder:
 
         `inverse_scale` is 1 / the factor by which the gradients are still scaled.
         """
-        if self._plan is None:
+        if self._schema is None:
             self._traits.measuring_point = point
-        delivery = self._prepare()
-        if delivery is None or self._plan is None:
+        if (ready := self._prepare()) is None:
             return
-        self._look(step, self._plan, inverse_scale)
+        delivery = ready.delivery
+        self._look(step, ready.plan, inverse_scale, at_all_layers=delivery.wants_all_layers)
         step.measured = True
-        delivery.offer(seen(step, self.trainer_lead, len(self._plan.shares)), complete=False)
+        delivery.offer(seen(step, self.trainer_lead, len(ready.plan.shares)), complete=False)
 
     def finish(self, step: OpenStep, probe_seconds: float) -> None:
         """Write the step as complete; publish what has come from the device meanwhile."""
-        delivery = self._prepare()
-        if delivery is None or self._plan is None or self._writer is None:
+        if (ready := self._prepare()) is None:
             return
         step.scalars["probe_seconds"] = probe_seconds
         step.scalars["step_seconds"] = perf_counter() - step.begun_seconds
-        if self._plan.first_collective_in_backward:
+        if ready.plan.first_collective_in_backward:
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
-        delivery.offer(seen(step, self.trainer_lead, len(self._plan.shares)), complete=True)
+        delivery = ready.delivery
+        delivery.offer(seen(step, self.trainer_lead, len(ready.plan.shares)), complete=True)
         delivery.collect()
-        self._writer.count(probe_seconds=probe_seconds)
+        ready.writer.count(probe_seconds=probe_seconds)
 
     def flush(self, step: OpenStep) -> None:
         """Publish everything, also a step that will not end; waits for a device at most 1 s."""
-        if self._delivery is None or self._plan is None:
-            return
-        if step.attempted:
-            self._delivery.offer(
-                seen(step, self.trainer_lead, len(self._plan.shares)), complete=False
-            )
-        self._delivery.drain(_DRAIN_SECONDS)
+        if step.worth_telling and (ready := self._prepare()) is not None:
+            shares = len(ready.plan.shares)
+            ready.delivery.offer(seen(step, self.trainer_lead, shares), complete=False)
+        if self._delivery is not None:
+            self._delivery.drain(_DRAIN_SECONDS)
 
-    def _look(self, step: OpenStep, plan: Plan, inverse_scale: Scalar) -> None:
-        """Fill in the step's totals, and its rows per layer when they are wanted.
-
-        Off the CPU rows are always computed, since trouble shows only when it is too late to look.
-        """
+    def _look(
+        self, step: OpenStep, plan: Plan, inverse_scale: Scalar, *, at_all_layers: bool
+    ) -> None:
+        """Fill in the step's totals, and its rows per layer when they are wanted."""
         gradients = plan.gradients()
         if all(gradient is None for gradient in gradients):
             step.totals_GC = step.rows_LC = None
-            return
-        on_host = plan.device.type == "cpu"
-        if not on_host or self._schedule.due(step.sequence):
+        elif at_all_layers or self._schedule.due(step.sequence):
             step.rows_LC = self._subject.layers(plan, gradients, inverse_scale)
             step.totals_GC = plan.totals(step.rows_LC)
-            return
-        step.totals_GC = self._subject.totals(plan, gradients, inverse_scale)
-        step.rows_LC = None
-        if self._schedule.wanted_for_trouble(step.totals_GC):
-            step.rows_LC = self._subject.layers(plan, gradients, inverse_scale)
+        else:
+            step.totals_GC = self._subject.totals(plan, gradients, inverse_scale)
+            in_trouble = self._schedule.wanted_for_trouble(step.totals_GC)
+            step.rows_LC = (
+                self._subject.layers(plan, gradients, inverse_scale) if in_trouble else None
+            )
 
-    def _prepare(self) -> Delivery | None:
-        """Return the way to the ring, made anew when there is something else to measure."""
+    def _prepare(self) -> _Ready | None:
+        """Return what is needed to record; the ring gets a schema when there is a new plan."""
         plan = self._subject.plan()
         if plan is None or self._writer is None:
             return None
-        if self._delivery is None or plan is not self._plan:
-            if self._delivery is not None:
-                self._delivery.drain(_DRAIN_SECONDS)
-            schema = Schema(
-                step_columns=STEP_COLUMN_NAMES,
-                gradient_columns=GRADIENT_COLUMN_NAMES,
-                shares=plan.shares,
-                layers=plan.layers,
-                facts=facts_of(plan, self._traits),
-            )
-            self._writer.write_schema(schema)
-            for feature in plan.unsupported:
-                self._writer.note_unsupported(feature)
-            self._delivery = make_delivery(self._writer, schema, self._schedule, plan.device)
-            self._plan = plan
-        return self._delivery
+        if self._delivery is None or self._schema is None or plan.layers is not self._schema.layers:
+            self._delivery = self._begin(plan, self._writer)
+        return _Ready(plan, self._writer, self._delivery)
+
+    def _begin(self, plan: Plan, writer: RingWriter) -> Delivery:
+        """Write the schema of a new plan, once everything of the plan before is in the ring."""
+        if self._delivery is not None:
+            self._delivery.drain(_DRAIN_SECONDS)
+        schema = Schema(
+            step_columns=STEP_COLUMN_NAMES,
+            gradient_columns=GRADIENT_COLUMN_NAMES,
+            shares=plan.shares,
+            layers=plan.layers,
+            facts=facts_of(plan, self._traits),
+        )
+        writer.write_schema(schema)
+        for feature in plan.unsupported:
+            writer.note_unsupported(feature)
+        self._schema = schema
+        return make_delivery(writer, schema, self._schedule, plan.device)

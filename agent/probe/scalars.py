@@ -17,7 +17,7 @@ def scalar_of(value: object) -> Scalar | None:
     """
     if isinstance(value, Real):
         return float(value)
-    if not isinstance(value, torch.Tensor) or value.is_meta or value.is_complex():
+    if not isinstance(value, torch.Tensor) or value.is_complex():
         return None
     local = local_of(value.detach())
     if local is None or local.numel() != 1:

@@ -42,7 +42,7 @@ class Probe:
         traits = Traits()
         self._recorder = Recorder(self._subject, traits, settings)
         calls = Calls(
-            on_backward=self._connect,
+            connect=self._connect,
             on_step_end=on_step,
             take_probe_seconds=self._guard.take_seconds,
             note_unsupported=self._note_unsupported,
@@ -62,7 +62,7 @@ class Probe:
             self._patches.restore()
 
     def connect(self) -> None:
-        """Make the ring now instead of at the first backward."""
+        """Make the ring now instead of at the first hook that needs it."""
         self._guard.run("connect", self._connect)
 
     def observe(

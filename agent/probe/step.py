@@ -39,9 +39,14 @@ class OpenStep:
     rows_LC: torch.Tensor | None = None
 
     @property
-    def attempted(self) -> bool:
-        """Whether training has come as far as a loss."""
-        return self.losses > 0 or self.totals_GC is not None
+    def worth_telling(self) -> bool:
+        """Whether the step should be known of although it does not end.
+
+        Micro-batches left over at the end of an epoch are no step: gradients that were looked at
+        were about to be used, and a loss that is not finite may be why training stops.
+        """
+        loss = self.scalars.get("loss")
+        return self.totals_GC is not None or (isinstance(loss, float) and not isfinite(loss))
 
     def add_loss(self, loss: Scalar) -> None:
         """Count in the loss of one micro-batch, unless the user gave the step's loss."""

@@ -25,8 +25,6 @@ class MergedStep:
     gradients_complete: bool
     """Whether every shard of every tensor was present; a partial norm is never judged."""
     nonfinite_loss_ranks: tuple[int, ...] = ()
-    first_nonfinite_layer: str = ""
-    """The non-finite layer nearest the output, where backward began; "" when unknown."""
 
     def get(self, column: str) -> float | None:
         """Return a merged column, or None when no rank observed it."""

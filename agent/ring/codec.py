@@ -1,6 +1,7 @@
 """The fixed parts of a ring and its records, to bytes and back; `layout` has the bytes."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 from zlib import crc32
@@ -98,7 +99,7 @@ def encode_schema(schema: Schema) -> bytes:
 
 
 def decode_schema(data: bytes) -> Schema:
-    """Return the schema that `encode_schema` wrote."""
+    """Return the schema that `encode_schema` wrote; all ranks' equal layer names are one object."""
     table = json.loads(data)
     layers = zip(table["layer_names"], table["layer_shares"], table["layer_elements"], strict=True)
     return Schema(
@@ -106,7 +107,8 @@ def decode_schema(data: bytes) -> Schema:
         gradient_columns=tuple(table["gradient_columns"]),
         shares=tuple(Share(**share) for share in table["shares"]),
         layers=tuple(
-            Layer(name=name, share=share, elements=elements) for name, share, elements in layers
+            Layer(name=sys.intern(name), share=share, elements=elements)
+            for name, share, elements in layers
         ),
         facts=tuple((name, value) for name, value in table["facts"]),
     )

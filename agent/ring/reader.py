@@ -43,6 +43,9 @@ class RingReader:
         self._later_bodies: deque[_Body] = deque()
         self._steps_read = 0
         """All records up to this number were returned, or are lost."""
+        self._layers_read = 0
+        self._newest_layers = 0
+        """Tables up to this number were looked at, and the greatest sequence number among them."""
 
     @classmethod
     def open(cls, path: Path, *, owner_uid: int | None = None) -> "RingReader":
@@ -83,6 +86,15 @@ class RingReader:
         with _damage_named(self.path):
             return self._live_state().rank_state(unsupported)
 
+    @property
+    def version(self) -> int:
+        """A number that rises with all that the rank writes, save an open record.
+
+        While it stands still, there is nothing new to read.
+        """
+        newest = self._states.newest()
+        return 0 if newest is None else newest[0]
+
     def steps_after(self, sequence: int) -> tuple[list[StepRecord], int]:
         """Return the complete records with a greater sequence number, and how many were lost.
 
@@ -120,12 +132,17 @@ class RingReader:
         if body is None:
             return []
         live = self._live_state()
+        self._find_bodies(live)
         end = self._later_bodies[0].first_layer if self._later_bodies else live.layers_written
+        if end == self._layers_read and sequence >= self._newest_layers:
+            return []
         payloads = (
             body.layers.payload(number)
             for number in range(max(body.first_layer, end - body.layers.count) + 1, end + 1)
         )
         tables = [decode_layers(payload, body.schema) for payload in payloads if payload]
+        self._layers_read = end
+        self._newest_layers = max((table.sequence for table in tables), default=0)
         return [table for table in tables if table.sequence > sequence]
 
     def open_record(self) -> StepRecord | None:

@@ -1,8 +1,8 @@
 """Where the probe hooks torch: one module per hook point, each reversible.
 
 All hooks sit on classes, modules and closures rather than on instances, so that objects made and
-names imported before `init()` are covered. Under `torch.compile` the patched functions trace as
-the originals do; only the optimizer's hooks look, at the price of one graph break.
+names imported before `init()` are covered. `torch.compile` finds the same graphs and the same
+breaks as without them; clipping that it traces is not seen, a step that it traces is.
 """
 
 from mp_agent.probe.guard import Guard

@@ -8,7 +8,7 @@ import torch
 
 from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
-from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.hooks.patches import Patches, untraced
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
@@ -19,10 +19,10 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     depth = 0
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
+        @functools.wraps(original, updated=())
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             nonlocal depth
-            if torch.compiler.is_compiling() or depth > 0:
+            if depth > 0:
                 return original(tensors, grad_tensors, *args, **kwargs)
             depth += 1
             try:
@@ -32,6 +32,6 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
                 depth -= 1
                 guard.run("backward", events.backward_ended)
 
-        return backward
+        return untraced(backward)
 
     patches.replace(torch.autograd, "backward", wrap)

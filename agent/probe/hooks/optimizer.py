@@ -1,9 +1,7 @@
 """Hooks on every optimizer's step, by torch's own global registry."""
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -34,6 +32,5 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         guard.run("optimizer", events.optimizer_step_ended, optimizer)
 
-    disable: Callable[[Any], Any] = torch.compiler.disable
-    patches.on_restore(register_optimizer_step_pre_hook(disable(before)).remove)
-    patches.on_restore(register_optimizer_step_post_hook(disable(after)).remove)
+    patches.on_restore(register_optimizer_step_pre_hook(before).remove)
+    patches.on_restore(register_optimizer_step_post_hook(after).remove)

@@ -2,9 +2,22 @@
 
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def untraced(function: F) -> F:
+    """Return `function` such that torch.compile does not trace it, though it may what it calls.
+
+    For what torch.compile does not trace anyway: our layer above it must not add a graph break.
+    `function` must not carry attributes of another untraced one (`functools.wraps` copies them).
+    """
+    disable: Callable[..., F] = torch.compiler.disable
+    return disable(function, recursive=False)
 
 
 class Patches:

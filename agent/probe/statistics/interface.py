@@ -12,7 +12,8 @@ class GradientStatistics(Protocol):
     Columns are `GRADIENT_COLUMN_NAMES`. Counts are exact; sum of squares and largest magnitude
     are over the finite elements and are themselves always finite (a sum beyond float64 is its
     largest number). Gradients are floating point or complex (real and imaginary parts count
-    separately), of any layout; of a sparse gradient the stored values count. They are only read.
+    separately), of any layout, and are only read. Of a sparse gradient the stored values count;
+    coalescing it is the one thing that makes the host wait for an accelerator.
     """
 
     def totals(

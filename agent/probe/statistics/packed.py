@@ -15,9 +15,9 @@ import torch
 from mp_agent.probe.statistics.layout import Batch, Layout, Shapes, make_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 
-ROW_ELEMENTS = 4096
-SCRATCH_ROWS = 1024
-"""16 MiB of float32: the passes after the first find it in the cache of a data-centre GPU."""
+ROW_ELEMENTS = 8192
+SCRATCH_ROWS = 512
+"""16 MiB of float32, which later passes find in the cache of a data-centre GPU, 32 of float64."""
 
 LAYOUTS_KEPT = 8
 """Totals and layers have one each; more where the set of gradients alternates between steps."""
@@ -142,7 +142,7 @@ def _finish(
     """Return [G, C] in the order of `GRADIENT_COLUMN_NAMES`, of the unscaled gradients."""
     squares_G, nonzero_G, numbers_G, finite_G, peaks_G = table_5G
     if isinstance(inverse_scale, torch.Tensor):
-        inverse_scale = inverse_scale.double().reshape(())
+        inverse_scale = inverse_scale.double()
     columns = (
         (squares_G * inverse_scale * inverse_scale).clamp(max=float_info.max),
         (peaks_G * inverse_scale).clamp(max=float_info.max),

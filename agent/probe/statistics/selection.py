@@ -10,7 +10,6 @@ from mp_agent.probe.statistics.packed import PackedStatistics
 def for_device(device: torch.device) -> GradientStatistics:
     """Return statistics for gradients on `device`; its scratch is made at first use and kept.
 
-    Call it once per device: each instance holds its own scratch. Off the CPU nothing that it does
-    waits for the device.
+    Call it once per device: each instance holds its own scratch.
     """
     return CpuStatistics() if device.type == "cpu" else PackedStatistics(device)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mp_agent.node.run import Run
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
-
 from tests.agent.node.fake_rank import FakeRank
 
 StartRank = Callable[..., FakeRank]

@@ -8,15 +8,16 @@ import json
 import os
 import signal
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from mp_agent.records.schema import RankIdentity, Share
 from mp_agent.records.steps import EndReason, LayerTable, Phase
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
-
 from tests.agent.node.builders import gradient_row, make_identity, make_record, make_schema
 
 
@@ -64,6 +65,10 @@ class FakeRank:
         """Write the layers of the last step; all rows alike."""
         self._tell(write="layers", columns=columns)
 
+    def new_schema(self, *layers: str) -> None:
+        """Go on with other parameters."""
+        self._tell(write="new_schema", layers=layers)
+
     def count(self, **counts: float) -> None:
         self._tell(write="count", counts=counts)
 
@@ -108,14 +113,17 @@ class _Writer:
         self, path: Path, identity: RankIdentity, share: Share, layers: tuple[str, ...]
     ) -> None:
         self.ring = RingWriter.create(path, identity)
-        self.schema = make_schema(
-            share, layers=layers, strategy="ddp", precision="fp16", device="cpu"
-        )
-        self.ring.write_schema(self.schema)
+        self.share = share
         self.sequence = 0
+        self.new_schema(layers)
 
     def obey(self, command: dict[str, Any]) -> None:
         getattr(self, command.pop("write"))(**command)
+
+    def new_schema(self, layers: Sequence[str]) -> None:
+        facts = {"strategy": "ddp", "precision": "fp16", "device": "cpu"}
+        self.schema = make_schema(self.share, layers=tuple(layers), **facts)
+        self.ring.write_schema(self.schema)
 
     def steps(self, count: int, gradients: dict[str, float], values: dict[str, float]) -> None:
         for _ in range(count):
@@ -140,9 +148,7 @@ class _Writer:
         self.sequence += 1
         self.ring.stamp(Phase.OPTIMIZER, sequence=self.sequence)
         row = gradient_row(**{"elements": 4.0, "sum_squares": 1.0, **gradients})
-        record = make_record(
-            self.sequence, {"step_seconds": 0.01, "skipped": 0.0, **values}, [row]
-        )
+        record = make_record(self.sequence, {"step_seconds": 0.01, "skipped": 0.0, **values}, [row])
         self.ring.write_step(record, complete=complete)
 
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accumulate import Accumulator, Progress
@@ -7,7 +8,6 @@ from mp_agent.node.counters import CounterBook
 from mp_agent.node.merge_layers import MergedLayers
 from mp_agent.node.window import ValueWindow
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
-
 from tests.agent.node.builders import gradient_row, merged_step
 
 

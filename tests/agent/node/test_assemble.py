@@ -1,5 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mp_agent.node import assemble
 from mp_agent.node.assemble import Assembler
 

@@ -1,6 +1,7 @@
 import logging
 
 import pytest
+
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.node import counters
 from mp_agent.node.counters import CounterBook

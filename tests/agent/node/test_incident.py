@@ -2,7 +2,6 @@ from dataclasses import replace
 
 from mp_agent.node.incident import HEALTHY_STEPS, IncidentTracker
 from mp_agent.records.merged import FirstNonfinite, MergedStep
-
 from tests.agent.node.builders import merged_step
 
 

@@ -2,12 +2,12 @@ import errno
 import os
 
 import pytest
+
 from mp_agent.node import ledger as ledger_module
 from mp_agent.node.accumulate import Progress
 from mp_agent.node.incident import IncidentTracker
 from mp_agent.node.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
 from mp_agent.records.merged import FirstNonfinite
-
 from tests.agent.node.builders import merged_step
 
 FULL = Ledger(
@@ -40,7 +40,9 @@ def test_without_a_ledger_the_account_is_empty(tmp_path):
     assert read_ledger(tmp_path / "ledger.json") == Ledger()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"totals": 3}', b'{"format": 99}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"totals": 3}', b'{"format": 99}', b"\xff"]
+)
 def test_a_damaged_ledger_is_refused_with_a_message(tmp_path, caplog, content):
     (tmp_path / "ledger.json").write_bytes(content)
 

@@ -1,6 +1,7 @@
 import socket
 
 import pytest
+
 from mp_agent.node import listen
 from mp_agent.node.listen import Endpoint, open_listener
 

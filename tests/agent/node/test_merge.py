@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mp_agent.node.merge import RankStep, merge_step
 from mp_agent.node.shares import AssumedShares, make_roster
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
-
 from tests.agent.node.builders import gradient_row, make_record, rank_step
 
 NAN = float("nan")

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+
 from mp_agent.node.merge_layers import RankLayers, merge_layers
 from mp_agent.node.shares import AssumedShares, make_roster
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Share
-
 from tests.agent.node.builders import gradient_row, make_schema
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.run import Run
@@ -10,7 +11,6 @@ from mp_agent.node.snapshot_builder import SnapshotBuilder
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
-
 from tests.agent.node.conftest import StartRank
 
 OpenRun = Callable[[], Run]
@@ -86,6 +86,27 @@ def test_layers_come_after_their_step_and_are_judged_by_it(
     assert values["layer_grad_norm{a}"] == 3.0
     assert values["layer_grad_norm{b}"] == 3.0
     assert values["layer_grad_nonfinite_elements_total{a}"] == 2
+
+
+def test_parameters_that_change_in_one_look_before_a_death_are_all_read(
+    start_rank: StartRank, open_run: OpenRun
+):
+    rank = start_rank(layers=("a",))
+    rank.steps(3)
+    rank.layer_table(sum_squares=1.0)
+    rank.new_schema("a", "b")
+    rank.steps(2)
+    rank.layer_table(sum_squares=9.0)
+    rank.open_step()
+    rank.kill()
+    run = open_run()
+    run.poll(0.0)
+
+    values = shown(run)
+    assert values["steps_total"] == 6
+    assert values["layer_grad_norm{a}"] == 3.0
+    assert values["layer_grad_norm{b}"] == 3.0
+    assert values["records_dropped_total{0}"] == 0
 
 
 def test_one_shards_table_alone_waits_no_longer_than_the_deadline(
@@ -184,9 +205,7 @@ def test_an_interrupted_step_that_the_scaler_would_have_skipped_is_no_update(
         ((None, EndReason.COMPLETED), "killed"),
     ],
 )
-def test_the_run_ends_as_its_gravest_rank(
-    start_rank: StartRank, open_run: OpenRun, ends, reason
-):
+def test_the_run_ends_as_its_gravest_rank(start_rank: StartRank, open_run: OpenRun, ends, reason):
     ranks = [start_rank(rank, world_size=2) for rank in range(2)]
     run = open_run()
     run.poll(0.0)
@@ -304,9 +323,7 @@ def test_two_nodes_on_one_machine_are_one_run(start_rank: StartRank, open_run: O
     assert values["run_info{0,ddp,2,2,fp16,,,2.13.0}"] == 1
 
 
-def test_a_node_without_rank_0_shows_its_own_ranks_alone(
-    start_rank: StartRank, open_run: OpenRun
-):
+def test_a_node_without_rank_0_shows_its_own_ranks_alone(start_rank: StartRank, open_run: OpenRun):
     start_rank(1, world_size=2, local_world_size=1, local_rank=0, node_rank=1).steps()
     run = open_run()
     run.poll(0.0)
@@ -358,9 +375,7 @@ def test_a_successor_after_the_end_tells_the_same_end(start_rank: StartRank, ope
     assert shown(successor) == shown(run)
 
 
-def test_a_successor_counts_an_ended_attempts_probes_once(
-    start_rank: StartRank, open_run: OpenRun
-):
+def test_a_successor_counts_an_ended_attempts_probes_once(start_rank: StartRank, open_run: OpenRun):
     start_rank(0).count(probe_errors=3)
     run = open_run()
     run.poll(0.0)

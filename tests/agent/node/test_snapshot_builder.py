@@ -3,6 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
+
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
@@ -12,7 +13,6 @@ from mp_agent.node.counters import CounterBook
 from mp_agent.node.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
 from mp_agent.records.steps import EndReason
-
 from tests.agent.node.builders import NO_GRADIENTS, make_identity, make_state, merged_step
 
 
@@ -39,9 +39,7 @@ def export(run: str = "llama", **changes: object) -> RunExport:
         ),
         layers=[layer("w")],
         ranks=[
-            RankView(
-                identity=make_identity(rank), facts={}, state=make_state(), up=True, step=1
-            )
+            RankView(identity=make_identity(rank), facts={}, state=make_state(), up=True, step=1)
             for rank in range(2)
         ],
         faded_ranks=frozenset(),

@@ -23,7 +23,7 @@ from mp_agent.probe.session import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import make_identity
-from tests.agent.probe.variants import POISONED_STEP, VARIANTS, Variant
+from tests.agent.probe.variants import POISONED_STEP, Variant, variants_of
 
 LAYER_INTERVAL = 2
 """Steps 1, 2, 4, … look at layers and derive totals from them; the others measure totals."""
@@ -60,7 +60,7 @@ def run(rank: int, world_size: int, strategy: str, directory: Path) -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size
         )
-    for variant in VARIANTS.values():
+    for variant in variants_of(strategy):
         _train(rank, world_size, strategy, variant, directory / variant.name)
     if world_size > 1:
         dist.barrier()
@@ -96,7 +96,7 @@ def _train(rank: int, world_size: int, strategy: str, variant: Variant, director
                     enabled=bool(variant.autocast),
                 ):
                     loss = model(inputs).float().pow(2).mean() / variant.micro_batches
-                losses.append(float(loss))
+                losses.append(loss.item())
                 scaler.scale(loss).backward()
         reference.look(scale, losses)
         if variant.explicit_unscale:

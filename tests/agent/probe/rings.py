@@ -58,18 +58,23 @@ class RingContents:
 
 
 def read_ring(path: Path) -> RingContents:
+    """Read everything; several bodies must have equal schemas, else they are read by hand."""
     reader = RingReader.open(path)
     try:
         schema = reader.schema
         assert schema is not None, "the probe wrote no schema"
-        records, lost = reader.steps_after(0)
-        assert lost == 0
-        contents = RingContents(
-            schema, records, reader.layers_after(0), reader.open_record(), reader.state
-        )
-        later = reader.schema
-        assert later is schema or later == schema, "there is a second schema; read it by hand"
-        return contents
+        records: list[StepRecord] = []
+        layers: list[LayerTable] = []
+        current = None
+        while (following := reader.schema) is not current:
+            assert following == schema, "there is a second schema"
+            current = following
+            position = records[-1].sequence if records else 0
+            steps, lost = reader.steps_after(position)
+            assert lost == 0
+            layers += reader.layers_after(position)
+            records += steps
+        return RingContents(schema, records, layers, reader.open_record(), reader.state)
     finally:
         reader.close()
 
@@ -93,20 +98,22 @@ def merge_rings(rings: Mapping[int, RingContents]) -> list[MergedStep]:
 
 
 def merge_layer_tables(rings: Mapping[int, RingContents]) -> dict[int, MergedLayers]:
-    """Merge the layer tables of all ranks, by sequence."""
+    """Merge the layer tables of the steps that all ranks looked at, by sequence.
+
+    Of sharded gradients trouble may show on some ranks alone, which then look by themselves.
+    """
     roster = make_roster(len(rings), {rank: ring.schema for rank, ring in rings.items()})
-    merged = {}
-    for tables in zip(*(ring.layers for ring in rings.values()), strict=True):
-        assert len({table.sequence for table in tables}) == 1
-        merged[tables[0].sequence] = merge_layers(
-            [
+    found: dict[int, list[RankLayers]] = {}
+    for rank, ring in rings.items():
+        for table in ring.layers:
+            found.setdefault(table.sequence, []).append(
                 RankLayers(rank=rank, schema=ring.schema, rows=table.rows)
-                for (rank, ring), table in zip(rings.items(), tables, strict=True)
-            ],
-            roster,
-            AssumedShares(),
-        )
-    return merged
+            )
+    return {
+        sequence: merge_layers(tables, roster, AssumedShares())
+        for sequence, tables in found.items()
+        if len(tables) == len(rings)
+    }
 
 
 def rows_by_name(merged: MergedLayers) -> dict[str, np.ndarray]:

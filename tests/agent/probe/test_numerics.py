@@ -1,4 +1,4 @@
-"""The probe's numbers against an independent float64 reference, over strategies and AMP variants."""
+"""The probe's numbers against an independent float64 reference, for all ways of training."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.agent.probe.rings import (
     read_ring,
     rows_by_name,
 )
-from tests.agent.probe.variants import POISONED_STEP, VARIANTS
+from tests.agent.probe.variants import POISONED_STEP, variants_of
 
 JOBS = {
     "single": ("single", 1),
@@ -58,8 +58,14 @@ def _total(rows_LC: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        pytest.param(name, variant, id=f"{name}-{variant.name}")
+        for name, (strategy, _) in JOBS.items()
+        for variant in variants_of(strategy)
+    ],
+)
 class TestEveryWayOfTraining:
     def test_global_statistics_equal_the_reference(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]

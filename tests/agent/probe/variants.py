@@ -69,3 +69,12 @@ VARIANTS = {
 }
 
 POISONED_STEP = 3
+
+
+def variants_of(strategy: str) -> list[Variant]:
+    """The variants that torch itself can train: fused SGD does not know DTensors."""
+    return [
+        variant
+        for variant in VARIANTS.values()
+        if not (strategy == "fsdp2" and variant.fused and variant.optimizer == "SGD")
+    ]

@@ -30,6 +30,9 @@ LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "channels_last": lambda dtype: normal(2, 3, 4, 5, dtype=dtype).to(
         memory_format=torch.channels_last
     ),
+    "transposed_around_one": lambda dtype: normal(1200, dtype=dtype).as_strided(
+        (40, 1, 30), (1, 7, 40)
+    ),
     "every_second": lambda dtype: normal(300, 8, dtype=dtype)[:, ::2],
     "misaligned": lambda dtype: normal(1001, dtype=dtype)[1:],
     "expanded": lambda dtype: normal(5, dtype=dtype).expand(300, 5),

@@ -1,7 +1,7 @@
 """Every row of the scratch belongs to one piece, and every row is folded into its own group."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mp_agent.probe.statistics.layout import fold_levels, make_layout
@@ -9,6 +9,7 @@ from mp_agent.probe.statistics.layout import fold_levels, make_layout
 ROWS, WIDTH = 8, 16
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=20))
 def test_folding_brings_every_row_into_its_own_group_once(rows_per_group: list[int]) -> None:
     partials = [{number} for number in range(sum(rows_per_group))]
@@ -25,6 +26,7 @@ def test_folding_brings_every_row_into_its_own_group_once(rows_per_group: list[i
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(1, ROWS * WIDTH), max_size=6), max_size=5))
 def test_no_two_pieces_of_a_batch_share_a_row(sizes: list[list[int]]) -> None:
     scratch = torch.zeros(ROWS, WIDTH)

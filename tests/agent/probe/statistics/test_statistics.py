@@ -1,6 +1,6 @@
 """Both implementations against an independent float64 reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, expected_row
 
+pytestmark = pytest.mark.filterwarnings("error")
+
 CPU = torch.device("cpu")
 
 IMPLEMENTATIONS: dict[str, Callable[[], GradientStatistics]] = {
@@ -24,6 +26,15 @@ IMPLEMENTATIONS: dict[str, Callable[[], GradientStatistics]] = {
     "packed": lambda: PackedStatistics(CPU),
     "packed_small": lambda: PackedStatistics(CPU, row_elements=64, scratch_rows=32),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Tests on a busy machine would else mostly wait for threads to wake."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, scope="module")
@@ -69,6 +80,12 @@ def test_groups_and_layers_of_all_gradients_together(statistics: GradientStatist
     layers = [None, *gradients, None]
     expected = [expected_row([] if layer is None else [layer]) for layer in layers]
     assert_rows(statistics.layers(layers, 1.0), expected)
+
+
+def test_many_small_tensors_are_all_measured(statistics: GradientStatistics) -> None:
+    tensors = [normal(1 + 37 * number % 9000, seed=number) for number in range(300)]
+    groups = [tensors[:200], tensors[200:]]
+    assert_rows(statistics.totals(groups, 1.0), [expected_row(group) for group in groups])
 
 
 def test_nothing_to_measure_gives_a_table_without_rows(statistics: GradientStatistics) -> None:
@@ -148,15 +165,16 @@ def test_gradients_are_only_read(statistics: GradientStatistics) -> None:
 def test_autograd_autocast_and_inference_mode_make_no_difference() -> None:
     for make in IMPLEMENTATIONS.values():
         statistics = make()
-        gradient = normal(300, 400).requires_grad_()
-        expected = [expected_row([gradient])]
+        gradients = [normal(300, 400).requires_grad_(), normal(50).requires_grad_()]
+        expected = [expected_row(gradients)]
         with torch.inference_mode():
-            assert_rows(statistics.totals([[gradient]], 1.0), expected)
+            assert_rows(statistics.totals([gradients], 1.0), expected)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert_rows(statistics.totals([[gradient]], 1.0), expected)
-        table = statistics.layers([gradient * 1.0], 1.0)
-        assert not table.requires_grad
-        assert_rows(table, expected)
+            assert_rows(statistics.totals([gradients], 1.0), expected)
+        products = [gradient * 1.0 for gradient in gradients]
+        for table in (statistics.totals([products], 1.0), statistics.layers(products, 1.0)):
+            assert not table.requires_grad
+        assert_rows(statistics.totals([products], 1.0), expected)
 
 
 def test_the_default_dtype_and_thread_count_are_left_alone(statistics: GradientStatistics) -> None:

@@ -1,0 +1,104 @@
+import json
+import logging
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from mp_agent.node import main
+from mp_agent.node.__main__ import main as command
+from mp_agent.node.logs import log_to_file
+from mp_agent.settings import Settings
+
+
+class StubAgent:
+    """Takes what a node agent is started with, and serves nothing."""
+
+    started: ClassVar[list[tuple[Settings, int]]] = []
+
+    def __init__(self, settings: Settings, *, setting_errors: int) -> None:
+        self.started.append((settings, setting_errors))
+
+    def watch_all(self, base: Path, *, with_parent: bool) -> None:
+        pass
+
+    async def serve(self) -> None:
+        pass
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[tuple[Settings, int]]:
+    """Return settings and setting errors of the agents that were started."""
+    monkeypatch.setattr(StubAgent, "started", [])
+    monkeypatch.setattr(main, "NodeAgent", StubAgent)
+    monkeypatch.setattr(main, "log_to_stderr", lambda: None)
+    return StubAgent.started
+
+
+def test_the_ranks_settings_are_taken_over_as_they_are(started, monkeypatch, tmp_path):
+    given = Settings(port=1234, linger_seconds=7, thresholds={"grad_norm_high": 5.0})
+    monkeypatch.setenv(main.SETTINGS_VARIABLE, json.dumps(given.model_dump(mode="json")))
+    monkeypatch.setenv("MP_AGENT_PORT", "tcp://10.0.0.1:9464")
+    main.watch_directory(tmp_path, detached=False)
+
+    assert started == [(given, 0)]
+
+
+def test_without_them_the_environment_counts(started, monkeypatch, tmp_path):
+    monkeypatch.delenv(main.SETTINGS_VARIABLE, raising=False)
+    monkeypatch.setenv("MP_AGENT_LINGER_SECONDS", "3")
+    main.watch_directory(tmp_path, detached=False)
+
+    ((settings, _),) = started
+    assert settings.linger_seconds == 3
+
+
+@pytest.mark.parametrize("handed_over", ["", "{", "[]", "3", '{"port": "x"}', '{"unknown": 1}'])
+def test_settings_that_cannot_be_used_are_counted_and_logged(
+    started, monkeypatch, tmp_path, caplog, handed_over
+):
+    monkeypatch.setenv(main.SETTINGS_VARIABLE, handed_over)
+    main.watch_directory(tmp_path, detached=False)
+
+    assert started == [(Settings(), 1)]
+    assert f"{main.SETTINGS_VARIABLE} is ignored" in caplog.text
+
+
+def test_a_run_directory_that_does_not_exist_is_refused_by_name(tmp_path, capsys):
+    assert command(["--run-dir", str(tmp_path / "none")]) == 1
+    assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+class TestLogs:
+    @pytest.fixture(autouse=True)
+    def root_logger(self, monkeypatch):
+        """Leave the handlers of the test run alone."""
+        root = logging.RootLogger(logging.WARNING)
+        monkeypatch.setattr(logging, "getLogger", lambda name=None: root)
+        monkeypatch.setattr(logging, "captureWarnings", lambda capture: None)
+        return root
+
+    def test_logs_rotate_within_two_megabytes(self, root_logger, tmp_path):
+        log_to_file(tmp_path / "log", "run")
+        for _ in range(300):
+            root_logger.error("x" * 10_000)
+
+        files = sorted((tmp_path / "log").iterdir())
+        assert [file.name for file in files] == ["run.log", "run.log.1"]
+        assert sum(file.stat().st_size for file in files) <= 2_000_000
+
+    def test_without_a_directory_to_write_to_it_is_silent(self, root_logger, tmp_path, capsys):
+        (tmp_path / "log").write_text("a file in the way")
+        log_to_file(tmp_path / "log", "run")
+        root_logger.error("nobody hears this")
+
+        assert capsys.readouterr().err == ""
+
+    def test_a_planted_link_is_not_written_through(self, root_logger, tmp_path):
+        (tmp_path / "log").mkdir(mode=0o700)
+        target = tmp_path / "precious"
+        (tmp_path / "log" / "run.log").symlink_to(target)
+        log_to_file(tmp_path / "log", "run")
+        root_logger.error("x")
+
+        assert not target.exists()

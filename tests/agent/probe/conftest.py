@@ -1,0 +1,55 @@
+"""A probe on this process, with its ring."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mp_agent.probe.session import Probe
+from mp_agent.records.steps import RankState
+from mp_agent.ring.reader import RingReader
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+from tests.agent.probe.rings import RingContents, make_identity, read_ring
+
+
+class Watch:
+    """An attached probe and what it wrote."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.writer = RingWriter.create(path, make_identity())
+        self.steps_told = 0
+        self.probe = Probe(lambda: self.writer, Settings(**settings), on_step=self._count_step)
+        self.probe.attach()
+
+    def read(self) -> RingContents:
+        return read_ring(self.writer.path)
+
+    def state(self) -> RankState:
+        """The ring's live part, which is there before any schema."""
+        reader = RingReader.open(self.writer.path)
+        try:
+            return reader.state
+        finally:
+            reader.close()
+
+    def close(self) -> None:
+        self.probe.detach()
+        self.writer.close()
+
+    def _count_step(self) -> None:
+        self.steps_told += 1
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
+    """Attach a probe; it is detached after the test."""
+    watches: list[Watch] = []
+
+    def start(**settings: object) -> Watch:
+        watches.append(Watch(tmp_path / f"watch{len(watches)}" / "rank0.ring", **settings))
+        return watches[-1]
+
+    yield start
+    for started in watches:
+        started.close()

@@ -1,0 +1,79 @@
+"""What fails in the probe stays in the probe."""
+
+import logging
+
+import pytest
+
+from mp_agent.probe import guard as guard_module
+from mp_agent.probe.guard import FAILURES_AT_MOST, Guard
+
+
+@pytest.fixture
+def failures() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def guard(failures: list[int]) -> Guard:
+    return Guard(on_failure=lambda: failures.append(1))
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("broken")
+
+
+def test_a_failure_is_swallowed_counted_and_logged_once_per_kind(guard, failures, caplog):
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        for kind in ("one", "one", "two"):
+            guard.run(kind, fail)
+    assert len(failures) == 3
+    assert [record.args for record in caplog.records] == [("one",), ("two",)]
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_it_closes_after_repeated_failures_of_one_kind(guard, failures):
+    for _ in range(3 * FAILURES_AT_MOST):
+        guard.run("kind", fail)
+    assert guard.closed
+    assert len(failures) == FAILURES_AT_MOST
+    calls = []
+    guard.run("other", calls.append, 1)
+    assert calls == []
+
+
+def test_a_failure_of_the_counting_is_swallowed_too():
+    Guard(on_failure=fail).run("kind", fail)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_is_not_an_error_passes_and_leaves_it_usable(guard, error):
+    def leave() -> None:
+        raise error
+
+    with pytest.raises(error):
+        guard.run("kind", leave)
+    calls = []
+    guard.run("kind", calls.append, 1)
+    assert calls == [1]
+
+
+def test_it_does_not_run_within_itself(guard):
+    calls = []
+    guard.run("outer", guard.run, "inner", calls.append, 1)
+    assert calls == []
+
+
+def test_nothing_runs_while_a_graph_is_captured(monkeypatch):
+    noted, calls = [], []
+    guard = Guard(on_failure=fail, on_capture=lambda: noted.append(1))
+    monkeypatch.setattr(guard_module, "_capturing_cuda_graph", lambda: True)
+    guard.run("kind", calls.append, 1)
+    assert (noted, calls) == ([1], [])
+
+
+def test_it_accounts_for_its_time_once(guard):
+    taken: list[float] = []
+    guard.run("kind", lambda: sum(range(100_000)) and None)
+    guard.run("kind", lambda: taken.append(guard.take_seconds()))
+    guard.run("kind", lambda: taken.append(guard.take_seconds()))
+    assert taken[0] > taken[1] > 0

@@ -1,0 +1,124 @@
+"""Off the CPU nobody ever waits: on the meta device there is no value to wait for.
+
+Whatever would make the host wait for a GPU (`item()`, `float()`, `bool()`, `tolist()`, a copy to
+the host) raises there, and the probe counts what raises.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from mp_agent.probe import delivery, subject
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.steps import FloatArray
+
+STEPS = 12
+
+
+class Statistics:
+    """Shaped like the real thing, which is tested by itself."""
+
+    def layers(self, tensors, inverse_scale):
+        return torch.zeros(
+            len(tensors), len(GRADIENT_COLUMN_NAMES), dtype=torch.float64, device="meta"
+        )
+
+    totals = None
+
+
+class Still(torch.optim.Optimizer):
+    """Does nothing, on any device, and takes whatever a fused optimizer takes."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {"lr": torch.tensor(0.1, device="meta")})
+
+    def step(self, closure=None):
+        pass
+
+
+class FakeMailbox:
+    """Lets everything arrive at the second `collect`, as ones."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sent: list[tuple[Callable[[FloatArray], None], int]] = []
+
+    def send(self, pool, payload, then) -> bool:
+        assert payload.device.type == "meta"
+        self.sent.append((then, payload.numel()))
+        return True
+
+    def collect(self) -> None:
+        while len(self.sent) > 1:
+            then, size = self.sent.pop(0)
+            then(np.ones(size))
+
+    def drain(self, limit_seconds: float) -> None:
+        self.sent, waiting = [], self.sent
+        for then, size in waiting:
+            then(np.ones(size))
+
+
+@pytest.fixture
+def device_watch(watch, monkeypatch):
+    monkeypatch.setattr(delivery, "Mailbox", FakeMailbox)
+    monkeypatch.setattr(subject, "for_device", lambda device: Statistics())
+    return watch
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("clips", [False, True])
+def test_no_step_asks_the_device_for_a_value(device_watch, clips, micro_batches):
+    watched = device_watch(layer_interval=3)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to("meta")
+    optimizer = Still(model.parameters())
+    for _ in range(STEPS):
+        for _ in range(micro_batches):
+            model(torch.ones(2, 4, device="meta")).sum().backward()
+        if clips:
+            clip_grad_norm_(model.parameters(), 1.0)
+        watched.probe.observe(tokens=10, step=7)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(watched.read().records) == STEPS - 1, "only the last is still on its way"
+    watched.probe.flush()
+    contents = watched.read()
+    assert contents.state.probe_errors == 0
+    assert len(contents.records) == STEPS
+    values = contents.values(5)
+    assert values["loss"] == 1.0 / micro_batches
+    assert values["learning_rate"] == 1.0
+    assert values.get("clip_norm") == (1.0 if clips else None)
+    assert contents.schema.fact("device") == "meta"
+    assert len(contents.layers) == 4
+
+
+def test_a_fused_optimizers_scale_and_skip_flag_stay_on_the_device(device_watch):
+    watched = device_watch()
+    model = nn.Linear(4, 3).to("meta")
+    optimizer = Still(model.parameters())
+    for _ in range(3):
+        model(torch.ones(2, 4, device="meta")).sum().backward()
+        optimizer.grad_scale = torch.ones((), device="meta")
+        optimizer.found_inf = torch.ones((), device="meta")
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+    watched.probe.flush()
+    contents = watched.read()
+    assert contents.state.probe_errors == 0
+    assert contents.column("skipped") == [1.0] * 3
+
+
+def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):
+    """Else the tests above would prove nothing."""
+    watched = device_watch()
+    wait = torch.Tensor.item
+    monkeypatch.setattr(subject.Subject, "learning_rate", lambda _: wait(torch.ones(1).to("meta")))
+    model = nn.Linear(4, 3).to("meta")
+    model(torch.ones(2, 4, device="meta")).sum().backward()
+    Still(model.parameters()).step()
+    watched.probe.flush()
+    assert watched.state().probe_errors > 0

@@ -1,0 +1,54 @@
+"""Single numbers are taken without making anybody wait, or not at all."""
+
+import numpy as np
+import pytest
+import torch
+
+from mp_agent.probe.scalars import add, reciprocal, scalar_of
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, 2.0),
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7.0),
+        (torch.tensor(3.0, requires_grad=True), 3.0),
+        (torch.tensor([[4]], dtype=torch.int32), 4.0),
+        (torch.tensor(0.25, dtype=torch.bfloat16), 0.25),
+    ],
+)
+def test_numbers_on_the_host_become_floats(value, expected):
+    assert scalar_of(value) == expected
+    assert type(scalar_of(value)) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "1",
+        [1.0],
+        torch.ones(2),
+        torch.ones(0),
+        torch.tensor(1j),
+    ],
+)
+def test_what_is_no_single_number_is_none(value):
+    assert scalar_of(value) is None
+
+
+def test_a_number_on_a_device_stays_there_without_its_graph():
+    value = torch.ones((1, 1), device="meta", requires_grad=True) * 2
+    scalar = scalar_of(value)
+    assert scalar.device.type == "meta"
+    assert scalar.shape == ()
+    assert not scalar.requires_grad
+
+
+def test_sums_and_reciprocals_are_in_double_precision():
+    total = add(add(None, torch.tensor(1.0)), torch.tensor(2.0**-40))
+    assert total.item() == 1.0 + 2.0**-40
+    assert reciprocal(torch.tensor(3.0)).item() == 1 / 3
+    assert reciprocal(4.0) == 0.25

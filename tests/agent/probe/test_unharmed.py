@@ -1,0 +1,216 @@
+"""Training is the same with and without the probe, also when the probe itself is broken."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from mp_agent.probe import guard, recorder
+from mp_agent.probe.session import Probe
+from mp_agent.records.steps import Phase
+from mp_agent.settings import Settings
+
+STEPS = 200
+
+
+def train(steps: int = STEPS, *, fused: bool = False) -> list[torch.Tensor]:
+    """Train with dropout, autocast, scaler, accumulation and clipping; return the weights."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=5)
+    for _ in range(steps):
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(torch.randn(5, 6)).pow(2).mean()
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def identical(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_after_200_steps_are_bit_identical(watch, fused):
+    alone = train(fused=fused)
+    watched = watch()
+    together = train(fused=fused)
+    assert identical(alone, together)
+    contents = watched.read()
+    assert len(contents.records) == STEPS
+    assert 0 < sum(contents.column("skipped")) < STEPS
+    assert contents.state.probe_errors == 0
+
+
+def test_a_hook_that_raises_is_logged_once_counted_and_at_last_detached(watch, monkeypatch, caplog):
+    alone = train(50)
+    watched = watch()
+    monkeypatch.setattr(recorder.Recorder, "measure", _raise)
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        together = train(50)
+    assert identical(alone, together)
+    messages = [record.message for record in caplog.records]
+    assert [message for message in messages if "training goes on" in message] == [
+        "the probe failed in GradScaler.unscale_; training goes on",
+        "the probe failed in clipping; training goes on",
+    ]
+    assert any("detached itself" in message for message in messages)
+    assert watched.state().probe_errors >= guard.FAILURES_AT_MOST
+
+
+def test_a_ring_that_cannot_be_made_leaves_training_alone():
+    alone = train(20)
+    probe = Probe(lambda: None, Settings())
+    probe.attach()
+    try:
+        assert identical(alone, train(20))
+    finally:
+        probe.detach()
+
+
+def test_a_ring_that_cannot_be_made_with_an_error_leaves_training_alone():
+    alone = train(20)
+    probe = Probe(_raise, Settings())
+    probe.attach()
+    try:
+        assert identical(alone, train(20))
+    finally:
+        probe.detach()
+
+
+def test_a_schema_for_which_there_is_no_memory_leaves_training_alone(watch, monkeypatch):
+    alone = train(20)
+    watched = watch()
+    monkeypatch.setattr(os, "posix_fallocate", _no_space)
+    assert identical(alone, train(20))
+    assert watched.state().probe_errors >= guard.FAILURES_AT_MOST
+
+
+def test_an_interrupt_reaches_training(watch, monkeypatch):
+    watch()
+    monkeypatch.setattr(recorder.Recorder, "measure", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(1)
+
+
+def test_a_wrong_observation_is_swallowed_and_counted(watch):
+    watched = watch()
+    watched.probe.connect()
+    watched.probe.observe(step="not a number", loss=object(), tokens="many")
+    assert watched.state().probe_errors == 1
+
+
+def test_detaching_puts_torch_back_as_it_was(watch):
+    before = _hooked_places()
+    watched = watch()
+    assert all(new is not old for new, old in zip(_hooked_places(), before, strict=True))
+    watched.probe.detach()
+    assert all(new is old for new, old in zip(_hooked_places(), before, strict=True))
+    registry = sys.modules["torch.optim.optimizer"]
+    assert not registry._global_optimizer_pre_hooks
+    assert not registry._global_optimizer_post_hooks
+
+
+def test_detaching_leaves_what_somebody_hooked_on_top(watch):
+    original = torch.autograd.backward
+    watched = watch()
+    watched.probe.connect()
+    ours = torch.autograd.backward
+
+    def theirs(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    torch.autograd.backward = theirs
+    try:
+        watched.probe.detach()
+        assert torch.autograd.backward is theirs
+        train(1)
+        assert watched.state().phase is Phase.STARTING
+    finally:
+        torch.autograd.backward = original
+
+
+def test_two_probes_at_once_both_see_everything(watch):
+    first, second = watch(), watch()
+    train(5)
+    second.probe.detach()
+    train(5)
+    assert len(first.read().records) == 10
+    assert len(second.read().records) == 5
+    assert first.read().column("loss")[:5] == second.read().column("loss")
+
+
+def test_a_scaler_from_before_attaching_whose_class_overrides_everything_is_seen_once(watch):
+    class Scaler(torch.amp.GradScaler):
+        def scale(self, outputs):
+            return super().scale(outputs * 2.0)
+
+        def unscale_(self, optimizer):
+            super().unscale_(optimizer)
+
+        def step(self, optimizer, *args, **kwargs):
+            return super().step(optimizer, *args, **kwargs)
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler = Scaler("cpu", init_scale=8.0)
+    watched = watch()
+    losses = []
+    for _ in range(2):
+        losses.append(model(torch.ones(1, 2)).sum())
+        scaler.scale(losses[-1]).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    contents = watched.read()
+    assert len(contents.records) == 2
+    assert contents.schema.fact("scaler") == "Scaler"
+    assert contents.values(0)["loss"] == losses[0].item()
+
+
+def test_attaching_before_any_import_of_torchs_parts_works():
+    """In a fresh interpreter, where nothing was imported in an order that happens to help."""
+    code = (
+        "from mp_agent.probe.session import Probe\n"
+        "from mp_agent.settings import Settings\n"
+        "probe = Probe(lambda: None, Settings()); probe.attach(); probe.detach()\n"
+        "import threading; assert threading.active_count() == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def _hooked_places() -> list[object]:
+    from torch.amp import autocast_mode
+    from torch.nn.utils import clip_grad
+
+    functions = (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_)
+    return [
+        torch.autograd.backward,
+        torch.amp.GradScaler.scale,
+        torch.amp.GradScaler.unscale_,
+        torch.amp.GradScaler.step,
+        autocast_mode.autocast.__enter__,
+        *(function.__closure__[0].cell_contents for function in functions),
+    ]
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise RuntimeError("injected")
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

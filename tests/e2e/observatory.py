@@ -1,0 +1,147 @@
+"""Jobs under the eyes of real servers: Prometheus, the shipped rules, Alertmanager, a webhook."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mp_agent.alerting.alertmanager import render_alertmanager
+from mp_agent.ring import locations
+from mp_agent.ring.reader import RingReader
+from tests.e2e.scenarios import Scenario
+from tests.waiting import wait_until
+from tools.jobs import Job, torchrun_job
+from tools.running import Prometheus, alertmanager, prometheus
+from tools.webhook import Notification, WebhookReceiver
+
+TIME_SCALE = 1 / 60
+"""Minutes become seconds: `mp-agent rules --time-scale`."""
+JOB = Path(__file__).parent / "job.py"
+_JOB_SECONDS = 240.0
+_ALERT_SECONDS = 30.0
+_SETTLING_SECONDS = 8.0
+"""Longer than every wait of the scaled rules that could still bring an alert after the end."""
+_SEVERITIES = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one job brought."""
+
+    exit_code: int
+    arrived: tuple[Notification, ...]
+    """First firing notification of each alert, in order."""
+    fired: Mapping[str, str]
+    """Every alert that Prometheus saw firing, muted ones included, with its worst severity."""
+    log: str
+
+
+class Observatory:
+    """Runs jobs, several at a time if asked from several threads, and says what they brought."""
+
+    def __init__(self, running: Prometheus, webhook: WebhookReceiver, directory: Path) -> None:
+        self._prometheus = running
+        self._webhook = webhook
+        self._directory = directory
+        self._addresses: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def observe(self, scenario: Scenario) -> Observation:
+        """Run a scenario's job to its end, and wait for its alerts and a while longer."""
+        run = scenario.name
+        arguments = (str(JOB), *(scenario.arguments or (scenario.name,)))
+        environment = {"MP_AGENT_LINGER_SECONDS": "60", "MP_AGENT_EXIT_WAIT_SECONDS": "10"}
+        log_file = self._directory / f"{run}.log"
+        with torchrun_job(arguments, run=run, log_file=log_file, environment=environment) as job:
+            self._scrape(job)
+            if scenario.killed:
+                kill_ranks(job)
+            exit_code = job.process.wait(_JOB_SECONDS)
+            self._await(run, scenario)
+            return Observation(
+                exit_code=exit_code,
+                arrived=self._webhook.firing(run=run),
+                fired=self._fired(run),
+                log=job.log_tail(60),
+            )
+
+    def _scrape(self, job: Job) -> None:
+        status = wait_until(
+            job.agent, seconds=90, what=f"the node agent of {job.run}\n{job.log_tail()}"
+        )
+        with self._lock:
+            self._addresses[job.run] = status.url.removeprefix("http://")
+            self._prometheus.scrape(sorted(self._addresses.values()))
+
+    def _await(self, run: str, scenario: Scenario) -> None:
+        deadline = time.monotonic() + _ALERT_SECONDS
+        while time.monotonic() < deadline:
+            names = {alert.name for alert in self._webhook.firing(run=run)}
+            if names >= set(scenario.alerts):
+                break
+            time.sleep(0.2)
+        # Nothing tells that no further alert will come; only time does.
+        time.sleep(_SETTLING_SECONDS)
+
+    def _fired(self, run: str) -> dict[str, str]:
+        alerts = self._prometheus.query(
+            f'max_over_time(ALERTS{{alertstate="firing",run="{run}"}}[10m])'
+        )
+        worst: dict[str, str] = {}
+        for alert in alerts:
+            name, severity = alert["metric"]["alertname"], alert["metric"]["severity"]
+            worst[name] = max(worst.get(name, severity), severity, key=_SEVERITIES.index)
+        return worst
+
+
+def kill_ranks(job: Job, *, after_step: int = 50) -> None:
+    """Send SIGKILL to all ranks of a job, once it has made some steps."""
+    readers = wait_until(lambda: _readers(job, 2), seconds=60, what="the rings of both ranks")
+    try:
+        for reader in readers:
+            wait_until(
+                lambda reader=reader: reader.state.committed_sequence >= after_step,
+                seconds=60,
+                what=f"step {after_step}",
+            )
+        for reader in readers:
+            os.kill(reader.identity.pid, signal.SIGKILL)
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def _readers(job: Job, ranks: int) -> list[RingReader]:
+    paths = locations.find_rings(job.run_dir)
+    return [RingReader.open(path) for path in paths] if len(paths) == ranks else []
+
+
+@contextmanager
+def observatory(find: Callable[[str], Path], directory: Path) -> Iterator[Observatory]:
+    """Start the servers with the rules that `mp-agent rules` writes; stop them at the end."""
+    binaries = find("alertmanager"), find("prometheus")
+    rules = directory / "rules.yaml"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "mp_agent", "rules"),
+            *("--time-scale", str(TIME_SCALE), "--output", str(rules)),
+        ],
+        check=True,
+    )
+    with WebhookReceiver() as webhook:
+        configuration = render_alertmanager(
+            "Written by a test.", webhook_url=webhook.url, time_scale=TIME_SCALE
+        )
+        with (
+            alertmanager(binaries[0], directory / "alertmanager", configuration) as url,
+            prometheus(
+                binaries[1], directory / "prometheus", rules=rules, alertmanager_url=url
+            ) as running,
+        ):
+            yield Observatory(running, webhook, directory)

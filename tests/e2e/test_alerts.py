@@ -1,0 +1,37 @@
+"""torchrun job → Prometheus → shipped rules → Alertmanager → webhook, with the real servers."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.observatory import Observation, observatory
+from tests.e2e.scenarios import SCENARIOS, Scenario
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+JOBS_AT_A_TIME = 3
+
+
+@pytest.fixture(scope="module")
+def observations(server, tmp_path_factory) -> Iterator[dict[str, Future[Observation]]]:
+    """All scenarios under the same servers, some at a time, as in a real cluster."""
+    with (
+        observatory(server, tmp_path_factory.mktemp("observatory")) as watching,
+        ThreadPoolExecutor(JOBS_AT_A_TIME) as pool,
+    ):
+        yield {scenario.name: pool.submit(watching.observe, scenario) for scenario in SCENARIOS}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_job_brings_the_alerts_written_down_for_it_and_no_others(
+    scenario: Scenario, observations
+):
+    seen = observations[scenario.name].result()
+    assert (seen.exit_code == 0) is scenario.completes, seen.log
+    assert seen.fired == scenario.alerts, seen.log
+    assert {alert.name for alert in seen.arrived} == set(scenario.alerts)
+    for alert in seen.arrived:
+        assert alert.annotations["summary"].endswith(".")
+        assert alert.annotations["remedy"]
+        assert scenario.labels.get(alert.name, {}).items() <= dict(alert.labels).items()
