@@ -49,6 +49,7 @@ def observe(
 ) -> None:
     """Tell what the hooks cannot know of the step under way; optional, on any rank.
 
+    Call it before the optimizer's step; after it, what is told counts for the next step.
     `loss` (0-dim, stays on its device) replaces the loss seen in backward; `step` is the trainer's
     own count; `lr` the learning rate; `tokens` are added up over ranks. Never raises.
     """

@@ -9,6 +9,7 @@ import pytest
 
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.examples import Example
 from mp_agent.alerting.predicates import Joined, Predicate
 from mp_agent.alerting.promql import promql
 from mp_agent.alerting.promtool_tests import render_tests
@@ -43,19 +44,19 @@ def _weakened(level: Level) -> Iterator[tuple[str, Level]]:
 
 
 def _passes(promtool: Path, condition: Condition, directory: Path) -> bool:
-    """Run the examples of one condition against its rules alone, the quiet ones first."""
+    """Run the examples of one condition against its rules alone, the short ones first."""
     rules = render_rules(_VALUES, groups={"one": (condition,)})
     (directory / RULES_FILE).write_text(rules)
-    for examples in (condition.quiet, condition.firing):
-        alone = tuple(dataclasses.replace(example, also={}) for example in examples)
-        tests = render_tests(
-            _VALUES, RULES_FILE, examples=((condition, alone),), heading="of a test"
-        )
-        (directory / "tests.yaml").write_text(tests)
-        command = [promtool, "test", "rules", directory / "tests.yaml"]
-        if subprocess.run(command, capture_output=True).returncode != 0:
-            return False
-    return True
+    examples = sorted((*condition.firing, *condition.quiet), key=lambda example: example.minutes)
+    return all(_holds(promtool, condition, example, directory) for example in examples)
+
+
+def _holds(promtool: Path, condition: Condition, example: Example, directory: Path) -> bool:
+    alone = ((condition, (dataclasses.replace(example, also={}),)),)
+    tests = render_tests(_VALUES, RULES_FILE, examples=alone, heading="of a test")
+    (directory / "tests.yaml").write_text(tests)
+    command = [promtool, "test", "rules", directory / "tests.yaml"]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 @pytest.mark.slow

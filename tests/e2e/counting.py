@@ -30,15 +30,16 @@ def counting_job(
     torchrun: Sequence[str] = (),
     shared_memory: Path | None = None,
     wrapper: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
     **settings: str,
 ) -> Iterator[Job]:
     """Start the job; `settings` are settings of mp_agent, by name."""
-    environment = {f"MP_AGENT_{name.upper()}": value for name, value in settings.items()}
+    variables = {f"MP_AGENT_{name.upper()}": value for name, value in settings.items()}
     with torchrun_job(
         (*torchrun, JOB, *arguments),
         run="counting",
         log_file=directory / "job.log",
-        environment=environment,
+        environment={**variables, **(environment or {})},
         directory=shared_memory,
         wrapper=wrapper,
     ) as job:
