@@ -8,11 +8,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from mp_agent.version import __version__
+
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
     from torch.amp import GradScaler
-
-__version__ = "0.1.0"
 
 __all__ = ["__version__", "init", "observe", "phase", "shutdown"]
 

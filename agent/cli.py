@@ -2,11 +2,11 @@
 
 import click
 
-from mp_agent import __version__
 from mp_agent.alerting.cli import rules_command
 from mp_agent.node.command import node_command
 from mp_agent.node.exec import exec_command
 from mp_agent.probe.run import run_command
+from mp_agent.version import __version__
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from mp_agent import __version__
 from mp_agent.node.accumulate import Accumulator
 from mp_agent.node.attempt import Attempt
 from mp_agent.node.ledger import ProbeTotals
@@ -11,6 +10,7 @@ from mp_agent.node.merge import observed_columns
 from mp_agent.node.source import RankSource
 from mp_agent.records.merged import AgentView, RankView, RunView
 from mp_agent.records.steps import EndReason, Phase
+from mp_agent.version import __version__
 
 _NANOSECONDS = 1e9
 

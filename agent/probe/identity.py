@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mp_agent import __version__
 from mp_agent.records.schema import RankIdentity
+from mp_agent.version import __version__
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE")
 
