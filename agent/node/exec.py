@@ -1,6 +1,5 @@
 """`mp-agent exec -- torchrun …`: a job under supervision, with a node agent that outlives it."""
 
-import ctypes
 import os
 import shutil
 import signal
@@ -19,7 +18,6 @@ from mp_agent.settings import Settings, load_settings
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _AGENT_STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.1
-_PR_SET_PDEATHSIG = 1
 RESTARTS_AT_MOST = 3
 
 
@@ -77,17 +75,13 @@ class _Agent:
     """The node agent, in its own session so that a terminal's Ctrl-C is the job's alone."""
 
     def __init__(self, directory: Path) -> None:
-        self._command = [sys.executable, "-m", "mp_agent.node", "--dir", str(directory)]
+        program = (sys.executable, "-m", "mp_agent.node")
+        self._command = (*program, "--with-parent", "--dir", str(directory))
         self._restarts_left = RESTARTS_AT_MOST
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-        )
+        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -120,11 +114,6 @@ class _Signals:
             self._job.send_signal(number)
         else:
             self.linger_cut = True
-
-
-def _end_with_parent() -> None:
-    """Have this process told to end when the supervisor is killed: nobody else would do it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _linger(agent: _Agent, linger_seconds: float, watch: _Signals) -> None:

@@ -4,6 +4,7 @@ Rank 0 prints the digest of all parameters at the end: equal digests mean bit-id
 """
 
 import argparse
+import faulthandler
 import hashlib
 import os
 import time
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--broken-probe", action="store_true", help="make the probe's hooks raise")
     parser.add_argument("--fail-once", action="store_true", help="raise in the first attempt")
     options = parser.parse_args()
+    faulthandler.dump_traceback_later(float(os.environ.get("DUMP","90")))
     mp_agent.init()
     if options.broken_probe:
         break_probe()

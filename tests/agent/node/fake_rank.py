@@ -61,6 +61,10 @@ class FakeRank:
         """Write the next step as one under way."""
         self._tell(write="open", gradients=gradients or {}, values=values)
 
+    def finish_step(self, *, gradients: dict[str, float] | None = None, **values: float) -> None:
+        """Write the step under way once more, now complete."""
+        self._tell(write="finish", gradients=gradients or {}, values=values)
+
     def layer_table(self, **columns: float) -> None:
         """Write the layers of the last step; all rows alike."""
         self._tell(write="layers", columns=columns)
@@ -131,6 +135,10 @@ class _Writer:
 
     def open(self, gradients: dict[str, float], values: dict[str, float]) -> None:
         self._write(gradients, values, complete=False)
+
+    def finish(self, gradients: dict[str, float], values: dict[str, float]) -> None:
+        self.sequence -= 1
+        self._write(gradients, values, complete=True)
 
     def layers(self, columns: dict[str, float]) -> None:
         rows = np.stack([gradient_row(elements=4.0, **columns) for _ in self.schema.layers])

@@ -30,6 +30,16 @@ def test_a_rank_that_has_gone_past_a_step_is_not_waited_for():
     assert closed(assembler, {0, 1}) == [(1, {0: "a"})]
 
 
+def test_the_oldest_step_closes_first_whichever_rank_was_read_first():
+    assembler: Assembler[str] = Assembler(10.0)
+    assembler.add(1, 2, "b", 0.0)
+    assembler.add(0, 1, "a", 0.0)
+    assembler.add(0, 2, "a", 0.0)
+
+    assert [sequence for sequence, _ in closed(assembler, {0, 1})] == [1, 2]
+    assert assembler.late == 0
+
+
 def test_a_rank_that_is_gone_is_not_waited_for():
     assembler: Assembler[str] = Assembler(10.0)
     assembler.add(0, 1, "a", 0.0)

@@ -79,6 +79,15 @@ def test_single_overflowed_forward_passes_far_apart_are_no_incident():
     assert tracker.first is None
 
 
+def test_a_skipped_step_whose_loss_was_finite_ends_the_row():
+    tracker = IncidentTracker()
+    for sequence in range(1, 30):
+        bad = float(sequence % 2)
+        tracker.fold(merged_step(sequence, skipped=1.0, loss_nonfinite=bad))
+
+    assert tracker.first is None
+
+
 def test_what_follows_in_an_incident_does_not_move_its_beginning():
     tracker = IncidentTracker()
     for sequence in (7, 8, 20):

@@ -88,6 +88,34 @@ def test_layers_come_after_their_step_and_are_judged_by_it(
     assert values["layer_grad_nonfinite_elements_total{a}"] == 2
 
 
+def test_layers_that_are_read_before_their_step_is_complete_wait_for_it(
+    start_rank: StartRank, open_run: OpenRun
+):
+    rank = start_rank()
+    rank.open_step()
+    rank.layer_table(sum_squares=9.0)
+    run = open_run()
+    run.poll(0.0)
+    assert "layer_grad_norm{weight}" not in shown(run)
+
+    rank.finish_step()
+    run.poll(0.0)
+    assert shown(run)["layer_grad_norm{weight}"] == 3.0
+
+
+def test_at_the_end_nobody_is_waited_for(start_rank: StartRank, open_run: OpenRun):
+    rank = start_rank(0, world_size=2)
+    rank.steps(3)
+    run = open_run()
+    run.poll(0.0)
+    assert shown(run)["steps_total"] == 0, "the other rank has yet to appear"
+
+    rank.end(EndReason.FAILED)
+    run.poll(0.0)
+    assert shown(run)["steps_total"] == 3
+    assert shown(run)["coverage_ratio"] == 0.5
+
+
 def test_parameters_that_change_in_one_look_before_a_death_are_all_read(
     start_rank: StartRank, open_run: OpenRun
 ):
@@ -232,6 +260,7 @@ def test_the_end_marker_is_the_end_while_the_process_waits_for_its_scrape(
     assert rank.running
     assert run.end is EndReason.COMPLETED
     assert shown(run)["steps_total"] == 3
+    assert shown(run)["rank_up{0}"] == 0
 
 
 def test_a_dead_rank_keeps_its_series_for_the_linger_then_only_its_being_gone(
