@@ -32,6 +32,11 @@ CONFIG_VARIABLE = "MP_AGENT_CONFIG"
 _EXPORTERS = ("prometheus",)
 
 
+def default_directory() -> Path:
+    """Return where shared memory lies unless it is set: one directory per user."""
+    return Path("/dev/shm") / f"mp_agent-{os.getuid()}"
+
+
 class Settings(BaseSettings):
     """What can be set. Every field is `MP_AGENT_<NAME>` in the environment."""
 
@@ -72,7 +77,7 @@ class Settings(BaseSettings):
     max_series: int = Field(20_000, ge=100, description="Most series that one node agent exports.")
     exporters: tuple[str, ...] = Field(("prometheus",), description="Exporters that are on.")
     dir: Path = Field(
-        default_factory=lambda: Path("/dev/shm") / f"mp_agent-{os.getuid()}",
+        default_factory=default_directory,
         description="Directory for shared memory; must be on tmpfs to be cheap.",
     )
     log_dir: Path = Field(

@@ -5,14 +5,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 import click
 
+from mp_agent.errors import RingError
 from mp_agent.ring import locations
+from mp_agent.ring.files import make_private_directory
 from mp_agent.settings import Settings, load_settings
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -34,27 +37,44 @@ def exec_command(command: tuple[str, ...]) -> None:
 
 
 def supervise(command: Sequence[str], settings: Settings) -> int:
-    """Run `command` to its end, linger, and return its exit code (128 + n for signal n)."""
-    directory = settings.dir / f"exec-{os.getpid()}"
-    directory.mkdir(parents=True, mode=0o700)
+    """Run `command` to its end, linger, and return its exit code (128 + n for signal n).
+
+    Without shared memory the command runs all the same, unwatched.
+    """
     try:
-        return _run(command, settings, directory)
+        make_private_directory(settings.dir)
+        directory = Path(tempfile.mkdtemp(prefix="exec-", dir=settings.dir))
+    except (OSError, RingError) as error:
+        click.echo(f"mp-agent exec: the job runs unwatched: {error}", err=True)
+        return _run(command, {"MP_AGENT_NODE_AGENT": "none"}, None, settings)
+    environment = {"MP_AGENT_NODE_AGENT": "external", "MP_AGENT_DIR": str(directory)}
+    try:
+        return _run(command, environment, directory, settings)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _run(command: Sequence[str], settings: Settings, directory: Path) -> int:
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path | None,
+    settings: Settings,
+) -> int:
+    """Run the job; beside it, when there is a directory for its rings, the node agent."""
     try:
-        job = subprocess.Popen(command, env=_job_environment(directory))
+        job = subprocess.Popen(command, env={**os.environ, **environment})
     except OSError as error:
         click.echo(f"mp-agent exec: {command[0]}: {error.strerror}", err=True)
         return 127 if isinstance(error, FileNotFoundError) else 126
     watch = _Signals(job)
-    agent = _Agent(directory)
-    code = _wait(job, agent)
-    if locations.find_runs(directory):
-        _linger(agent, settings.linger_seconds, watch)
-    agent.stop()
+    if directory is None:
+        code = job.wait()
+    else:
+        agent = _Agent(directory)
+        code = _wait(job, agent)
+        if locations.find_runs(directory):
+            _linger(agent, settings.linger_seconds, watch)
+        agent.stop()
     return code if code >= 0 else 128 - code
 
 
@@ -65,10 +85,6 @@ def _wait(job: subprocess.Popen[bytes], agent: "_Agent") -> int:
             return job.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             agent.restart_if_dead()
-
-
-def _job_environment(directory: Path) -> dict[str, str]:
-    return {**os.environ, "MP_AGENT_NODE_AGENT": "external", "MP_AGENT_DIR": str(directory)}
 
 
 class _Agent:

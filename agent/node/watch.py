@@ -11,7 +11,7 @@ from mp_agent.node.run import Run
 from mp_agent.node.scrapes import ScrapeLog
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
-from mp_agent.settings import Settings
+from mp_agent.settings import Settings, default_directory
 
 log = logging.getLogger("mp_agent.node")
 
@@ -126,10 +126,9 @@ class RunWatch:
             return False
         _unlink(locations.agent_lock_path(run_dir))
         self.release()
-        try:
-            run_dir.rmdir()
-        except OSError as error:
-            log.info("%s stays: %s", run_dir, error.strerror)
+        _remove_empty(run_dir)
+        if run_dir.parent == default_directory():
+            _remove_empty(run_dir.parent)
         return True
 
     def release(self) -> None:
@@ -144,6 +143,14 @@ class RunWatch:
         elif self._ended_since_seconds is None:
             self._ended_since_seconds = now_seconds
             log.info("run %s: ended, %s", self.run.name, self.run.end.name.lower())
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove a directory; it stays when something else is in it."""
+    try:
+        directory.rmdir()
+    except OSError as error:
+        log.info("%s stays: %s", directory, error.strerror)
 
 
 def _unlink(path: Path) -> None:

@@ -76,6 +76,14 @@ def test_a_command_that_does_not_exist_is_said_so(tmp_path):
     assert "no-such-trainer: No such file" in output
 
 
+def test_a_job_without_shared_memory_runs_unwatched(tmp_path):
+    (tmp_path / "file").touch()
+    with _supervised(tmp_path / "file" / "below", *_python(_WATCHED, "7")) as supervisor:
+        output, _ = supervisor.communicate(timeout=60)
+        assert supervisor.returncode == 7
+    assert "the job runs unwatched" in output
+
+
 def test_signals_reach_the_job(tmp_path):
     """The job ends with 42 because it is told to; without the signal it would wait for ever."""
     job = (
