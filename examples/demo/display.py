@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from examples.demo.outcome import Outcome
@@ -92,7 +92,8 @@ class Screen:
 
     def closing(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Show all jobs side by side."""
-        table = Table("job", "went wrong first", "step", "layer", "alerts", title="What was found")
+        alerts = Column("alerts", overflow="fold")
+        table = Table("job", "went wrong first", "step", "layer", alerts, title="What was found")
         for outcome in outcomes:
             first = outcome.first
             table.add_row(
