@@ -26,8 +26,8 @@ from mp_agent.probe.session import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
-STEPS_PER_TURN = 4
-BATCH, LENGTH, WIDTH, LAYERS, VOCABULARY = 8, 128, 256, 6, 512
+STEPS_PER_TURN = 3
+BATCH, LENGTH, WIDTH, LAYERS, VOCABULARY = 16, 256, 256, 6, 512
 BOOTSTRAPS = 2000
 
 HEADER = ("what", "without", "with", "ratio", "90 % interval")
@@ -90,8 +90,7 @@ def compare(
     def watched_turn() -> float:
         probe.attach()
         step()  # the first step walks the module tree and makes the ring's body
-        seconds = turn()
-        return seconds
+        return turn()
 
     for pair in range(pairs + 1):
         for watched in (False, True) if pair % 2 else (True, False):
@@ -185,7 +184,7 @@ def table(device: torch.device, pairs: int) -> str:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         rows = [
             compare(
-                "a training step, transformer of 5 M parameters",
+                f"a training step: 5 M parameters, {BATCH} x {LENGTH} tokens",
                 transformer_step(device),
                 Path(directory),
                 pairs,

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--broken-probe", action="store_true", help="make the probe's hooks raise")
     parser.add_argument("--fail-once", action="store_true", help="raise in the first attempt")
     options = parser.parse_args()
-    faulthandler.dump_traceback_later(float(os.environ.get("DUMP","90")))
+    faulthandler.dump_traceback_later(float(os.environ.get("DUMP", "90")))
     mp_agent.init()
     if options.broken_probe:
         break_probe()

@@ -1,0 +1,17 @@
+"""`make bench`: all measurements of what the probe costs, one table after the other."""
+
+import subprocess
+import sys
+
+_BENCHMARKS = ("step_overhead", "statistics_cost", "ring_cost")
+
+
+def main() -> None:
+    """Run each in a process of its own: torch's thread count is a process's."""
+    for name in _BENCHMARKS:
+        print(f"\n## {name}\n", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+
+
+if __name__ == "__main__":
+    main()
