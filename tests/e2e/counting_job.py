@@ -22,12 +22,15 @@ STEPS = 200
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
+    # Without any pause torch 2.13 itself may deadlock at the end: a process group is destroyed
+    # with the GIL held, and waits for a gloo thread that wants the GIL to let go of the context
+    # of the last backward.
+    parser.add_argument("--pause", type=float, default=0.005, help="seconds between steps")
     parser.add_argument("--gate", type=Path, help="file to wait for in the middle")
     parser.add_argument("--broken-probe", action="store_true", help="make the probe's hooks raise")
     parser.add_argument("--fail-once", action="store_true", help="raise in the first attempt")
     options = parser.parse_args()
-    faulthandler.dump_traceback_later(float(os.environ.get("DUMP", "90")))
+    faulthandler.dump_traceback_later(90)
     mp_agent.init()
     if options.broken_probe:
         break_probe()
