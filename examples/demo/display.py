@@ -101,7 +101,10 @@ class Screen:
                 first.what if first else "nothing",
                 str(first.step) if first else "",
                 first.layer if first else "",
-                "\n".join(f"{alert.name} ({alert.severity})" for alert in outcome.alerts),
+                "\n".join(
+                    f"{alert.name.removeprefix('MpAgent')} ({alert.severity})"
+                    for alert in outcome.alerts
+                ),
             )
         self._console.print(table)
         self._console.print(f"{seconds:.0f} s; nothing is left running.", style="dim")
