@@ -1,6 +1,7 @@
 """One process's ties: its ring, its probe, the node agent it keeps running, and its end."""
 
 import logging
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -24,7 +25,8 @@ class Attachment:
     """Everything that `init()` set up. The ring is made as soon as the rank is known.
 
     Without torchrun's variables and before `init_process_group` the rank is not known; the ring is
-    then made at the first hook that fires.
+    then made at the first backward. So it is in a child of multiprocessing: it may be a rank, or a
+    data worker that ran the script's `init()` by importing it, and must not pass for a rank.
     """
 
     def __init__(self, settings: Settings, *, setting_errors: int) -> None:
@@ -41,7 +43,8 @@ class Attachment:
         """Attach the hooks to torch and to the interpreter's exit."""
         self.probe.attach(model=model, optimizer=optimizer)
         self._exit.install()
-        if ranks_are_known():
+        # The name, since a spawned child learns of its parent only after it imported the script.
+        if ranks_are_known() and multiprocessing.current_process().name == "MainProcess":
             self.probe.connect()
 
     def shutdown(self) -> None:

@@ -1,5 +1,6 @@
 """Each case runs a real interpreter to its end and looks at what it left behind."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -126,6 +127,24 @@ def test_a_forked_child_that_ends_leaves_the_parents_ring_alone(tmp_path):
     assert reader.state.end_reason is EndReason.COMPLETED
     assert reader.state.committed_sequence == 2
     reader.close()
+
+
+def test_a_spawned_data_worker_that_imports_the_script_makes_no_ring_of_its_own(tmp_path):
+    """Under torchrun's variables, where a ring is otherwise made by init() at once."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import torch, mp_agent
+mp_agent.init({_SETTINGS}, dir={str(tmp_path / "shm")!r})
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(range(4), num_workers=2, multiprocessing_context="spawn")
+    assert sorted(int(batch) for batch in loader) == [0, 1, 2, 3]
+"""
+    )
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    subprocess.run([sys.executable, str(script)], check=True, env=environment)
+    run_dir = locations.run_directory(tmp_path / "shm", "exit-test")
+    assert len(locations.find_rings(run_dir)) == 1
 
 
 def test_everything_is_a_no_op_when_disabled(tmp_path):
