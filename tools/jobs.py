@@ -79,16 +79,17 @@ def torchrun_job(
 
 
 def stop_agent(job: Job) -> None:
-    """End the job's node agent, if one runs, and wait until it is gone."""
+    """End the job's node agent, if one runs, and wait until its process is gone."""
+    status = locations.read_status(job.run_dir)
+    if status is None or not locations.agent_running(job.run_dir):
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
-        status = locations.read_status(job.run_dir)
-        if status is None or not locations.agent_running(job.run_dir):
+        if not is_node_agent(status.pid):
             return
-        if is_node_agent(status.pid):
-            os.kill(status.pid, number)
+        os.kill(status.pid, number)
         deadline = time.monotonic() + _AGENT_STOP_SECONDS
-        while locations.agent_running(job.run_dir) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while is_node_agent(status.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def is_node_agent(pid: int) -> bool:

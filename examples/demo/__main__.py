@@ -1,6 +1,7 @@
 """`python -m examples.demo`: watch a real training job go wrong, and the alerts arrive."""
 
 import argparse
+import signal
 import sys
 
 from rich.console import Console
@@ -15,6 +16,9 @@ def main() -> int:
     parser.add_argument("--scenario", choices=BY_NAME, help="run this one alone")
     chosen = parser.parse_args().scenario
     scenarios = (BY_NAME[chosen],) if chosen else SCENARIOS
+    # Only as an exception does a signal end the servers and jobs as well.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     outcomes = run_demo(scenarios, Console())
     expected = [outcome for outcome in outcomes if outcome.scenario in SCENARIOS]
     return int(not all(outcome.alerts for outcome in expected))
