@@ -24,7 +24,7 @@ class LayerSchedule:
 
     def __init__(self, interval_steps: int, thresholds: Mapping[str, float]) -> None:
         self._interval_steps = interval_steps
-        self._norm_limit = thresholds["grad_norm_extreme"]
+        self._norm_limit = thresholds["grad_norm_high"]
         self._trouble_in_a_row = 0
 
     def due(self, sequence: int) -> bool:

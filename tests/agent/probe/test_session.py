@@ -358,7 +358,7 @@ class TestLayers:
         assert [table.sequence for table in layers] == [1, 5]
         assert layers[1].rows[:, 3].tolist() == [0, 0, 0, 1]
 
-    def test_are_looked_at_when_the_norm_is_extreme(self, watch):
+    def test_are_looked_at_when_the_norm_is_high(self, watch):
         watched, model = watch(layer_interval=1000), make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         for step in range(1, 6):
