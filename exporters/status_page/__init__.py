@@ -1,0 +1,1 @@
+"""The status page at `/` of a node agent, and the JSON behind it."""

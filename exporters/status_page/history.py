@@ -1,0 +1,40 @@
+"""The last steps of a run, for curves that miss none of them."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from mp_agent.records.merged import MergedStep
+
+STEPS_KEPT = 1000
+
+Point = tuple[int, float, float | None, float | None, float | None, bool]
+
+
+class StepHistory:
+    """Keeps loss, loss scale and gradient norm of the last `STEPS_KEPT` closed steps."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=STEPS_KEPT)
+
+    def add(self, step: MergedStep) -> None:
+        """Take a closed step in. A norm that does not count (skipped, partial) is left out."""
+        self._points.append(
+            (
+                step.step,
+                step.time_unix_seconds,
+                step.get("loss"),
+                step.get("loss_scale"),
+                step.grad_norm if step.gradients_judged else None,
+                step.skipped,
+            )
+        )
+
+    def clear(self) -> None:
+        """Forget the steps: a new attempt counts anew."""
+        self._points.clear()
+
+    def columns(self, *, after_step: int | None = None) -> Mapping[str, list[object]]:
+        """Return the steps as columns of equal length, oldest first; None for "not observed"."""
+        points = [p for p in self._points if after_step is None or p[0] > after_step]
+        names = ("step", "time_unix_seconds", "loss", "loss_scale", "grad_norm", "skipped")
+        return {name: [point[at] for point in points] for at, name in enumerate(names)}

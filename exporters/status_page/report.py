@@ -1,0 +1,173 @@
+"""What the status page and `mp-agent top` say of a run, as plain JSON values.
+
+The format is documented in docs/api.md; `FORMAT` grows when a field changes its meaning.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any, Protocol
+
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
+from mp_agent.records.steps import EndReason
+
+FORMAT = 1
+_SEVERITIES = ("critical", "warning", "info")
+
+
+class RunSources(Protocol):
+    """All views of one run. `view` is None on nodes that do not hold rank 0."""
+
+    @property
+    def run(self) -> str: ...  # noqa: D102
+    @property
+    def node_rank(self) -> int: ...  # noqa: D102
+    @property
+    def view(self) -> RunView | None: ...  # noqa: D102
+    @property
+    def layers(self) -> Sequence[LayerView]: ...  # noqa: D102
+    @property
+    def ranks(self) -> Sequence[RankView]: ...  # noqa: D102
+    @property
+    def agent(self) -> AgentView: ...  # noqa: D102
+
+
+def snapshot_report(
+    sources: Sequence[RunSources], thresholds: Mapping[str, float], time_unix_seconds: float
+) -> dict[str, Any]:
+    """Return the answer of `/api/v1/snapshot`."""
+    return {
+        "format": FORMAT,
+        "time_unix_seconds": time_unix_seconds,
+        "thresholds": dict(thresholds),
+        "runs": [_run(source) for source in sources],
+    }
+
+
+def _run(source: RunSources) -> dict[str, Any]:
+    view = source.view
+    return {
+        "run": source.run,
+        "node_rank": source.node_rank,
+        "is_root": view is not None,
+        "verdict": verdict(source),
+        "summary": None if view is None else _summary(view),
+        "conditions": [] if view is None else [_condition(c) for c in _by_severity(view)],
+        "layers": [_layer(layer) for layer in source.layers],
+        "ranks": _ranks(source.ranks),
+        "agent": _agent(source.agent),
+    }
+
+
+def verdict(source: RunSources) -> str:
+    """Return how the run is, in one sentence."""
+    view = source.view
+    if view is None:
+        return f"Node {source.node_rank} of the run; its root agent tells of the run as a whole."
+    at = f" at step {view.last.step}" if view.last else " before its first step"
+    worst = _by_severity(view)
+    if view.end_reason is EndReason.COMPLETED:
+        state = f"Ended: completed{at}"
+    elif not view.active:
+        state = f"Ended: {view.end_reason.name.lower()}{at}"
+    elif view.last is None:
+        state = "Starting: no step yet"
+    else:
+        state = f"Training: step {view.last.step}"
+    if worst:
+        others = f" and {len(worst) - 1} more" if len(worst) > 1 else ""
+        return f"{state}; {worst[0].name} ({worst[0].severity}){others}."
+    if view.coverage < 1.0:
+        return f"{state}; the numbers cover {view.coverage:.0%} of the ranks."
+    return f"{state}; no condition in force." if view.active else f"{state}."
+
+
+def _by_severity(view: RunView) -> list[ActiveCondition]:
+    order = {severity: place for place, severity in enumerate(_SEVERITIES)}
+    return sorted(view.conditions, key=lambda c: (order.get(c.severity, len(order)), c.name))
+
+
+def _summary(view: RunView) -> dict[str, Any]:
+    judged, first = view.judged, view.first_nonfinite
+    return {
+        "attempt": view.identity.attempt,
+        "world_size": view.identity.world_size,
+        "nodes": view.nodes,
+        "torch_version": view.identity.torch_version,
+        "facts": dict(view.facts),
+        "active": view.active,
+        "end_reason": None if view.active else view.end_reason.name.lower(),
+        "phase": view.phase_name,
+        "step": view.last.step if view.last else None,
+        "last_step_time_unix_seconds": view.last.time_unix_seconds if view.last else None,
+        "loss": view.loss,
+        "learning_rate": view.learning_rate,
+        "loss_scale": view.loss_scale,
+        "loss_scale_initial": view.loss_scale_initial,
+        "grad_norm": judged.grad_norm if judged else None,
+        "grad_abs_max": judged.get("abs_max") if judged else None,
+        "clip_coefficient": judged.clip_coefficient if judged else None,
+        "coverage": view.coverage,
+        "missing_ranks": list(view.missing_ranks),
+        "first_nonfinite": None
+        if first is None
+        else {
+            "step": first.step,
+            "rank": first.rank,
+            "layer": first.layer,
+            "phase": first.phase,
+        },
+    }
+
+
+def _condition(condition: ActiveCondition) -> dict[str, Any]:
+    names = (
+        *("name", "severity", "since_step", "since_unix_seconds", "value"),
+        *("rank", "layer", "phase", "summary", "description", "remedy"),
+    )
+    return {name: getattr(condition, name) for name in names}
+
+
+def _layer(layer: LayerView) -> dict[str, Any]:
+    values = layer.values
+    elements = values.get("elements", 0.0)
+    return {
+        "layer": layer.name,
+        "grad_norm": sqrt(values["sum_squares"]) if layer.judged else None,
+        "grad_abs_max": values.get("abs_max") if layer.judged else None,
+        "zero_ratio": values.get("zero_elements", 0.0) / elements if elements else None,
+        "nonfinite_elements": values.get("nan_elements", 0.0) + values.get("inf_elements", 0.0),
+        "elements": elements,
+    }
+
+
+def _ranks(ranks: Sequence[RankView]) -> list[dict[str, Any]]:
+    foremost = max((rank.step for rank in ranks if rank.step is not None), default=0)
+    return [
+        {
+            "rank": rank.identity.rank,
+            "host": rank.identity.host,
+            "local_rank": rank.identity.local_rank,
+            "device": rank.facts.get("device", ""),
+            "up": rank.up,
+            "phase": rank.state.phase_name,
+            "step": rank.step,
+            "lag": None if rank.step is None else foremost - rank.step,
+            "loss": (rank.values or {}).get("loss"),
+            "compute_seconds": (rank.values or {}).get("compute_seconds"),
+        }
+        for rank in ranks
+    ]
+
+
+def _agent(agent: AgentView) -> dict[str, Any]:
+    return {
+        "version": agent.version,
+        "probe_seconds": agent.probe_seconds,
+        "probe_errors": agent.probe_errors,
+        "setting_errors": agent.setting_errors,
+        "records_dropped": agent.records_dropped,
+        "series_dropped": agent.series_dropped,
+        "scrape_duration_seconds": agent.scrape_duration_seconds,
+        "unsupported": list(agent.unsupported),
+    }

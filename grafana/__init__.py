@@ -1,0 +1,1 @@
+"""Grafana dashboards, rendered from the catalogs of metrics and conditions."""

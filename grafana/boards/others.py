@@ -1,0 +1,80 @@
+"""Panels for metrics that no board places by hand: made from their catalog record alone."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from grafana.panel import Board, Panel, Query, Row, View, unit_of
+from grafana.queries import SELECTED, aggregated
+from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics import METRICS
+
+BOARD_OF_SCOPE = {
+    Scope.RUN: "mp-agent-run",
+    Scope.LAYER: "mp-agent-layers",
+    Scope.RANK: "mp-agent-ranks",
+    Scope.AGENT: "mp-agent-self",
+}
+_FIRST_ID = 500
+_MOST_SERIES = 10
+
+
+def with_unplaced_metrics(
+    boards: tuple[Board, ...], metrics: Iterable[Metric] = METRICS
+) -> tuple[Board, ...]:
+    """Return the boards, each with a last row of the metrics of its scope that no panel shows."""
+    shown = " ".join(
+        query.expression for board in boards for p in board.panels for query in p.queries
+    )
+    missing = [metric for metric in metrics if f"{metric.prometheus_name}" not in _names(shown)]
+    return tuple(_extended(board, missing) for board in boards)
+
+
+def _names(expressions: str) -> set[str]:
+    """Return all words of some expressions, a histogram's parts by its own name."""
+    words = set("".join(c if c.isalnum() or c == "_" else " " for c in expressions).split())
+    return words | {word.removesuffix("_bucket") for word in words}
+
+
+def _extended(board: Board, missing: list[Metric]) -> Board:
+    own = [metric for metric in missing if BOARD_OF_SCOPE[metric.scope] == board.uid]
+    if not own:
+        return board
+    panels = tuple(_panel(_FIRST_ID + number, metric) for number, metric in enumerate(own))
+    return replace(board, rows=(*board.rows, Row(title="More", panels=panels, collapsed=True)))
+
+
+def _panel(number: int, metric: Metric) -> Panel:
+    return Panel(
+        id=number,
+        title=metric.name.removeprefix("mp_agent.")
+        .replace(".", " ")
+        .replace("_", " ")
+        .capitalize(),
+        description=metric.help,
+        queries=(Query(_expression(metric), _legend(metric), optional=True),),
+        view=View.TIMESERIES,
+        unit=unit_of(metric),
+    )
+
+
+def _expression(metric: Metric) -> str:
+    """Return at most ten series per run, whatever the metric's scope."""
+    name = metric.prometheus_name
+    labels = (*metric.scope.value[1:], *metric.labels)
+    if metric.kind is Kind.HISTOGRAM:
+        buckets = aggregated(
+            f"rate({name}_bucket{{{SELECTED}}}[$__rate_interval])", "sum", keep=("le",)
+        )
+        return f"histogram_quantile(0.9, {buckets})"
+    if metric.kind is Kind.COUNTER:
+        present = aggregated(f"rate({name}{{{SELECTED}}}[$__rate_interval])", "sum", keep=labels)
+    else:
+        # Grafana counts time in milliseconds.
+        factor = " * 1000" if metric.name.endswith("timestamp") else ""
+        present = aggregated(f"{name}{{{SELECTED}}}{factor}", "max", keep=labels)
+    return f"topk({_MOST_SERIES}, {present})" if labels else present
+
+
+def _legend(metric: Metric) -> str:
+    labels = (*metric.scope.value[1:], *metric.labels)
+    return " ".join(("{{run}}", *(f"{{{{{label}}}}}" for label in labels)))

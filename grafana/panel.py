@@ -1,0 +1,145 @@
+"""What a panel is, before it becomes Grafana's JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mp_agent.catalog.metric import Kind, Metric
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.catalog.thresholds import DEFAULTS
+
+COLUMNS = 24
+"""Width of Grafana's grid."""
+
+
+class View(Enum):
+    """How a panel draws."""
+
+    STAT = "stat"
+    TIMESERIES = "timeseries"
+    HEATMAP = "heatmap"
+    TIMELINE = "state-timeline"
+    TABLE = "table"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An expression, how its series are called, and whether only the last value is asked for."""
+
+    expression: str
+    legend: str = ""
+    instant: bool = False
+    optional: bool = False
+    """Whether a run may rightly have no such series (no scaler, no incident, no GPU)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From which value on a colour holds; None for the lowest."""
+
+    value: float | None
+    color: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """How a table shows one field."""
+
+    name: str
+    title: str
+    unit: str = "short"
+    width: int | None = None
+    steps: tuple[Step, ...] = ()
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Value → (text, colour)."""
+    link: str = ""
+    decimals: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel. Its `id` is stable: links and alerts point at it.
+
+    description: how to read it; whole sentences.
+    lines: whether `steps` are drawn as lines too.
+    """
+
+    id: int
+    title: str
+    description: str
+    queries: tuple[Query, ...]
+    view: View = View.TIMESERIES
+    width: int = 8
+    height: int = 8
+    unit: str = "short"
+    decimals: int | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    log_base: int | None = None
+    steps: tuple[Step, ...] = ()
+    lines: bool = False
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+    points: bool = False
+    label: str = ""
+    """Label whose value a stat shows in place of a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A titled row of panels."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A dashboard: what it is called, what may be chosen, and its rows."""
+
+    uid: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+    one_run: bool = False
+    """Whether exactly one run is shown at a time."""
+    layer_variable: bool = False
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All panels, from top to bottom."""
+        return tuple(panel for row in self.rows for panel in row.panels)
+
+
+PER_SECOND = "suffix:/s"
+_UNITS = {"s": "s", "By": "bytes", "1": "percentunit"}
+
+
+def unit_of(metric: Metric) -> str:
+    """Return Grafana's name of a metric's unit; of a counter's rate where it is one."""
+    if metric.name.endswith("timestamp"):
+        return "dateTimeFromNow"
+    unit = _UNITS.get(metric.unit, "short")
+    if metric.kind is Kind.COUNTER:
+        return "percentunit" if unit == "s" else PER_SECOND
+    return unit
+
+
+def help_of(name: str) -> str:
+    """Return the help text of a metric in the catalog."""
+    return BY_PROMETHEUS_NAME[name].help
+
+
+def above(**colors: str) -> tuple[Step, ...]:
+    """Return steps that start green and take each colour above the threshold of its name."""
+    limits = sorted((DEFAULTS[name], color) for name, color in colors.items())
+    return (Step(None, "green"), *(Step(value, color) for value, color in limits))
+
+
+def below(**colors: str) -> tuple[Step, ...]:
+    """Return steps that end green and have each colour below the threshold of its name."""
+    limits = sorted((DEFAULTS[name], color) for name, color in colors.items())
+    shades = [color for _, color in limits] + ["green"]
+    values: list[float | None] = [None, *(value for value, _ in limits)]
+    return tuple(Step(value, color) for value, color in zip(values, shades, strict=True))

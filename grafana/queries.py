@@ -1,0 +1,64 @@
+"""PromQL of the panels. Metrics are named as in the catalog, or importing this fails."""
+
+from mp_agent.catalog.metric import Kind
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+
+RUN = ("cluster", "namespace", "job", "run")
+"""What a run is known by; every panel aggregates to it, since a metric's targets may change."""
+
+SELECTED = ",".join(f'{label}=~"${label}"' for label in RUN)
+"""Matchers of what the dashboard's variables select."""
+
+
+def series(name: str, matchers: str = "") -> str:
+    """Return a selector of one metric for the runs that are selected.
+
+    A name that is not in the catalog raises KeyError; histograms go by their parts' names.
+    """
+    base = name
+    for suffix in ("_bucket", "_sum", "_count"):
+        stem = name.removesuffix(suffix)
+        if stem != name and stem in BY_PROMETHEUS_NAME:
+            base = stem
+            if BY_PROMETHEUS_NAME[stem].kind is not Kind.HISTOGRAM:
+                raise KeyError(name)
+    BY_PROMETHEUS_NAME[base]
+    return f"{name}{{{','.join(filter(None, (SELECTED, matchers)))}}}"
+
+
+def by_run(
+    name: str, aggregate: str = "max", *, keep: tuple[str, ...] = (), where: str = ""
+) -> str:
+    """Return a metric's present value, one per run (and per `keep`)."""
+    return aggregated(series(name, where), aggregate, keep=keep)
+
+
+def rate(name: str, *, keep: tuple[str, ...] = (), where: str = "") -> str:
+    """Return how often per second a counter grew, one per run (and per `keep`)."""
+    return aggregated(f"rate({series(name, where)}[$__rate_interval])", "sum", keep=keep)
+
+
+def increase(name: str, *, keep: tuple[str, ...] = (), where: str = "") -> str:
+    """Return by how much a counter grew between two points of the graph."""
+    return aggregated(f"increase({series(name, where)}[$__rate_interval])", "sum", keep=keep)
+
+
+def aggregated(expression: str, aggregate: str, *, keep: tuple[str, ...] = ()) -> str:
+    """Return an expression aggregated to one series per run (and per `keep`)."""
+    return f"{aggregate} by ({', '.join((*RUN, *keep))}) ({expression})"
+
+
+def share_of_steps(name: str) -> str:
+    """Return a counter of steps per attempted step, one per run; nothing while none is made."""
+    return f"{rate(name)} / ({rate('mp_agent_steps_total')} > 0)"
+
+
+def quantile(name: str, level: float) -> str:
+    """Return a quantile of a histogram's observations between two points, one per run."""
+    buckets = aggregated(f"rate({series(f'{name}_bucket')}[$__rate_interval])", "sum", keep=("le",))
+    return f"histogram_quantile({level}, {buckets})"
+
+
+def worst(name: str, count: int, *, keep: tuple[str, ...], where: str = "") -> str:
+    """Return the series with the `count` largest values at this moment."""
+    return f"topk({count}, {by_run(name, keep=keep, where=where)})"

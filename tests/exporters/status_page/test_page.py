@@ -1,0 +1,41 @@
+"""The page is one file that needs nothing from elsewhere."""
+
+import base64
+import hashlib
+import re
+
+from mp_agent.exporters.status_page.page import status_page
+
+HTML = status_page().body.decode()
+POLICY = status_page().headers["Content-Security-Policy"]
+
+
+def test_everything_is_in_the_file() -> None:
+    assert "<!--" not in re.sub(r"<(script|style)>.*?</\1>", "", HTML, flags=re.DOTALL)
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:|metrics|api/)""", HTML)
+    assert "@import" not in HTML
+    outside = re.findall(r"https?://[^\s\"')]+", HTML)
+    # The chart library's banner and the names of XML's spaces are no addresses to load from.
+    assert {url.split("/")[2] for url in outside} <= {"github.com", "www.w3.org"}
+
+
+def test_the_policy_lets_exactly_the_pages_own_scripts_run() -> None:
+    scripts = re.findall(r"<script>(.*?)</script>", HTML, flags=re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in POLICY
+    assert "default-src 'none'" in POLICY
+    assert "'unsafe-eval'" not in POLICY
+    assert "script-src 'unsafe-inline'" not in POLICY
+
+
+def test_names_from_the_job_can_enter_the_page_as_text_only() -> None:
+    own = re.findall(r"<script>(.*?)</script>", HTML, flags=re.DOTALL)[1]
+    for way_in in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert way_in not in own
+
+
+def test_the_page_says_its_language_and_works_on_narrow_screens() -> None:
+    assert '<html lang="en">' in HTML
+    assert 'content="width=device-width, initial-scale=1"' in HTML

@@ -1,0 +1,162 @@
+"""The JSON behind the status page says what the views say, and never a number JSON lacks."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mp_agent.exporters.status_page.history import STEPS_KEPT, StepHistory
+from mp_agent.exporters.status_page.report import FORMAT, snapshot_report, verdict
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.merged import FirstNonfinite
+from mp_agent.records.steps import EndReason
+from tests.agent.node.builders import merged_step
+from tests.agent.node.test_snapshot_builder import export
+
+CONDITION = ActiveCondition(
+    name="MpAgentGradientExplosion",
+    severity="critical",
+    run="llama",
+    since_step=7,
+    since_unix_seconds=100.0,
+    value=2000.0,
+    summary="The gradients explode.",
+    description="The norm was 2000.",
+    remedy="Clip.",
+    layer="<script>alert(1)</script>",
+)
+
+
+def with_view(**changes: Any) -> Any:
+    whole = export()
+    assert whole.view is not None
+    return replace(whole, view=replace(whole.view, **changes))
+
+
+def report(source: Any) -> dict[str, Any]:
+    (run,) = snapshot_report([source], {"grad_norm_high": 100.0}, 12.0)["runs"]
+    return dict(run)
+
+
+def test_the_report_names_format_time_and_thresholds() -> None:
+    whole = snapshot_report([export()], {"grad_norm_high": 100.0}, 12.0)
+    assert whole["format"] == FORMAT
+    assert whole["time_unix_seconds"] == 12.0
+    assert whole["thresholds"] == {"grad_norm_high": 100.0}
+
+
+def test_a_run_is_told_with_its_numbers_layers_ranks_and_agent() -> None:
+    run = report(export())
+    assert run["run"] == "llama"
+    assert run["is_root"] is True
+    assert run["summary"]["step"] == 1
+    assert run["summary"]["grad_norm"] == 2.0
+    assert run["summary"]["end_reason"] is None
+    assert [layer["layer"] for layer in run["layers"]] == ["w"]
+    assert run["layers"][0]["grad_norm"] == 1.0
+    assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
+    assert run["agent"]["version"] == "0.1.0"
+
+
+def test_a_layer_whose_norm_does_not_count_shows_none() -> None:
+    whole = export()
+    unjudged = [replace(layer, judged=False) for layer in whole.layers]
+    (layer,) = report(replace(whole, layers=unjudged))["layers"]
+    assert layer["grad_norm"] is None
+    assert layer["grad_abs_max"] is None
+
+
+def test_a_layer_without_elements_has_no_zero_ratio() -> None:
+    whole = export()
+    empty = [replace(la, values={**la.values, "elements": 0.0}) for la in whole.layers]
+    (layer,) = report(replace(whole, layers=empty))["layers"]
+    assert layer["zero_ratio"] is None
+
+
+def test_lag_is_counted_from_the_foremost_rank_and_unknown_before_a_first_step() -> None:
+    whole = export()
+    steps = (10, 7, None)
+    ranks = [replace(whole.ranks[0], step=step) for step in steps]
+    assert [rank["lag"] for rank in report(replace(whole, ranks=ranks))["ranks"]] == [0, 3, None]
+
+
+def test_a_node_without_rank_0_tells_of_its_ranks_and_points_to_the_root() -> None:
+    run = report(replace(export(), view=None, node_rank=3))
+    assert run["is_root"] is False
+    assert run["summary"] is None
+    assert run["conditions"] == []
+    assert run["ranks"]
+    assert "Node 3" in run["verdict"] and "root" in run["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "Training: step 1; no condition in force."),
+        ({"last": None}, "Starting: no step yet; no condition in force."),
+        ({"coverage": 0.75}, "Training: step 1; the numbers cover 75% of the ranks."),
+        (
+            {"active": False, "end_reason": EndReason.COMPLETED},
+            "Ended: completed at step 1.",
+        ),
+        ({"active": False, "end_reason": EndReason.KILLED}, "Ended: killed at step 1."),
+        (
+            {"conditions": (CONDITION,)},
+            "Training: step 1; MpAgentGradientExplosion (critical).",
+        ),
+        (
+            {"conditions": (replace(CONDITION, severity="info", name="MpAgentA"), CONDITION)},
+            "Training: step 1; MpAgentGradientExplosion (critical) and 1 more.",
+        ),
+    ],
+)
+def test_the_verdict_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    assert verdict(with_view(**changes)) == sentence
+
+
+def test_conditions_stand_worst_first_with_their_remedy() -> None:
+    mild = replace(CONDITION, name="MpAgentA", severity="warning")
+    run = report(with_view(conditions=(mild, CONDITION)))
+    assert [condition["severity"] for condition in run["conditions"]] == ["critical", "warning"]
+    assert run["conditions"][0]["remedy"] == "Clip."
+    assert run["conditions"][0]["since_step"] == 7
+
+
+def test_the_first_nonfinite_value_is_told_as_far_as_it_is_known() -> None:
+    first = FirstNonfinite(step=9, rank="1", layer="", phase="forward")
+    told = report(with_view(first_nonfinite=first))["summary"]["first_nonfinite"]
+    assert told == {"step": 9, "rank": "1", "layer": "", "phase": "forward"}
+
+
+def test_the_report_is_strict_json() -> None:
+    text = json.dumps(
+        snapshot_report([with_view(conditions=(CONDITION,))], {}, 1.0), allow_nan=False
+    )
+    assert json.loads(text)["runs"]
+
+
+def test_the_history_keeps_the_last_thousand_steps_oldest_first() -> None:
+    history = StepHistory()
+    for number in range(1, STEPS_KEPT + 11):
+        history.add(merged_step(number, norm=float(number)))
+    columns = history.columns()
+    assert columns["step"] == list(range(11, STEPS_KEPT + 11))
+    assert columns["grad_norm"][-1] == pytest.approx(STEPS_KEPT + 10)
+    assert {len(column) for column in columns.values()} == {STEPS_KEPT}
+
+
+def test_the_history_shows_no_norm_of_a_skipped_step() -> None:
+    history = StepHistory()
+    history.add(merged_step(1, norm=3.0, skipped=1.0))
+    assert history.columns()["grad_norm"] == [None]
+    assert history.columns()["skipped"] == [True]
+
+
+def test_the_history_gives_only_what_is_new_and_nothing_after_it_was_cleared() -> None:
+    history = StepHistory()
+    for number in (1, 2, 3):
+        history.add(merged_step(number, norm=1.0))
+    assert history.columns(after_step=2)["step"] == [3]
+    history.clear()
+    assert history.columns()["step"] == []

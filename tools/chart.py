@@ -1,0 +1,196 @@
+"""The generated files of the Helm chart: its schema, its table of values, rules and dashboards."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grafana.render import rendered_dashboards
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.durations import DURATIONS
+from mp_agent.catalog.thresholds import THRESHOLDS
+from mp_agent.settings import Settings
+from mp_agent.version import __version__
+from tools.marks import with_table
+
+ROOT = Path(__file__).parent.parent
+CHART = Path("helm/mp-agent")
+SECRET_SETTINGS = frozenset({"token"})
+
+_DURATION = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h))+$"}
+_SECONDS = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _DURATION]}
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+_ANY_OBJECT = {"type": "object"}
+_OBJECT_LIST = {"type": "array", "items": {"type": "object"}}
+_COUNT = {"type": "integer", "minimum": 0}
+_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+_PORT_NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$"}
+_SEVERITY = {"enum": ["critical", "warning", "info", "off", False]}
+"""YAML reads a bare `off` as false."""
+
+
+def _closed(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "additionalProperties": False, **more}
+
+
+def _secret(*more: str) -> dict[str, Any]:
+    """Return: empty, or a secret's name and key and what else is needed."""
+    names = ("name", "key", *more)
+    filled = _closed({name: {"type": "string"} for name in names}, required=list(names))
+    return {"anyOf": [{"type": "object", "maxProperties": 0}, filled]}
+
+
+def _schema_by_path() -> dict[str, Any]:
+    """Return the schemas of values whose default does not tell their type, by path."""
+    return {
+        "commonLabels": _TEXTS,
+        "additionalLabels": _TEXTS,
+        "assumeApiVersions": _TEXT_LIST,
+        "podMonitor.namespaces": _TEXT_LIST,
+        "podMonitor.port": _PORT_NAME,
+        "podMonitor.path": {"type": "string", "pattern": "^/"},
+        "podMonitor.scheme": {"enum": ["http", "https"]},
+        "podMonitor.interval": _DURATION,
+        "podMonitor.scrapeTimeout": _DURATION,
+        "podMonitor.tlsConfig": _ANY_OBJECT,
+        "podMonitor.basicAuth": _ANY_OBJECT,
+        "podMonitor.relabelings": _OBJECT_LIST,
+        "podMonitor.metricRelabelings": _OBJECT_LIST,
+        "rules.thresholds": _closed(
+            {t.name: {"type": "number", "exclusiveMinimum": 0} for t in THRESHOLDS}
+        ),
+        "rules.durations": _closed({d.name: _SECONDS for d in DURATIONS}),
+        "rules.severities": _closed(
+            {
+                condition.name: _closed({lv.severity.value: _SEVERITY for lv in condition.levels})
+                for condition in CONDITIONS
+            }
+        ),
+        "grafanaDashboards.instanceSelector": _ANY_OBJECT,
+        "agentSettings.settings": _closed(dict(_settings())),
+        "alertmanagerConfig.slack": _secret("channel"),
+        "alertmanagerConfig.pagerduty": _secret(),
+        "alertmanagerConfig.webhook": {
+            "anyOf": [
+                {"type": "object", "maxProperties": 0},
+                _closed({"url": {"type": "string", "pattern": "^https?://"}}, required=["url"]),
+            ]
+        },
+        "alertmanagerConfig.repeatInterval": _DURATION,
+        "scrapeConfig.httpSdUrls": {
+            "type": "array",
+            "items": {"type": "string", "pattern": "^https?://"},
+        },
+        "scrapeConfig.fileSdFiles": _TEXT_LIST,
+        "scrapeConfig.interval": _DURATION,
+        "networkPolicy.port": _PORT,
+        "networkPolicy.prometheusPodLabels": _TEXTS,
+        "collector.remoteWriteHeaders": _TEXTS,
+        "collector.envFrom": _OBJECT_LIST,
+        "collector.resources": _ANY_OBJECT,
+        "sidecar.resources": _ANY_OBJECT,
+    }
+
+
+def _settings() -> Iterator[tuple[str, Any]]:
+    """Yield the agents' settings with the types that a value may have."""
+    text_or_number: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+    for name, field in Settings.model_fields.items():
+        if name in SECRET_SETTINGS:
+            continue
+        kind = field.annotation
+        if kind is bool:
+            yield name, {"type": "boolean"}
+        elif kind is int or kind is float:
+            yield name, {"type": "integer" if kind is int else "number"}
+        elif name == "thresholds":
+            yield name, {"type": "object", "additionalProperties": {"type": "number"}}
+        elif name == "exporters":
+            yield name, _TEXT_LIST
+        else:
+            yield name, text_or_number
+
+
+def values_schema() -> str:
+    """Return values.schema.json: closed objects, typed by the defaults and by what is known."""
+    values = yaml.safe_load((ROOT / CHART / "values.yaml").read_text(encoding="utf-8"))
+    known = _schema_by_path()
+    schema = _inferred(values, "", known)
+    # Set by Helm for every chart that is a dependency of another.
+    schema["properties"]["global"] = _ANY_OBJECT
+    if known:
+        raise SystemExit(f"values.yaml has no {', '.join(sorted(known))}")
+    document = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _inferred(value: Any, path: str, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a default value; takes out of `known` what it uses."""
+    if path in known:
+        return dict(known.pop(path))
+    match value:
+        case bool():
+            return {"type": "boolean"}
+        case int():
+            return dict(_COUNT)
+        case str():
+            return {"type": "string"}
+        case dict() if value:
+            prefix = f"{path}." if path else ""
+            return _closed(
+                {name: _inferred(item, prefix + name, known) for name, item in value.items()}
+            )
+    raise SystemExit(f"values.yaml: the type of {path} cannot be told; say it in tools/chart.py")
+
+
+_VALUE = re.compile(r"^(?P<indent> *)(?P<name>[A-Za-z]+):(?P<default>.*)$")
+
+
+def values_table() -> str:
+    """Return the table of values, from the comments of values.yaml."""
+    lines = ["| value | default | what it does |", "| --- | --- | --- |"]
+    path: list[str] = []
+    comment = ""
+    text = (ROOT / CHART / "values.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    for line in text.splitlines():
+        if line.strip().startswith("# -- "):
+            comment = line.strip().removeprefix("# -- ")
+        elif found := _VALUE.match(line):
+            path[len(found["indent"]) // 2 :] = [found["name"]]
+            if comment:
+                default = json.dumps(_look_up(values, path))
+                lines.append(f"| `{'.'.join(path)}` | `{default}` | {comment} |")
+                comment = ""
+    return "\n".join(lines)
+
+
+def _look_up(values: Any, path: list[str]) -> Any:
+    for name in path:
+        values = values[name]
+    return values
+
+
+def chart_files() -> Mapping[str, str]:
+    """Return the chart's generated files by path from the repository's root."""
+    dashboards = {
+        f"{CHART}/files/dashboards/{Path(path).name}": text
+        for path, text in rendered_dashboards().items()
+    }
+    readme = (ROOT / CHART / "README.md").read_text(encoding="utf-8")
+    return {
+        f"{CHART}/Chart.yaml": chart_metadata(),
+        f"{CHART}/values.schema.json": values_schema(),
+        f"{CHART}/README.md": with_table(readme, "values", values_table()),
+        **dashboards,
+    }
+
+
+def chart_metadata() -> str:
+    """Return Chart.yaml with the package's version."""
+    text = (ROOT / CHART / "Chart.yaml").read_text(encoding="utf-8")
+    return re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", text)
