@@ -12,6 +12,8 @@ from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
 from mp_agent.records.steps import EndReason
 
 FORMAT = 1
+LAYERS_AT_MOST = 1000
+"""Layers in an answer: those with non-finite elements first, then those of the largest norm."""
 _SEVERITIES = ("critical", "warning", "info")
 
 
@@ -53,7 +55,8 @@ def _run(source: RunSources) -> dict[str, Any]:
         "verdict": verdict(source),
         "summary": None if view is None else _summary(view),
         "conditions": [] if view is None else [_condition(c) for c in _by_severity(view)],
-        "layers": [_layer(layer) for layer in source.layers],
+        "layers": _layers(source.layers),
+        "layers_omitted": max(len(source.layers) - LAYERS_AT_MOST, 0),
         "ranks": _ranks(source.ranks),
         "agent": _agent(source.agent),
     }
@@ -126,6 +129,19 @@ def _condition(condition: ActiveCondition) -> dict[str, Any]:
         *("rank", "layer", "phase", "summary", "description", "remedy"),
     )
     return {name: getattr(condition, name) for name in names}
+
+
+def _layers(layers: Sequence[LayerView]) -> list[dict[str, Any]]:
+    """Return the layers in their own order, the worst of them where there are too many."""
+    rows = [_layer(layer) for layer in layers]
+    if len(rows) <= LAYERS_AT_MOST:
+        return rows
+    badness = sorted(
+        range(len(rows)),
+        key=lambda at: (rows[at]["nonfinite_elements"], rows[at]["grad_norm"] or 0.0),
+        reverse=True,
+    )
+    return [rows[at] for at in sorted(badness[:LAYERS_AT_MOST])]
 
 
 def _layer(layer: LayerView) -> dict[str, Any]:

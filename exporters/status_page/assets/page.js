@@ -141,7 +141,7 @@
     ],
     ranks: [
       ["rank", "Rank", (row) => String(row.rank)], ["host", "Host", (row) => row.host, "text"], ["device", "Device", (row) => row.device, "text"],
-      ["up", "State", (row) => (row.up ? "up" : "gone"), (row) => (row.up ? "" : "notable")], ["phase", "Phase", (row) => row.phase, "text"],
+      ["up", "State", (row) => (row.up ? "up" : row.phase === "ended" ? "ended" : "gone"), (row) => (row.up || row.phase === "ended" ? "" : "notable")], ["phase", "Phase", (row) => row.phase, "text"],
       ["step", "Step", (row) => number(row.step)], ["lag", "Lag", (row) => number(row.lag), (row) => (row.lag > 1 ? "notable" : "")],
       ["compute_seconds", "Before first collective", (row) => milliseconds(row.compute_seconds)], ["loss", "Loss", (row) => number(row.loss)],
     ],
@@ -154,14 +154,14 @@
     const [by, direction] = state.sort[name], table = byId(name);
     if (table.dataset.columns !== String(columns.length)) {
       table.dataset.columns = columns.length;
-      const head = el("tr", {}, ...columns.map(([key, title]) => {
+      const head = el("tr", {}, ...columns.map(([key, title, , kind]) => {
         const button = el("button", { type: "button" }, title);
         button.addEventListener("click", () => {
           const [now, way] = state.sort[name];
           state.sort[name] = [key, now === key ? -way : key === "layer" || key === "host" || key === "rank" ? 1 : -1];
           show();
         });
-        return el("th", { scope: "col", "data-key": key }, button);
+        return el("th", { scope: "col", "data-key": key, class: kind === "text" ? "text" : "" }, button);
       }));
       table.replaceChildren(el("thead", {}, head), el("tbody"));
     }
@@ -173,12 +173,13 @@
       el("td", { class: typeof kind === "function" ? kind(row) : kind ?? "" }, text(row))))));
     return sorted.length;
   };
-  const showLayers = (layers) => {
+  const showLayers = (layers, omitted) => {
     const wanted = byId("layer-filter").value.toLowerCase();
     const count = showTable("layers", layers.filter((row) => row.layer.toLowerCase().includes(wanted)));
     const more = byId("layers-more");
-    more.hidden = count <= LAYERS_SHOWN;
-    more.textContent = `The first ${LAYERS_SHOWN} of ${count} in this order; sort or filter to see others.`;
+    more.hidden = count <= LAYERS_SHOWN && !omitted;
+    more.textContent = `${Math.min(count, LAYERS_SHOWN)} of ${count + omitted} layers, in this order; sort or filter to see others.`
+      + (omitted ? ` ${omitted} with smaller norms are left out.` : "");
   };
 
   // ---- life ----
@@ -188,7 +189,7 @@
     showRuns(answer.runs);
     const run = answer.runs.find((candidate) => candidate.run === state.run);
     showHeader(run); showNow(run ? run.summary : null); showConditions(run); showCurves();
-    showLayers(run ? run.layers : []); showTable("ranks", run ? run.ranks : []);
+    showLayers(run ? run.layers : [], run ? run.layers_omitted : 0); showTable("ranks", run ? run.ranks : []);
     if (run) {
       const agent = run.agent;
       facts(byId("agent"), [

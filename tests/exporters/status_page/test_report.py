@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mp_agent.exporters.status_page.history import STEPS_KEPT, StepHistory
-from mp_agent.exporters.status_page.report import FORMAT, snapshot_report, verdict
+from mp_agent.exporters.status_page.report import FORMAT, LAYERS_AT_MOST, snapshot_report, verdict
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import FirstNonfinite
 from mp_agent.records.steps import EndReason
@@ -72,6 +72,20 @@ def test_a_layer_without_elements_has_no_zero_ratio() -> None:
     empty = [replace(la, values={**la.values, "elements": 0.0}) for la in whole.layers]
     (layer,) = report(replace(whole, layers=empty))["layers"]
     assert layer["zero_ratio"] is None
+
+
+def test_of_too_many_layers_the_worst_are_told_in_their_own_order() -> None:
+    whole = export()
+    (layer,) = whole.layers
+    many = [
+        replace(layer, name=f"l{n}", values={**layer.values, "sum_squares": float(n)})
+        for n in range(LAYERS_AT_MOST + 5)
+    ]
+    many[0] = replace(many[0], values={**many[0].values, "nan_elements": 1.0})
+    run = report(replace(whole, layers=many))
+    assert run["layers_omitted"] == 5
+    assert len(run["layers"]) == LAYERS_AT_MOST
+    assert [la["layer"] for la in run["layers"][:2]] == ["l0", "l6"]
 
 
 def test_lag_is_counted_from_the_foremost_rank_and_unknown_before_a_first_step() -> None:

@@ -1,0 +1,144 @@
+"""The status page in a real browser, beside a real job: live, readable, and honest at the end."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.waiting import wait_until
+from tools.browser import find_browser
+from tools.jobs import Job, torchrun_job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+JOB = Path(__file__).parent / "job.py"
+_MILLISECONDS = 60_000
+_CONDITION = "MpAgentNonFiniteUpdate"
+_LOSS_TOLD = re.compile(r"^loss over steps \d+ to \d+: now \S+")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = find_browser()
+    if chromium is None:
+        reason = "Chromium is not on PATH and cannot be installed by this user"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    with sync_playwright() as playwright:
+        # As root, as in containers, Chromium refuses to run with its sandbox.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        launched = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A run that trains well for four seconds and then destroys its weights."""
+    log_file = tmp_path_factory.mktemp("status") / "job.log"
+    environment = {
+        "MP_AGENT_LINGER_SECONDS": "120",
+        "MP_AGENT_EXIT_WAIT_SECONDS": "0",
+        "MP_AGENT_LAYER_INTERVAL": "10",
+        "MP_AGENT_PORT": "0",
+    }
+    arguments = (str(JOB), "non-finite-update")
+    with torchrun_job(
+        arguments, run="<b>status</b>", log_file=log_file, environment=environment
+    ) as started:
+        yield started
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe-core finds wrong with the page as it is now."""
+    found = Axe().run(page).response["violations"]
+    return [f"{item['id']}: {item['nodes'][0]['html'][:200]}" for item in found]
+
+
+def open_page(browser: Browser, url: str, problems: list[str], **context: object) -> Page:
+    page = browser.new_context(**context).new_page()  # type: ignore[arg-type]
+    page.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type == "error" else None,
+    )
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(url)
+    return page
+
+
+def step_shown(page: Page) -> int:
+    text = page.locator("#facts div", has_text="Step").first.locator("dd").inner_text()
+    return 0 if text == "–" else int(text.replace(",", ""))
+
+
+def test_the_page_follows_a_run_from_its_first_steps_to_its_end_and_beyond(
+    browser: Browser, job: Job, tmp_path: Path
+) -> None:
+    status = wait_until(job.agent, seconds=90, what=f"the node agent\n{job.log_tail()}")
+    problems: list[str] = []
+    page = open_page(browser, status.url, problems)
+    verdict = page.locator("#verdict")
+
+    expect(verdict).to_contain_text("Training: step", timeout=_MILLISECONDS)
+    # The run's name is text, whatever it looks like.
+    expect(page.locator("#run-name")).to_have_text("<b>status</b>")
+    expect(page.locator("#run-name b")).to_have_count(0)
+    before = step_shown(page)
+    wait_until(lambda: step_shown(page) > before or None, seconds=30, what="a later step")
+    expect(page.locator("#chart-norm canvas")).to_be_visible()
+    expect(page.locator("#chart-loss")).to_have_attribute("aria-label", _LOSS_TOLD)
+    assert violations(page) == []
+
+    expect(page.locator("#layers tbody tr")).to_have_count(4, timeout=_MILLISECONDS)
+    _sorts_by_name_up_and_down(page)
+    page.locator("#layer-filter").fill("weight")
+    expect(page.locator("#layers tbody tr")).to_have_count(2)
+    expect(page.locator("#ranks tbody tr")).to_have_count(2)
+
+    condition = page.locator("#conditions li.critical", has_text=_CONDITION)
+    expect(condition).to_be_visible(timeout=_MILLISECONDS)
+    expect(condition).to_contain_text("What to do: ")
+    expect(verdict).to_have_attribute("data-worst", "critical")
+    assert violations(page) == []
+
+    assert job.process.wait(60) == 0, job.log_tail()
+    expect(verdict).to_contain_text("Ended: completed at step", timeout=_MILLISECONDS)
+    for theme, width in (("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)):
+        looks = open_page(
+            browser,
+            status.url,
+            problems,
+            color_scheme=theme,
+            viewport={"width": width, "height": 900},
+        )
+        expect(looks.locator("#verdict")).to_contain_text("Ended")
+        expect(looks.locator("#chart-norm canvas")).to_be_visible()
+        assert violations(looks) == [], (theme, width)
+        overhang = "document.documentElement.scrollWidth - innerWidth"
+        assert looks.evaluate(overhang) <= 0, (theme, width)
+        looks.screenshot(path=tmp_path / f"{theme}-{width}.png", full_page=True)
+        looks.context.close()
+    assert problems == []
+
+    os.kill(status.pid, signal.SIGKILL)
+    stale = page.locator("#stale")
+    expect(stale).to_be_visible(timeout=_MILLISECONDS)
+    expect(stale).to_contain_text("has not answered since")
+    # What was last known stays on the page.
+    expect(verdict).to_contain_text("Ended: completed")
+
+
+def _sorts_by_name_up_and_down(page: Page) -> None:
+    header = page.locator("#layers th[data-key=layer]")
+    names: Callable[[], list[str]] = page.locator("#layers tbody tr td:first-child").all_inner_texts
+    header.get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    assert names() == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    page.keyboard.press("Enter")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    assert names() == ["2.weight", "2.bias", "0.weight", "0.bias"]
