@@ -5,16 +5,31 @@ Importing it starts no thread, opens no socket and does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from mp_agent.records.conditions import Condition
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
     from torch.amp import GradScaler
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["__version__", "init", "observe", "phase", "shutdown"]
+__all__ = [
+    "Condition",
+    "__version__",
+    "declare",
+    "init",
+    "observe",
+    "on_condition",
+    "phase",
+    "shutdown",
+]
+
+ConditionCallback = TypeVar("ConditionCallback", bound=Callable[[Condition], object])
 
 
 def init(
@@ -22,6 +37,7 @@ def init(
     *,
     optimizer: optim.Optimizer | None = None,
     scaler: GradScaler | None = None,
+    process_group: ProcessGroup | DeviceMesh | None = None,
     **settings: Any,
 ) -> None:
     """Begin to watch this process; call it on every rank, before or after `init_process_group`.
@@ -32,12 +48,17 @@ def init(
     `mp_agent.settings.Settings` (`run="llama-7b"`, `layer_interval=50`, …). A second call is
     harmless and changes nothing.
 
+    `process_group`, a process group or a device mesh, makes a run of its ranks alone: on other
+    ranks the call does nothing. They are numbered anew, in ascending order, and should hold all
+    shards of what they train. Groups of one job are runs of their own: the ranks are added to the
+    run's name, unless this call gives `run`, a different one for each group then.
+
     Raises SettingError, naming field and value, when a setting given here is wrong. Everything
     else that fails is logged and counted, and training goes on unwatched.
     """
     from mp_agent.probe import api
 
-    api.init(model, optimizer, settings)
+    api.init(model, optimizer, process_group, settings)
 
 
 def observe(
@@ -66,6 +87,58 @@ def phase(name: str) -> AbstractContextManager[None]:
     from mp_agent.probe import api
 
     return api.phase(name)
+
+
+def on_condition(callback: ConditionCallback) -> ConditionCallback:
+    """Have `callback(condition)` called when a condition begins to hold, and when it ceases to.
+
+    On every rank, on the training thread, at the end of a step, a second or two after the finding;
+    once per event. It may take its time, mark it with `phase`, and end training; an exception of
+    its own is logged, counted and contained. Before or after `init()`; returns `callback`, so that
+    it can decorate a function. A second registration of the same one changes nothing.
+
+        @mp_agent.on_condition
+        def save_early(condition: mp_agent.Condition) -> None:
+            if condition.severity == "critical" and condition.state == "firing":
+                request_checkpoint()
+
+    Rank 0 logs each event, with its remedy, under the logger `mp_agent` as well.
+    """
+    from mp_agent.probe import api
+
+    api.on_condition(callback)
+    return callback
+
+
+def declare(
+    target: nn.Module | Tensor,
+    *,
+    shard: ProcessGroup | DeviceMesh | Sequence[int] | None = None,
+    replicate: ProcessGroup | DeviceMesh | Sequence[int] | None = None,
+    counted: bool = True,
+) -> None:
+    """Say over which ranks a parameter, or every parameter of a module, is split and copied.
+
+    Needed only where nothing else shows it: DDP, FSDP, DTensors and Megatron's attributes and
+    groups are known. Ranks are those of a process group or mesh, or a list of global ranks, this
+    one among them; both sets together must form a regular grid. Call it on all of these ranks,
+    after wrapping, before the first step (later it counts from the next one on)::
+
+        mp_agent.declare(layer.weight, shard=tensor_group, replicate=data_group)
+        mp_agent.declare(norm, replicate=tensor_group)      # DDP's copies are known beside it
+        mp_agent.declare(experts, replicate=expert_data_group)
+        mp_agent.declare(stage)                             # this rank's own, as nobody else's
+        mp_agent.declare(head.weight, counted=False)        # a copy that another rank counts
+
+    Shards add up to one tensor of the run; of copies one is taken, and they are compared. With
+    neither, the parameters are this rank's alone. What is said of a parameter, then of the closest
+    module around it, counts; what a DTensor says of itself stands beside it.
+
+    Raises SettingError, naming the argument and its value, and leaves everything as it was.
+    """
+    from mp_agent.probe import api
+
+    api.declare(target, shard=shard, replicate=replicate, counted=counted)
 
 
 def shutdown() -> None:

@@ -3,6 +3,8 @@
 MpAgentError
 ├── SettingError      a setting's value cannot be used (also a ValueError)
 ├── RingError         a ring file cannot be read: other version, truncated, foreign owner
+├── ReportError       what another node agent sent cannot be read, or contradicts itself
+├── FlightError       a flight record cannot be read: absent, truncated, other version
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
@@ -17,6 +19,14 @@ class SettingError(MpAgentError, ValueError):
 
 class RingError(MpAgentError):
     """A ring file cannot be read; the message names the file and what is wrong with it."""
+
+
+class ReportError(MpAgentError):
+    """What another node agent sent cannot be read; the message names what is wrong with it."""
+
+
+class FlightError(MpAgentError):
+    """A flight record cannot be read; the message names the path and what is wrong with it."""
 
 
 class CatalogError(MpAgentError, ValueError):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import CatalogError
 
 Reading = float | None | Mapping[tuple[str, ...], float | None]
@@ -51,11 +52,15 @@ class Metric:
     scope: Scope
     help: str
     labels: tuple[str, ...] = ()
+    optional_labels: tuple[str, ...] = ()
+    """Labels that come last and that some series lack: a reading's label tuple may end before."""
     read: Callable[[Any], Reading] | None = None
     count: Callable[[Any], Reading] | None = None
     label_values: Callable[[Mapping[str, float]], tuple[tuple[str, ...], ...]] | None = None
     """From the thresholds in force to the label tuples known beforehand."""
     bounds: tuple[float, ...] = ()
+    thresholds: tuple[str, ...] = ()
+    """Thresholds that the node agent compares against to make it: those are the jobs' to set."""
 
     def __post_init__(self) -> None:
         if not self.name.startswith("mp_agent.") or {"total", "ratio"} & set(
@@ -68,6 +73,8 @@ class Metric:
             raise CatalogError(f"{self.name}: unit {self.unit!r} has no Prometheus suffix")
         if (self.read is None) == (self.count is None):
             raise CatalogError(f"{self.name}: give exactly one of read and count")
+        if unknown := set(self.thresholds) - set(DEFAULTS):
+            raise CatalogError(f"{self.name}: {', '.join(sorted(unknown))} is no threshold")
         if self.kind is Kind.HISTOGRAM and not self.bounds:
             raise CatalogError(f"{self.name}: a histogram needs bounds")
 
@@ -85,5 +92,5 @@ class Metric:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """All labels of a sample: those of the scope, then the metric's own."""
-        return (*self.scope.value, *self.labels)
+        """All labels of a sample: of the scope, the metric's own, then those that may be empty."""
+        return (*self.scope.value, *self.labels, *self.optional_labels)

@@ -17,7 +17,10 @@ class HistogramValue:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One series: label values in the order of `Metric.label_names`, and its finite value."""
+    """One series: label values in the order of `Metric.label_names`, and its finite value.
+
+    An optional label that the series lacks is empty, which means absent.
+    """
 
     labels: tuple[str, ...]
     value: float | HistogramValue

@@ -12,12 +12,17 @@ from mp_agent.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """A default limit with its unit and meaning."""
+    """A default limit with its unit and meaning.
+
+    unit: `1` for shares, which are at most 1; `{thing}` for all else.
+    below: the threshold that this one must be lower than, such as the one of a worse severity.
+    """
 
     name: str
     value: float
     unit: str
     meaning: str
+    below: str = ""
 
 
 THRESHOLDS = (
@@ -26,6 +31,7 @@ THRESHOLDS = (
         value=100.0,
         unit="{norm}",
         meaning="gradient norm above which clipping or the learning rate needs a look",
+        below="grad_norm_extreme",
     ),
     Threshold(
         name="grad_norm_extreme",
@@ -44,30 +50,96 @@ THRESHOLDS = (
         value=0.001,
         unit="{norm}",
         meaning="gradient norm at which learning all but stops",
+        below="grad_norm_low",
     ),
     Threshold(
         name="grad_norm_vanished",
         value=1e-6,
         unit="{norm}",
         meaning="gradient norm of a model that no longer learns",
+        below="grad_norm_very_low",
+    ),
+    Threshold(
+        name="layer_dead_abs_max",
+        value=1e-10,
+        unit="{gradient}",
+        meaning="largest gradient magnitude of a layer that no longer learns",
+    ),
+    Threshold(
+        name="layer_dead_samples",
+        value=3.0,
+        unit="{sample}",
+        meaning="looks in a row at a layer below layer_dead_abs_max that make it a dead one",
+    ),
+    Threshold(
+        name="layer_zero_rise",
+        value=0.2,
+        unit="1",
+        meaning="rise of the zero share of a gradient above its own early level that is underflow",
+    ),
+    Threshold(
+        name="underflow_layers",
+        value=0.05,
+        unit="1",
+        meaning="share of the layers that underflow from which on learning suffers",
     ),
     Threshold(
         name="loss_scale_low",
         value=128.0,
         unit="{scale}",
         meaning="loss scale that, while still falling, leaves FP16 too little range",
+        below="loss_scale_very_low",
+    ),
+    Threshold(
+        name="loss_scale_very_low",
+        value=1024.0,
+        unit="{scale}",
+        meaning="loss scale far below the healthy 32 768 to 65 536",
+        below="loss_scale_reduced",
+    ),
+    Threshold(
+        name="loss_scale_reduced",
+        value=10000.0,
+        unit="{scale}",
+        meaning="loss scale below the healthy 32 768 to 65 536",
+    ),
+    Threshold(
+        name="loss_scale_share_of_initial",
+        value=0.01,
+        unit="1",
+        meaning="share of its initial value below which the loss scale has collapsed",
+    ),
+    Threshold(
+        name="loss_scale_decreases_in_row",
+        value=5.0,
+        unit="{change}",
+        meaning="downward changes of the loss scale in a row that no upward one ended",
     ),
     Threshold(
         name="loss_scale_floor",
         value=1.0,
         unit="{scale}",
         meaning="loss scale at which GradScaler no longer helps",
+        below="loss_scale_low",
+    ),
+    Threshold(
+        name="floor_skips",
+        value=3.0,
+        unit="{step}",
+        meaning="skipped steps at the loss scale's floor that say lowering it does not help",
+    ),
+    Threshold(
+        name="floor_skip_steps",
+        value=100.0,
+        unit="{step}",
+        meaning="steps within which floor_skips of them mean that training has stalled",
     ),
     Threshold(
         name="overflow_warning",
         value=0.01,
         unit="1",
         meaning="skipped steps per attempted step; healthy is 1 in 2000",
+        below="overflow_critical",
     ),
     Threshold(
         name="overflow_critical",
@@ -88,22 +160,11 @@ THRESHOLDS = (
         meaning="downward minus upward changes of the loss scale that make it a falling one",
     ),
     Threshold(
-        name="floor_skips",
-        value=3.0,
-        unit="{step}",
-        meaning="skipped steps at the loss scale's floor that say lowering it does not help",
-    ),
-    Threshold(
-        name="floor_skip_share",
-        value=0.03,
-        unit="1",
-        meaning="skipped steps at the floor per attempted step: 3 in 100",
-    ),
-    Threshold(
         name="overflow_rising",
         value=0.001,
         unit="1",
         meaning="skipped steps per attempted step above which a rising share is a warning",
+        below="overflow_warning",
     ),
     Threshold(
         name="overflow_skips",
@@ -115,13 +176,37 @@ THRESHOLDS = (
         name="nonfinite_losses",
         value=3.0,
         unit="{step}",
-        meaning="non-finite losses at which skipping the steps no longer excuses them",
+        meaning="non-finite losses in a row at which skipping the steps no longer excuses them",
     ),
     Threshold(
-        name="loss_deviations",
+        name="loss_spike_deviations",
+        value=6.0,
+        unit="{deviation}",
+        meaning="median absolute deviations above its rolling median that make a loss a spike",
+    ),
+    Threshold(
+        name="loss_trend_deviations",
         value=3.0,
         unit="{deviation}",
-        meaning="standard deviations above its mean that still are the loss's own baseline",
+        meaning="rise of the loss between two long windows, in deviations, that is divergence",
+    ),
+    Threshold(
+        name="loss_deviation_floor",
+        value=0.01,
+        unit="1",
+        meaning="share of the loss below which its deviation says nothing",
+    ),
+    Threshold(
+        name="straggler_ratio",
+        value=1.3,
+        unit="{factor}",
+        meaning="compute time of a rank by the median of all ranks that makes it a straggler",
+    ),
+    Threshold(
+        name="straggler_share",
+        value=0.05,
+        unit="1",
+        meaning="share of the usual step time that a straggler must cost to matter",
     ),
     Threshold(
         name="stall_steps",
@@ -132,16 +217,31 @@ THRESHOLDS = (
 )
 
 DEFAULTS: Mapping[str, float] = {threshold.name: threshold.value for threshold in THRESHOLDS}
+BY_NAME: Mapping[str, Threshold] = {threshold.name: threshold for threshold in THRESHOLDS}
 
 
 def resolve(overrides: Mapping[str, float]) -> dict[str, float]:
-    """Return all thresholds with `overrides` applied; an unknown or non-positive one is refused."""
+    """Return all thresholds with `overrides` applied.
+
+    An unknown name, a value that is not above 0, a share above 1, and a limit that is not below
+    the one that it belongs below raise SettingError.
+    """
     for name, value in overrides.items():
         if name not in DEFAULTS:
             raise SettingError(f"thresholds: {name!r} is unknown; known: {', '.join(DEFAULTS)}")
         if not 0 < value < float("inf"):
             raise SettingError(f"thresholds: {name} has value {value!r}; it must be above 0")
-    return {**DEFAULTS, **overrides}
+        if BY_NAME[name].unit == "1" and value > 1:
+            raise SettingError(f"thresholds: {name} has value {value!r}; it is a share, at most 1")
+    values = {**DEFAULTS, **overrides}
+    for threshold in THRESHOLDS:
+        name, upper = threshold.name, threshold.below
+        if upper and values[name] >= values[upper]:
+            raise SettingError(
+                f"thresholds: {name} has value {values[name]!r}; it must be below {upper}, "
+                f"which is {values[upper]!r}"
+            )
+    return values
 
 
 def bound_label(value: float) -> str:

@@ -5,10 +5,23 @@ from dataclasses import dataclass, field
 
 from mp_agent.catalog.metric import Scope
 from mp_agent.node.counters import CounterBook
+from mp_agent.node.floor import FloorSkips
+from mp_agent.node.followers import follow_optimizers, follow_replicas
 from mp_agent.node.incident import IncidentTracker
+from mp_agent.node.layer_watch import LayerMemory, LayerWatch
+from mp_agent.node.loss import LossWatch
 from mp_agent.node.merge_layers import MergedLayers
+from mp_agent.node.pace import Pace
+from mp_agent.node.stragglers import StragglerWatch
 from mp_agent.node.window import ValueWindow
-from mp_agent.records.merged import LayerView, MergedStep, StepTransition
+from mp_agent.records.health import Health, Laggard, Straggler
+from mp_agent.records.merged import (
+    DivergenceView,
+    LayerView,
+    MergedStep,
+    OptimizerView,
+    StepTransition,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,8 +35,17 @@ class Progress:
     learning_rate: float | None = None
     loss_scale: float | None = None
     loss_scale_initial: float | None = None
+    loss_scale_calibrated: float | None = None
     loss_scale_consecutive_decreases: int = 0
     incident: IncidentTracker = field(default_factory=IncidentTracker)
+    optimizers: dict[str, OptimizerView] = field(default_factory=dict)
+    """Those that do not set the step count."""
+    replicas: dict[str, DivergenceView] = field(default_factory=dict)
+    losses: LossWatch = field(default_factory=LossWatch)
+    floor: FloorSkips = field(default_factory=FloorSkips)
+    pace: Pace = field(default_factory=Pace)
+    straggler: Straggler | None = None
+    layers: LayerMemory = field(default_factory=LayerMemory)
 
 
 class Accumulator:
@@ -43,14 +65,30 @@ class Accumulator:
         self.norms = norms
         self.layers: dict[str, LayerView] = {}
         """The latest view of each layer whose norms count, else the latest view."""
+        self._layer_watch = LayerWatch(progress.layers)
+        self._stragglers = StragglerWatch(progress.straggler)
 
     def fold_step(self, step: MergedStep) -> None:
         """Take a closed step in: counters, gauges, window and incident."""
-        progress = self.progress
-        change = StepTransition(step=step, previous=progress.last, thresholds=self._thresholds)
+        progress, thresholds = self.progress, self._thresholds
+        progress.incident.fold(step)
+        progress.losses.fold(step, thresholds)
+        progress.floor.fold(step, thresholds)
+        progress.pace.fold(step.get("step_seconds"))
+        change = StepTransition(
+            step=step,
+            previous=progress.last,
+            thresholds=thresholds,
+            nonfinite_loss_skips=progress.incident.suspect_steps,
+            recent_floor_skips=progress.floor.recent,
+            loss_spiking=progress.losses.spiking,
+        )
         self.counters.count(Scope.RUN, (), change)
         self._fold_loss_scale(step)
-        progress.incident.fold(step)
+        self._stragglers.fold(step.compute_seconds)
+        progress.straggler = self._stragglers.worst
+        progress.optimizers = follow_optimizers(progress.optimizers, step)
+        progress.replicas = follow_replicas(progress.replicas, step)
         progress.last = step
         progress.loss = _newer(step.get("loss"), progress.loss)
         progress.learning_rate = _newer(step.get("learning_rate"), progress.learning_rate)
@@ -64,7 +102,11 @@ class Accumulator:
 
     def fold_layers(self, sequence: int, layers: MergedLayers, *, step_judged: bool) -> None:
         """Take the layers of a sampled step in. A layer keeps its last norm that counts."""
-        for view in layers.views(step_judged=step_judged):
+        for name in layers.retired:
+            self.layers.pop(name, None)
+        views = layers.views(step_judged=step_judged)
+        self._layer_watch.fold(views, self._thresholds)
+        for view in views:
             self.counters.count(Scope.LAYER, (view.name,), view)
             if view.judged or not self._shows_norm(view.name):
                 self.layers[view.name] = view
@@ -73,9 +115,25 @@ class Accumulator:
 
     def begin_attempt(self) -> None:
         """Forget what belongs to the attempt that ended; counters go on."""
-        self.progress = Progress(loss_scale_initial=self.progress.loss_scale_initial)
+        self._layer_watch.begin_attempt()
+        self.progress = Progress(
+            loss_scale_initial=self.progress.loss_scale_initial, layers=self.progress.layers
+        )
+        self._stragglers = StragglerWatch()
         self.norms.clear()
         self.layers = {}
+
+    def health(self, laggards: tuple[Laggard, ...] = ()) -> Health:
+        """Return what the run's own past says of it; laggards: see `lag`."""
+        progress, thresholds = self.progress, self._thresholds
+        return Health(
+            loss=progress.losses.level(thresholds),
+            loss_trend=progress.losses.trend(thresholds),
+            usual_step_seconds=progress.pace.usual_seconds,
+            straggler=progress.straggler,
+            laggards=laggards,
+            layers=self._layer_watch.troubled(thresholds) if progress.layers.names else None,
+        )
 
     def _shows_norm(self, layer: str) -> bool:
         return layer in self.layers and self.layers[layer].judged
@@ -91,6 +149,8 @@ class Accumulator:
         elif progress.loss_scale is not None and scale < progress.loss_scale:
             progress.loss_scale_consecutive_decreases += 1
         progress.loss_scale = scale
+        if step.sequence >= self._thresholds["calibration_steps"]:
+            progress.loss_scale_calibrated = _newer(progress.loss_scale_calibrated, scale)
 
 
 def _newer(value: float | None, kept: float | None) -> float | None:

@@ -27,6 +27,7 @@ class Assembler(Generic[T]):
 
     deadline_seconds: float
     closed_sequence: int = 0
+    pending_at_most: int = PENDING_AT_MOST
     late: int = 0
     """Rows that came after their sequence was closed."""
     _positions: dict[int, int] = field(default_factory=dict)
@@ -47,6 +48,16 @@ class Assembler(Generic[T]):
         """Note that nothing up to `sequence` will come from this rank any more."""
         self._positions[rank] = max(sequence, self._positions.get(rank, 0))
 
+    def floor(self, ranks: Collection[int]) -> int:
+        """Return the sequence up to which no row will come any more.
+
+        ranks: those from which more can come; of others, what is pending is all there is.
+        """
+        awaited = [self._positions.get(rank, 0) for rank in ranks if rank not in self._given_up]
+        everyone = max(self._positions.values(), default=0)
+        below = min(self._pending, default=everyone + 1) - 1
+        return max(min([below, *awaited], default=0), self.closed_sequence)
+
     def close_ready(
         self, ranks: Collection[int], now_seconds: float, up_to: int | None = None
     ) -> Iterator[tuple[int, Mapping[int, T]]]:
@@ -60,7 +71,7 @@ class Assembler(Generic[T]):
                 return
             late_ranks = {rank for rank in ranks if self._positions.get(rank, 0) < sequence}
             overdue = now_seconds - self._pending[sequence].since_seconds >= self.deadline_seconds
-            crowded = len(self._pending) > PENDING_AT_MOST
+            crowded = len(self._pending) > self.pending_at_most
             if late_ranks - self._given_up and not overdue and not crowded:
                 return
             self._given_up |= late_ranks

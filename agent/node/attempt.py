@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mp_agent.node.assemble import Assembler
+from mp_agent.node.book import NodeBook, as_utf8
 from mp_agent.node.liveness import run_end
-from mp_agent.node.merge import RankStep, merge_step, observed_columns
-from mp_agent.node.merge_layers import MergedLayers, RankLayers, merge_layers
-from mp_agent.node.shares import AssumedShares, Roster, make_roster
+from mp_agent.node.reduce import RankStep, observed_columns, reduce_step
+from mp_agent.node.reduce_layers import RankLayers, reduce_layers
 from mp_agent.node.source import Delivery, RankSource
-from mp_agent.records.merged import MergedStep
+from mp_agent.node.table_shelf import TableShelf
+from mp_agent.records.rows import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason
 
@@ -18,39 +19,27 @@ TABLE_LAG_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClosedStep:
-    """A merged step, and the columns that each of its ranks observed."""
+class LocalStep:
+    """A step of this node, and the columns that each of its ranks observed."""
 
-    step: MergedStep
+    row: NodeStep
     ranks: Mapping[int, Mapping[str, float]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClosedLayers:
-    """The merged layers of a sampled step."""
-
-    sequence: int
-    layers: MergedLayers
-
-
 class Attempt:
-    """Reads all ranks of an attempt and yields what is merged, each step once and in order."""
+    """Reads all ranks of an attempt on this node and yields its rows, each once and in order."""
 
     def __init__(
-        self,
-        deadline_seconds: float,
-        *,
-        closed_sequence: int = 0,
-        closed_layers_sequence: int = 0,
-        assumed: Mapping[str, bool] | None = None,
+        self, deadline_seconds: float, *, closed_sequence: int = 0, closed_layers_sequence: int = 0
     ) -> None:
         self.sources: dict[int, RankSource] = {}
         self.steps: Assembler[RankStep] = Assembler(deadline_seconds, closed_sequence)
         self.tables: Assembler[RankLayers] = Assembler(deadline_seconds, closed_layers_sequence)
-        self.assumed = AssumedShares(assumed)
+        self.book = NodeBook()
+        self.shelf = TableShelf()
+        """The last layer tables, for flight records."""
         self._dropped = 0
         self._schemas: dict[int, Schema] = {}
-        self._roster: Roster | None = None
 
     @property
     def identity(self) -> RankIdentity:
@@ -64,30 +53,57 @@ class Attempt:
 
     @property
     def lost_here(self) -> int:
-        """Records that never entered a merge: overwritten, misfit, or later than the deadline."""
+        """Records that never entered a row: overwritten, misfit, or later than the deadline."""
         return self._dropped + self.steps.late
+
+    @property
+    def expected_ranks(self) -> set[int]:
+        """The ranks of this node, those that have not shown up yet included."""
+        ranks = set(self.sources)
+        for identity in [source.identity for source in self.sources.values()]:
+            ranks |= self._unseen_neighbours(identity)
+        return ranks
+
+    @property
+    def known_ranks(self) -> set[int]:
+        """The ranks whose schema is known."""
+        return set(self._schemas)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """What the known ranks hold now: indices into the book's shares."""
+        return self.book.holdings[self.book.holding(self._schemas.values())]
+
+    @property
+    def layers_position(self) -> int:
+        """Sequence number up to which no layer table will come any more."""
+        return self.tables.floor(self._awaited_ranks())
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """Return where each rank stands."""
+        return tuple(_status(source) for _, source in sorted(self.sources.items()))
 
     def add(self, source: RankSource) -> None:
         """Take a rank in."""
         self.sources[source.identity.rank] = source
 
-    def poll(self, now_seconds: float) -> Iterator[ClosedStep | ClosedLayers]:
+    def poll(self, now_seconds: float) -> Iterator[LocalStep | NodeLayers]:
         """Read all rings and yield what they complete; a step always before its layers."""
         self._read(now_seconds)
         for _, steps in self.steps.close_ready(self._awaited_ranks(), now_seconds):
-            yield self._merge_step(steps)
+            yield self._reduce_step(steps)
         ready = self.tables.close_ready(
             self._awaited_ranks(), now_seconds, up_to=self.steps.closed_sequence
         )
         for sequence, tables in ready:
-            yield self._merge_layers(sequence, tables)
+            yield reduce_layers(sequence, list(tables.values()), self.book)
 
-    def close_all(self) -> Iterator[ClosedStep | ClosedLayers]:
+    def close_all(self) -> Iterator[LocalStep | NodeLayers]:
         """Yield what is still open: nothing more will come."""
         for _, steps in self.steps.close_all():
-            yield self._merge_step(steps)
+            yield self._reduce_step(steps)
         for sequence, tables in self.tables.close_all():
-            yield self._merge_layers(sequence, tables)
+            yield reduce_layers(sequence, list(tables.values()), self.book)
 
     def close(self) -> None:
         """Let go of all rings."""
@@ -105,18 +121,18 @@ class Attempt:
     def _take(self, rank: int, schema: Schema, delivery: Delivery, now_seconds: float) -> None:
         if self._schemas.get(rank) is not schema:
             self._schemas[rank] = schema
-            self._roster = None
         for step in delivery.steps:
             self.steps.add(rank, step.sequence, RankStep(rank, schema, step), now_seconds)
+        self.shelf.put(rank, schema, delivery.tables)
         for table in delivery.tables:
             self.tables.add(rank, table.sequence, RankLayers(rank, schema, table.rows), now_seconds)
 
     def _awaited_ranks(self) -> set[int]:
         """Return the ranks from which more can come, those that have not shown up yet included."""
-        ranks = {rank for rank, source in self.sources.items() if source.end is EndReason.RUNNING}
-        for identity in [source.identity for source in self.sources.values()]:
-            ranks |= self._unseen_neighbours(identity)
-        return ranks
+        ended = {
+            rank for rank, source in self.sources.items() if source.end is not EndReason.RUNNING
+        }
+        return self.expected_ranks - ended
 
     def _unseen_neighbours(self, identity: RankIdentity) -> set[int]:
         """Return the ranks of a node that have no ring yet, if their numbers can be told."""
@@ -126,16 +142,20 @@ class Attempt:
         first = identity.rank - identity.local_rank
         return set(range(first, first + identity.local_world_size)) - set(self.sources)
 
-    def _known(self) -> Roster:
-        if self._roster is None:
-            self._roster = make_roster(self.identity.world_size, self._schemas)
-        return self._roster
-
-    def _merge_step(self, steps: Mapping[int, RankStep]) -> ClosedStep:
-        merged = merge_step(list(steps.values()), self._known(), self.assumed)
+    def _reduce_step(self, steps: Mapping[int, RankStep]) -> LocalStep:
+        schemas = {**self._schemas, **{rank: step.schema for rank, step in steps.items()}}
+        holding = self.book.holding([schemas[rank] for rank in sorted(schemas)])
         columns = {rank: observed_columns(step.schema, step.record) for rank, step in steps.items()}
-        return ClosedStep(merged, columns)
+        return LocalStep(reduce_step(list(steps.values()), self.book, holding), columns)
 
-    def _merge_layers(self, sequence: int, tables: Mapping[int, RankLayers]) -> ClosedLayers:
-        layers = merge_layers(list(tables.values()), self._known(), self.assumed)
-        return ClosedLayers(sequence, layers)
+
+def _status(source: RankSource) -> RankStatus:
+    state = source.state
+    return RankStatus(
+        rank=source.identity.rank,
+        phase=state.phase,
+        phase_name=as_utf8(state.phase_name),
+        started_sequence=state.started_sequence,
+        committed_sequence=state.committed_sequence,
+        end=source.end,
+    )

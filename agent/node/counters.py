@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -55,6 +55,17 @@ class CounterBook:
         """Return a counter's present value."""
         return self._totals.get((metric.name, labels), 0.0)
 
+    def entries(self, names: Collection[str]) -> Iterator[Total]:
+        """Yield the counters that are not 0 of some metrics, by their names."""
+        for (name, labels), value in self._totals.items():
+            if name in names and value:
+                yield name, labels, value
+
+    def optional(self, metric: Metric) -> list[Labels]:
+        """Return the labels of the series of a metric that have optional ones."""
+        plain = len(metric.scope.value) - 1 + len(metric.labels)
+        return [key[1] for key in self._totals if key[0] == metric.name and len(key[1]) > plain]
+
     def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
         """Return a histogram's present value, with cumulative counts."""
         cells = self._cells(metric, labels)
@@ -77,8 +88,9 @@ class CounterBook:
             cells = self._histograms[key] = self._cells(metric, labels)
             cells[bisect_left(metric.bounds, value)] += 1
             cells[-1] += value
-        elif value > 0:
-            self._totals[key] = self._totals.get(key, 0.0) + value
+        elif value > 0 or metric.optional_labels:
+            # What comes with labels that nobody knew before is there, at 0, from then on.
+            self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
 
     def _cells(self, metric: Metric, labels: Labels) -> list[float]:
         """Return a histogram's cells, all 0 where there are none of the catalog's bounds."""

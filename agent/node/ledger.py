@@ -12,12 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from mp_agent.node.accumulate import Progress
 from mp_agent.node.counters import Cells, Total
+from mp_agent.node.governor import GovernorState
 from mp_agent.node.window import Bucket
+from mp_agent.records.conditions import ConditionMemory
 from mp_agent.ring.files import replace_atomically
 
 log = logging.getLogger("mp_agent.node")
 
-FORMAT = 1
+FORMAT = 2
 
 Launch = tuple[str, int]
 """Launcher and attempt."""
@@ -43,14 +45,23 @@ class Ledger:
     """The launches that the account has reached."""
     newest_unix_ns: int = 0
     """When the newest ring of those launches was made; older launches are over."""
+    session: str = ""
+    """Names the attempt of this node, toward the root."""
+    retired_sessions: tuple[str, ...] = ()
+    """Of all nodes, in the attempt before."""
     closed_sequence: int = 0
     closed_layers_sequence: int = 0
+    """Steps and layer tables up to these are in the root's account: at the root in this one."""
+    counted_sequence: int = 0
+    """Steps up to this one are in the counts of the ranks of this node."""
     progress: Progress = field(default_factory=Progress)
     norms: list[Bucket] = field(default_factory=list)
     totals: list[Total] = field(default_factory=list)
     histograms: list[Cells] = field(default_factory=list)
+    governor: GovernorState = field(default_factory=GovernorState)
     assumed: dict[str, bool] = field(default_factory=dict)
     agent: ProbeTotals = field(default_factory=ProbeTotals)
+    conditions: ConditionMemory = field(default_factory=ConditionMemory)
 
 
 _ADAPTER = TypeAdapter(Ledger)

@@ -3,7 +3,8 @@
 import socket
 from dataclasses import dataclass
 
-DEFAULT_PORT = 9464
+from mp_agent.ring.address import DEFAULT_PORT, base_url
+
 PORTS_TRIED = 16
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
@@ -15,22 +16,25 @@ class Endpoint:
 
     bind: str
     port: int
+    tls: bool = False
 
     @property
     def url(self) -> str:
         """Base URL, without a path."""
-        host = _ANY_ADDRESS.get(self.bind, self.bind)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return base_url(_ANY_ADDRESS.get(self.bind, self.bind), self.port, tls=self.tls)
 
 
-def open_listener(bind: str, port: int | None) -> socket.socket:
+def open_listener(bind: str, port: int | None, *, earlier_port: int = 0) -> socket.socket:
     """Return a listening socket on `port`; on None, the first free one from 9464 on.
 
-    Raises OSError, naming address and port, when none can be had.
+    earlier_port: of the node agent before this one; kept, where the choice is free, so that
+    whoever knows it finds its successor. Raises OSError, naming address and port, when none can
+    be had.
     """
     ports = range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED) if port is None else (port,)
+    earlier = (earlier_port,) if earlier_port and not port else ()
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    for candidate in ports:
+    for candidate in (*earlier, *ports):
         try:
             return socket.create_server((bind, candidate), family=family)
         except OSError as error:

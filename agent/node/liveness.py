@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mp_agent.records.rows import RankStatus
 from mp_agent.records.steps import EndReason, RankState
 
 _GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
@@ -25,6 +26,6 @@ def run_end(ranks: Sequence[EndReason]) -> EndReason:
     return next(reason for reason in _GRAVITY if reason in ranks)
 
 
-def furthest_behind(states: Sequence[RankState]) -> RankState:
-    """Return the state of the rank with the least progress."""
-    return min(states, key=lambda state: (state.started_sequence, state.phase, state.phase_unix_ns))
+def furthest_behind(ranks: Sequence[RankStatus]) -> RankStatus:
+    """Return the status of the rank with the least progress; of equal ones the lowest rank's."""
+    return min(ranks, key=lambda status: (status.started_sequence, status.phase, status.rank))

@@ -5,15 +5,16 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
-from mp_agent.settings import Settings, load_settings
+from mp_agent.settings import ENV_PREFIX, SECRETS, Settings, load_settings
 
 log = logging.getLogger("mp_agent.node")
 
 SETTINGS_VARIABLE = "MP_AGENT_NODE_SETTINGS"
-"""Holds, as JSON, the settings of the rank that starts a node agent."""
+"""Holds, as JSON, the settings of the rank that starts a node agent, all but the token."""
 
 
 def watch_run(run_dir: Path, lock_fd: int, *, detached: bool) -> None:
@@ -55,11 +56,16 @@ def _settings() -> tuple[Settings, int]:
     if handed_over is None:
         return load_settings()
     try:
-        return Settings(**json.loads(handed_over)), 0
+        return _taken_over(json.loads(handed_over)), 0
     except (ValueError, TypeError) as error:
         log.warning("%s is ignored: %s", SETTINGS_VARIABLE, error)
         settings, ignored = load_settings()
         return settings, ignored + 1
+
+
+def _taken_over(values: Any) -> Settings:
+    variables = {name: os.environ.get(ENV_PREFIX + name.upper()) for name in SECRETS}
+    return Settings(**{**values, **{name: text for name, text in variables.items() if text}})
 
 
 def _log(settings: Settings, name: str, *, detached: bool) -> None:

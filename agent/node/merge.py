@@ -1,116 +1,223 @@
-"""The rows of several ranks become one step of the run, by the columns' algebra and shares."""
+"""The rows of several nodes become one step of the run, by the columns' algebra and shares."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import fsum, isfinite, isnan
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
 
 import numpy as np
 
-from mp_agent.node.shares import AssumedShares, BlockKey, Roster
-from mp_agent.records.columns import GRADIENT_COLUMNS, STEP_COLUMNS, Algebra
-from mp_agent.records.merged import MergedStep
-from mp_agent.records.schema import Schema, Share
-from mp_agent.records.steps import FloatArray, StepRecord
+from mp_agent.node.book import ALGEBRA
+from mp_agent.node.replicas import ReplicaBook
+from mp_agent.node.shares import AssumedShares, GroupKey, Roster, assumed_name, group_key
+from mp_agent.node.sums import exact_sum
+from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
+from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.rows import NodeRow, NodeShare, NodeStep
 
-_NANOSECONDS = 1e9
+Columns = tuple[tuple[float, ...], ...]
+"""The parts of each gradient column."""
 
-ALGEBRA = {column.name: column.algebra for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)}
+_COLUMNS = tuple(column.name for column in GRADIENT_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
-class RankStep:
-    """One rank's record of a step, with the schema that was in force when it was written."""
+class Terms:
+    """What the rows of a node refer to."""
 
-    rank: int
-    schema: Schema
-    record: StepRecord
+    step_columns: tuple[str, ...]
+    gradient_columns: tuple[str, ...]
+    shares: Sequence[NodeShare]
+
+    def fit(self, columns: Columns) -> Columns:
+        """Return a row's columns in the order of this agent's; none where they are not there."""
+        if self.gradient_columns == _COLUMNS:
+            return columns
+        found = dict(zip(self.gradient_columns, columns, strict=True))
+        return tuple(found.get(name, ()) for name in _COLUMNS)
 
 
-def merge_step(steps: Sequence[RankStep], roster: Roster, assumed: AssumedShares) -> MergedStep:
-    """Return the step that the ranks' records make together.
+@dataclass(slots=True)
+class _Replica:
+    """What is there of one replica of a group."""
 
-    Of equal replicas one is taken, shards add up; a column that no rank observed, or whose merged
-    value is beyond float64, is absent. `assumed` learns from the rows before they are merged.
+    shards: set[int] = field(default_factory=set)
+    rows: list[Columns] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The replicas of a group that may still be the one to take."""
+
+    shard_count: int
+    complete: int | None = None
+    """The lowest replica of which every shard is there."""
+    replicas: dict[int, _Replica] = field(default_factory=dict)
+
+    def add(self, row: NodeRow, columns: Columns) -> None:
+        for number in row.replicas:
+            if self.complete is not None and number >= self.complete:
+                return
+            replica = self.replicas.setdefault(number, _Replica())
+            if replica.shards.isdisjoint(row.shards):
+                replica.shards.update(row.shards)
+                replica.rows.append(columns)
+            if len(replica.shards) >= self.shard_count:
+                self.complete = number
+                self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
+
+    def chosen(self) -> list[Columns]:
+        """Return the rows of the lowest complete replica, else of the one with most shards."""
+        if self.complete is not None:
+            return self.replicas[self.complete].rows
+        return max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards))[1].rows
+
+
+class StepMerge:
+    """One step of the run as it comes in, node by node, in any order.
+
+    Of equal replicas one is taken, shards add up. The result is the same, to the bit, however the
+    ranks are spread over nodes.
     """
-    steps = sorted(steps, key=lambda step: step.rank)
-    if assumed_rows := [pair for pair in _share_rows(steps) if pair[0].assumed]:
-        assumed.observe(assumed_rows)
-    blocks = _select_blocks(steps, assumed)
-    merged = {**_merge_step_columns(steps), **_merge_gradients(steps[0].schema, blocks)}
-    return MergedStep(
-        sequence=steps[0].record.sequence,
-        step=_trainer_step(steps),
-        time_unix_seconds=max(step.record.time_unix_ns for step in steps) / _NANOSECONDS,
-        values={name: value for name, value in merged.items() if isfinite(value)},
-        world_size=roster.world_size,
-        present_ranks=frozenset(step.rank for step in steps),
-        gradients_complete=roster.complete(blocks, assumed),
-        nonfinite_loss_ranks=tuple(
-            step.rank for step in steps if _column(step, "loss_nonfinite") == 1.0
-        ),
-    )
+
+    def __init__(self, sequence: int, world_size: int) -> None:
+        self.sequence = sequence
+        self._world_size = world_size
+        self._present = np.zeros(world_size, dtype=np.bool_)
+        self._compute_seconds = np.full(world_size, nan)
+        self._trainer_step: tuple[int, int] | None = None
+        """The lowest rank of a node that was told the trainer's step, and that step."""
+        self._time_unix_seconds = nan
+        self._counts: dict[str, int] = {}
+        self._parts: dict[str, list[float]] = {}
+        self._groups: dict[GroupKey, _Group] = {}
+        self._assumed: dict[GroupKey, dict[Columns, list[int]]] = {}
+        self._nonfinite_loss_ranks: list[int] = []
+        self._replicas = ReplicaBook()
+
+    def add(
+        self, step: NodeStep, terms: Terms, *, arrived_unix_seconds: float | None = None
+    ) -> None:
+        """Take a node's rows in.
+
+        arrived_unix_seconds: by the root's own clock; None for the root's own node, whose word
+        on the time is taken. No other node's is.
+        """
+        ranks = list(step.ranks)
+        self._present[ranks] = True
+        self._compute_seconds[ranks] = step.compute_seconds
+        self._nonfinite_loss_ranks.extend(step.nonfinite_loss_ranks)
+        if arrived_unix_seconds is None:
+            self._time_unix_seconds = step.time_unix_seconds
+        elif self._time_unix_seconds != self._time_unix_seconds:
+            self._time_unix_seconds = arrived_unix_seconds
+        told = step.step != step.sequence
+        if told and (self._trainer_step is None or ranks[0] < self._trainer_step[0]):
+            self._trainer_step = (ranks[0], step.step)
+        for name, value in zip(terms.step_columns, step.values, strict=True):
+            if value.count:
+                self._counts[name] = self._counts.get(name, 0) + value.count
+                self._parts.setdefault(name, []).extend(value.parts)
+        for row in step.rows:
+            self._add_row(row, terms)
+        self._replicas.add_weights(step.digests)
+
+    def merged(self, roster: Roster, assumed: AssumedShares) -> MergedStep:
+        """Return the step; `assumed` learns from its rows before they are merged.
+
+        A column that no rank observed, or whose value is beyond float64, is absent.
+        """
+        for key, rows in self._assumed.items():
+            ranks = sum(map(len, rows.values()))
+            assumed.observe(assumed_name(key), ranks=ranks, distinct_rows=len(rows))
+        chosen = self._chosen(assumed)
+        whole = self._whole(assumed)
+        values = {**self._step_values(), **_gradients(chosen, "")}
+        return MergedStep(
+            sequence=self.sequence,
+            step=self._trainer_step[1] if self._trainer_step else self.sequence,
+            time_unix_seconds=self._time_unix_seconds,
+            values=values,
+            world_size=self._world_size,
+            present_ranks=frozenset(np.flatnonzero(self._present).tolist()),
+            gradients_complete=roster.complete(whole),
+            nonfinite_loss_ranks=tuple(sorted(self._nonfinite_loss_ranks)),
+            compute_seconds=self._observed_compute_seconds(),
+            optimizers={
+                name: OptimizerStep(
+                    sequence=self.sequence,
+                    values=_gradients(chosen, name),
+                    complete=roster.complete(whole, name),
+                )
+                for name in sorted({optimizer for _, optimizer in chosen if optimizer})
+            },
+            replicas=self._replicas.compared(
+                skipped=values.get("skipped", 0.0) > 0.0, replicated=assumed.replicated
+            ),
+        )
+
+    def _add_row(self, row: NodeRow, terms: Terms) -> None:
+        share, columns = terms.shares[row.share], terms.fit(row.columns)
+        key = group_key(share)
+        if share.assumed:
+            self._assumed.setdefault(key, {}).setdefault(columns, []).extend(row.ranks)
+            return
+        if key not in self._groups:
+            self._groups[key] = _Group(share.shard_count)
+        self._groups[key].add(row, columns)
+        self._replicas.add_gradients(key, row)
+
+    def _chosen(self, assumed: AssumedShares) -> dict[GroupKey, list[Columns]]:
+        """Return the rows that are added up, by group."""
+        chosen = {key: group.chosen() for key, group in self._groups.items()}
+        for key, rows in self._assumed.items():
+            if assumed.independent(assumed_name(key)):
+                chosen[key] = [columns for columns, ranks in rows.items() for _ in ranks]
+            else:
+                chosen[key] = [_of_lowest_rank(rows)]
+        return chosen
+
+    def _whole(self, assumed: AssumedShares) -> set[GroupKey]:
+        """Return the groups of which nothing is missing."""
+        whole = {key for key, group in self._groups.items() if group.complete is not None}
+        for key, rows in self._assumed.items():
+            everyone = sum(map(len, rows.values())) == self._world_size
+            if everyone or not assumed.independent(assumed_name(key)):
+                whole.add(key)
+        return whole
+
+    def _step_values(self) -> dict[str, float]:
+        values = {
+            name: _value(ALGEBRA[name], parts, self._counts[name])
+            for name, parts in self._parts.items()
+            if ALGEBRA.get(name, Algebra.OWN) is not Algebra.OWN
+        }
+        return {name: value for name, value in values.items() if isfinite(value)}
+
+    def _observed_compute_seconds(self) -> dict[int, float]:
+        ranks = np.flatnonzero(np.isfinite(self._compute_seconds))
+        return dict(zip(ranks.tolist(), self._compute_seconds[ranks].tolist(), strict=True))
 
 
-def observed_columns(schema: Schema, record: StepRecord) -> Mapping[str, float]:
-    """Return a record's finite step columns by name."""
-    pairs = zip(schema.step_columns, record.values.tolist(), strict=True)
-    return {name: value for name, value in pairs if isfinite(value)}
+def _of_lowest_rank(rows: Mapping[Columns, Sequence[int]]) -> Columns:
+    return min(rows.items(), key=lambda item: min(item[1]))[0]
 
 
-def _share_rows(steps: Sequence[RankStep]) -> Iterator[tuple[Share, FloatArray]]:
-    for step in steps:
-        yield from zip(step.schema.shares, step.record.gradients, strict=True)
-
-
-def _select_blocks(steps: Sequence[RankStep], assumed: AssumedShares) -> dict[BlockKey, FloatArray]:
-    """Return one observed row [C] per block: that of the lowest rank that has one."""
-    blocks: dict[BlockKey, FloatArray] = {}
-    for step in steps:
-        for share, row in zip(step.schema.shares, step.record.gradients, strict=True):
-            key = assumed.key(share, step.rank)
-            if key not in blocks and not np.isnan(row).any():
-                blocks[key] = row
-    return blocks
-
-
-def _merge_gradients(schema: Schema, blocks: Mapping[BlockKey, FloatArray]) -> dict[str, float]:
-    if not blocks:
+def _gradients(chosen: Mapping[GroupKey, Iterable[Columns]], optimizer: str) -> dict[str, float]:
+    """Return the merged gradient columns of one optimizer; without those that a row lacks."""
+    rows = [row for key, rows in chosen.items() if key[1] == optimizer for row in rows]
+    if not rows:
         return {}
-    columns = np.stack(list(blocks.values())).T.tolist()
-    return {
-        name: _combine(ALGEBRA[name], values)
-        for name, values in zip(schema.gradient_columns, columns, strict=True)
-        if name in ALGEBRA
-    }
+    values: dict[str, float] = {}
+    for name, column in zip(_COLUMNS, zip(*rows, strict=True), strict=True):
+        if all(column):
+            terms = [part for parts in column for part in parts]
+            values[name] = _value(ALGEBRA[name], terms, 1)
+    return {name: value for name, value in values.items() if isfinite(value)}
 
 
-def _merge_step_columns(steps: Sequence[RankStep]) -> dict[str, float]:
-    observed: dict[str, list[float]] = {}
-    for step in steps:
-        for name, value in zip(step.schema.step_columns, step.record.values.tolist(), strict=True):
-            if not isnan(value) and ALGEBRA.get(name, Algebra.OWN) is not Algebra.OWN:
-                observed.setdefault(name, []).append(value)
-    return {name: _combine(ALGEBRA[name], values) for name, values in observed.items()}
-
-
-def _combine(algebra: Algebra, values: Sequence[float]) -> float:
-    try:
-        if algebra is Algebra.SUM:
-            return fsum(values)
-        if algebra is Algebra.MEAN:
-            return fsum(values) / len(values)
-    except OverflowError:
-        return float("inf")
-    return min(values) if algebra is Algebra.MIN else max(values)
-
-
-def _column(step: RankStep, name: str) -> float | None:
-    """Return one step column of a rank, or None when its schema does not have it."""
-    columns = step.schema.step_columns
-    return float(step.record.values[columns.index(name)]) if name in columns else None
-
-
-def _trainer_step(steps: Sequence[RankStep]) -> int:
-    """Return the trainer's own step if any rank was told it, else the count since attach."""
-    told = (step.record.step for step in steps if step.record.step != step.record.sequence)
-    return next(told, steps[0].record.step)
+def _value(algebra: Algebra, parts: Sequence[float], count: int) -> float:
+    if algebra is Algebra.SUM:
+        return exact_sum(parts)
+    if algebra is Algebra.MEAN:
+        return exact_sum(parts, count)
+    return min(parts) if algebra is Algebra.MIN else max(parts)

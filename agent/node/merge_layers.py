@@ -1,32 +1,46 @@
-"""The layer tables of several ranks become one table of the run."""
+"""The layer tables of several nodes become one table of the run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.node.merge import ALGEBRA
-from mp_agent.node.shares import AssumedShares, BlockKey, Roster
-from mp_agent.records.columns import Algebra
+from mp_agent.node.book import ALGEBRA
+from mp_agent.node.layer_names import LayerNames, Source
+from mp_agent.node.reduce_layers import fold
+from mp_agent.node.shares import AssumedShares, GroupKey, Roster, assumed_name, group_key
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, Algebra
 from mp_agent.records.merged import LayerView
-from mp_agent.records.schema import Schema
+from mp_agent.records.rows import LayerBlock, Layout, NodeLayers, NodeShare
 from mp_agent.records.steps import FloatArray
 
 _FOLD = {
     Algebra.SUM: (np.add, 0.0),
-    Algebra.MAX: (np.maximum, -np.inf),
-    Algebra.MIN: (np.minimum, np.inf),
+    Algebra.MAX: (np.fmax, np.nan),
+    Algebra.MIN: (np.fmin, np.nan),
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankLayers:
-    """One rank's layer table of a step: rows [L, C], with the schema they were written under."""
+@dataclass(frozen=True, slots=True)
+class LayerTerms:
+    """What the blocks of a node refer to."""
 
-    rank: int
-    schema: Schema
-    rows: FloatArray
+    gradient_columns: tuple[str, ...]
+    shares: Sequence[NodeShare]
+    layouts: Sequence[Layout]
+
+    def table(self, block: LayerBlock) -> FloatArray:
+        """Return a block's values [C, L] in the order of this agent's columns, NaN if absent."""
+        values = np.frombuffer(block.values, dtype="<f8")
+        table = values.reshape(len(self.gradient_columns), -1)
+        if self.gradient_columns == GRADIENT_COLUMN_NAMES:
+            return table
+        fitted = np.full((len(GRADIENT_COLUMN_NAMES), table.shape[1]), np.nan)
+        for index, name in enumerate(self.gradient_columns):
+            if name in GRADIENT_COLUMN_NAMES:
+                fitted[GRADIENT_COLUMN_NAMES.index(name)] = table[index]
+        return fitted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +56,17 @@ class MergedLayers:
     sound: npt.NDArray[np.bool_]
     complete: bool
     """Whether every shard of every tensor was present."""
+    optimizers: tuple[str, ...] = ()
+    """Which optimizer steps each layer; none: the one that sets the step count, all of them."""
+    retired: frozenset[str] = frozenset()
+    """Names that stand for no layer any more: several layers turned out to be called so."""
+
+    def judged_of(self, judged: Collection[str]) -> "MergedLayers":
+        """Return the table with only the norms that count whose optimizer's step is `judged`."""
+        if not self.optimizers:
+            return self
+        counts = np.array([optimizer in judged for optimizer in self.optimizers], dtype=np.bool_)
+        return replace(self, sound=self.sound & counts)
 
     def views(self, *, step_judged: bool) -> tuple[LayerView, ...]:
         """Return one view per layer; norms count only where those of the step do."""
@@ -61,67 +86,165 @@ class MergedLayers:
         return self.names[found[-1]] if found.size else ""
 
 
-def merge_layers(
-    tables: Sequence[RankLayers], roster: Roster, assumed: AssumedShares
-) -> MergedLayers:
-    """Return the ranks' tables as one: of equal replicas one is taken, shards add up.
+@dataclass(slots=True)
+class _Table:
+    """Layers of one layout, folded over the shards of a replica that came in."""
 
-    Layers of equal name in different groups (stages, experts) become one row: the norm of their
-    union.
-    """
-    tables = sorted(tables, key=lambda table: table.rank)
-    names: dict[str, int] = {}
-    blocks: set[BlockKey] = set()
-    rows, targets = [], []
-    taken: set[tuple[int, BlockKey]] = set()
-    for table in tables:
-        sources, into = _untaken(table, assumed, names, taken)
-        keep = ~np.isnan(table.rows[sources]).any(axis=1)
-        rows.append(table.rows[sources][keep])
-        targets.append(into[keep])
-        blocks.update(assumed.key(share, table.rank) for share in table.schema.shares)
-    columns = tables[0].schema.gradient_columns
-    values = _fold(np.concatenate(rows), np.concatenate(targets), columns, len(names))
-    finite = np.isfinite(values)
-    return MergedLayers(
-        names=tuple(names),
-        columns=columns,
-        values=np.where(finite, values, 0.0),
-        sound=np.logical_and.reduce(finite, axis=1),
-        complete=roster.complete(blocks, assumed),
-    )
+    layout: Layout
+    rank: int
+    """The lowest that wrote of it."""
+    values: FloatArray
+    """[C, L]"""
+    shards: set[int]
 
 
-def _untaken(
-    table: RankLayers,
-    assumed: AssumedShares,
-    names: dict[str, int],
-    taken: set[tuple[int, BlockKey]],
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return which rows of a table enter the merge, and at which index of `names` each lands."""
-    keys = [assumed.key(share, table.rank) for share in table.schema.shares]
-    sources, targets = [], []
-    for row, layer in enumerate(table.schema.layers):
-        target = names.setdefault(_utf8(layer.name), len(names))
-        if (target, keys[layer.share]) not in taken:
-            taken.add((target, keys[layer.share]))
-            sources.append(row)
-            targets.append(target)
-    return np.array(sources, dtype=np.intp), np.array(targets, dtype=np.intp)
+@dataclass(slots=True)
+class _Replica:
+    tables: dict[bytes, _Table] = field(default_factory=dict)
+
+    def shards(self) -> set[int]:
+        return {shard for table in self.tables.values() for shard in table.shards}
+
+    def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
+        table = self.tables.get(layout.digest)
+        if table is None:
+            ranks, shards = min(block.ranks), set(block.shards)
+            self.tables[layout.digest] = _Table(layout, ranks, values, shards)
+        elif table.shards.isdisjoint(block.shards):
+            table.values = fold([table.values, values], GRADIENT_COLUMN_NAMES)
+            table.rank = min(table.rank, *block.ranks)
+            table.shards.update(block.shards)
 
 
-def _utf8(name: str) -> str:
-    """Return a name that can be written as UTF-8: lone surrogates become question marks."""
-    return name.encode("utf-8", "replace").decode("utf-8")
+@dataclass(slots=True)
+class _Group:
+    shard_count: int
+    complete: int | None = None
+    replicas: dict[int, _Replica] = field(default_factory=dict)
+
+    def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
+        number = block.replicas[0]
+        if self.complete is not None and number > self.complete:
+            return
+        replica = self.replicas.setdefault(number, _Replica())
+        replica.add(block, layout, values)
+        if len(replica.shards()) >= self.shard_count:
+            self.complete = number
+            self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
+
+    def chosen(self) -> list[_Table]:
+        if self.complete is not None:
+            return list(self.replicas[self.complete].tables.values())
+        most = max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards()))
+        return list(most[1].tables.values())
 
 
-def _fold(
-    rows: FloatArray, targets: npt.NDArray[np.intp], columns: Sequence[str], layers: int
+@dataclass(slots=True)
+class _Models:
+    """An assumed group: models of every rank, or replicas of one; the steps' digests tell which."""
+
+    ranks: set[int] = field(default_factory=set)
+    first: dict[bytes, _Table] = field(default_factory=dict)
+    """What the lowest rank has."""
+    total: dict[bytes, _Table] = field(default_factory=dict)
+    """What all have together."""
+
+    def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
+        if not self.ranks.isdisjoint(block.ranks):
+            return
+        self.ranks.update(block.ranks)
+        table = _Table(layout, min(block.ranks), values, {0})
+        first = self.first.setdefault(layout.digest, table)
+        if table.rank < first.rank:
+            self.first[layout.digest] = table
+        all_of_them = _times(values, len(block.ranks))
+        total = self.total.get(layout.digest)
+        if total is None:
+            self.total[layout.digest] = replace(table, values=all_of_them)
+        else:
+            total.values = fold([total.values, all_of_them], GRADIENT_COLUMN_NAMES)
+            total.rank = min(total.rank, table.rank)
+
+
+class LayerMerge:
+    """The layers of one sampled step as they come in, node by node, in any order."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._groups: dict[GroupKey, _Group] = {}
+        self._assumed: dict[GroupKey, _Models] = {}
+        self._homes: dict[GroupKey, str] = {}
+
+    def add(self, table: NodeLayers, terms: LayerTerms) -> None:
+        """Take a node's blocks in."""
+        for block in table.blocks:
+            share, layout = terms.shares[block.share], terms.layouts[block.layout]
+            key, values = group_key(share), terms.table(block)
+            self._homes[key] = share.home
+            if share.assumed:
+                self._assumed.setdefault(key, _Models()).add(block, layout, values)
+            else:
+                self._groups.setdefault(key, _Group(share.shard_count)).add(block, layout, values)
+
+    def merged(self, roster: Roster, assumed: AssumedShares, names: LayerNames) -> MergedLayers:
+        """Return the table: of equal replicas one is taken, shards add up.
+
+        Layers of equal name and home in different groups become one row: the norm of their union.
+        """
+        chosen = {key: group.chosen() for key, group in self._groups.items()}
+        whole = {key for key, group in self._groups.items() if group.complete is not None}
+        for key, models in self._assumed.items():
+            independent = assumed.independent(assumed_name(key))
+            chosen[key] = list((models.total if independent else models.first).values())
+            if not independent or len(models.ranks) == self._world_size:
+                whole.add(key)
+        tables = sorted(
+            ((table.rank, key, table) for key, found in chosen.items() for table in found),
+            key=lambda item: (*item[:2], item[2].layout.digest),
+        )
+        plan = names.plan(
+            [Source(table.layout, rank, self._homes[key], key[1]) for rank, key, table in tables]
+        )
+        values = _spread([table.values for *_, table in tables], plan.targets, len(plan.labels))
+        observed = ~np.isnan(values).all(axis=1)
+        columns = np.flatnonzero(observed if observed.any() else ~observed)
+        finite = np.isfinite(values[columns])
+        return MergedLayers(
+            names=plan.labels,
+            columns=tuple(GRADIENT_COLUMN_NAMES[column] for column in columns),
+            values=np.where(finite, values[columns], 0.0).T,
+            sound=np.logical_and.reduce(finite, axis=0),
+            complete=all(roster.complete(whole, optimizer) for optimizer in {"", *plan.optimizers}),
+            optimizers=plan.optimizers,
+            retired=plan.retired,
+        )
+
+
+def _times(values: FloatArray, count: int) -> FloatArray:
+    """Return a table [C, L] as if `count` ranks had one each."""
+    if count == 1:
+        return values
+    many = values.copy()
+    for index, name in enumerate(GRADIENT_COLUMN_NAMES):
+        if ALGEBRA[name] is Algebra.SUM:
+            many[index] *= count
+    return many
+
+
+def _spread(
+    tables: Sequence[FloatArray], targets: Sequence[npt.NDArray[np.intp]], layers: int
 ) -> FloatArray:
-    """Return [layers, C]: the rows [N, C] folded into their target layers."""
-    merged = np.empty((layers, len(columns)))
-    for index, name in enumerate(columns):
-        fold, identity = _FOLD[ALGEBRA[name]]
-        merged[:, index] = identity
-        fold.at(merged[:, index], targets, rows[:, index])
+    """Return [C, layers]: the tables [C, L] folded into their target layers."""
+    merged = np.empty((len(GRADIENT_COLUMN_NAMES), layers))
+    if not tables:
+        return merged
+    rows, into = np.concatenate(tables, axis=1), np.concatenate(targets)
+    for index, name in enumerate(GRADIENT_COLUMN_NAMES):
+        function, identity = _FOLD[ALGEBRA[name]]
+        merged[index] = identity
+        observed = ~np.isnan(rows[index])
+        function.at(merged[index], into[observed], rows[index][observed])
+        unobserved = np.ones(layers, dtype=np.bool_)
+        unobserved[into[observed]] = False
+        merged[index][unobserved] = np.nan
     return merged

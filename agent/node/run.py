@@ -1,20 +1,36 @@
 """One run on this node: its attempts, one after the other, in one account."""
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
+from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.errors import ReportError
+from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.node.accumulate import Accumulator
-from mp_agent.node.attempt import Attempt, ClosedLayers, ClosedStep
+from mp_agent.node.attempt import Attempt, LocalStep
+from mp_agent.node.book import as_utf8
+from mp_agent.node.conditions import ConditionTracker
 from mp_agent.node.counters import CounterBook
+from mp_agent.node.exchange import Exchange, Item
 from mp_agent.node.finder import RingFinder, remove_ring, rings_by_launch
+from mp_agent.node.governor import LayerGovernor
 from mp_agent.node.ledger import Launch, Ledger, read_ledger, write_ledger
+from mp_agent.node.root import MergedTable
 from mp_agent.node.snapshot_builder import RunExport
 from mp_agent.node.source import RankSource
+from mp_agent.node.table_shelf import KeptTable
 from mp_agent.node.views import add_attempt, agent_view, rank_view, run_view
 from mp_agent.node.window import ValueWindow
+from mp_agent.records.flight import FlightRequest
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.rows import KnownNode, NodeReport, Receipt
+from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
@@ -45,16 +61,36 @@ class Run:
             counters=CounterBook(ledger.totals, ledger.histograms),
             norms=ValueWindow(settings.window_seconds, ledger.norms),
         )
+        self._now_seconds = 0.0
+        self.conditions = ConditionTracker(
+            run_dir,
+            values_in_force(settings.thresholds, time_scale=settings.time_scale),
+            memory=ledger.conditions,
+            earlier=self._account.counters if ledger.launches else None,
+        )
+        """What the run suffers from, by the agent's own judgement; only at the root."""
         self._attempt = Attempt(
             settings.merge_deadline_seconds,
             closed_sequence=ledger.closed_sequence,
             closed_layers_sequence=ledger.closed_layers_sequence,
-            assumed=ledger.assumed,
         )
+        self._exchange = Exchange(
+            self._attempt,
+            settings,
+            session=ledger.session,
+            assumed=ledger.assumed,
+            retired_sessions=ledger.retired_sessions,
+        )
+        self._governor = LayerGovernor(ledger.governor)
+        self._counted_sequence = ledger.counted_sequence
+        self.history = StepHistory()
+        """The last steps, for the status page."""
         self._finder = RingFinder(run_dir)
-        self._judged: dict[int, bool] = {}
+        self._judged: dict[int, frozenset[str]] = {}
         self._gone_since_seconds: dict[int, float] = {}
         self._uncommitted = False
+        self.flight_request: FlightRequest | None = None
+        """The last record that the root wants of all nodes: set there, elsewhere told by it."""
 
     @property
     def seen(self) -> bool:
@@ -63,26 +99,111 @@ class Run:
 
     @property
     def end(self) -> EndReason:
-        """How the newest attempt ended; RUNNING while it goes on."""
+        """How the newest attempt ended: at the root on all nodes, elsewhere on this one."""
+        return self._exchange.end
+
+    @property
+    def local_end(self) -> EndReason:
+        """How the newest attempt ended on this node."""
         return self._attempt.end
+
+    @property
+    def newest_sequence(self) -> int:
+        """The last step that a rank of this node began or wrote."""
+        states = [source.state for source in self._attempt.sources.values()]
+        return max((max(s.started_sequence, s.committed_sequence) for s in states), default=0)
+
+    @property
+    def kept_tables(self) -> tuple[KeptTable, ...]:
+        """The layer tables that were read last, for flight records."""
+        return self._attempt.shelf.tables
 
     @property
     def name(self) -> str:
         """Name of the run; of its directory while no rank is known."""
         return self._attempt.identity.run if self.seen else self.run_dir.name
 
+    @property
+    def is_root(self) -> bool:
+        """Whether this node holds rank 0: it merges what all nodes report."""
+        return self._exchange.is_root
+
+    @property
+    def url(self) -> str:
+        """Base URL under which other nodes reach this agent; the transport sets it."""
+        return self._exchange.url
+
+    @url.setter
+    def url(self, url: str) -> None:
+        self._exchange.url = url
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Of the lowest local rank. Only once a rank was `seen`."""
+        return self._attempt.identity
+
+    @property
+    def created_unix_ns(self) -> frozenset[int]:
+        """When the rings of the present attempt were made, by this node's clock."""
+        sources = self._attempt.sources.values()
+        return frozenset(source.identity.created_unix_ns for source in sources)
+
+    @property
+    def session(self) -> str:
+        """Name of this node's present attempt; reports of another session are worthless."""
+        return self._exchange.session
+
+    @property
+    def nodes(self) -> tuple[KnownNode, ...]:
+        """The nodes of the run that are known, by node rank; only the root knows others."""
+        return self._exchange.nodes
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the root should have a report at once: trouble began since the last one."""
+        return self._exchange.urgent
+
+    def take_report(self) -> NodeReport | None:
+        """Return what is new since the last call, for the root; None at the root itself.
+
+        Also None soon after a report, unless rows are left over, are to be sent again, or a rank
+        has ended. Rows are kept, within bounds, until a receipt says that they are settled: a
+        report may be lost, or sent twice. Reports are to be sent in the order of the calls.
+        """
+        return self._exchange.take_report()
+
+    def receive(self, report: NodeReport) -> Receipt:
+        """Take another node's report in, at the root; the answer goes back to the node.
+
+        A report may come twice, late, or be of an earlier attempt. Raises ReportError when it is
+        of another run, or contradicts what is known of this one.
+        """
+        if report.run != as_utf8(self.name):
+            raise ReportError(f"a report of run {report.run!r}, not of {self.name!r}")
+        receipt = self._exchange.receive(report)
+        news = self.conditions.recent_news(self._now_seconds)
+        return structs.replace(receipt, flight=self.flight_request, conditions=news)
+
+    def acknowledge(self, receipt: Receipt) -> None:
+        """Take the root's answer to a report in: free what is settled, send again what is lost."""
+        if receipt.session == self.session:
+            self.flight_request = receipt.flight
+            self.conditions.take_over(receipt.conditions)
+        self._uncommitted |= self._exchange.acknowledge(receipt)
+
     def poll(self, now_seconds: float) -> None:
-        """Read what is new in the rings, merge it and fold it in."""
+        """Read what is new in the rings, merge it, fold it in and judge it."""
+        self._now_seconds = now_seconds
         for rings in rings_by_launch(self._finder.new_rings()):
             self._admit(rings, now_seconds)
-        self._fold(self._attempt.poll(now_seconds))
-        if self.end is not EndReason.RUNNING:
-            self._fold(self._attempt.close_all())
+        self._fold(self._exchange.poll(now_seconds))
         for rank, source in self._attempt.sources.items():
             if source.end is EndReason.RUNNING:
                 self._gone_since_seconds.pop(rank, None)
             else:
                 self._gone_since_seconds.setdefault(rank, now_seconds)
+        if self.seen and self.is_root:
+            self._uncommitted |= self.conditions.tick(now_seconds, self._present)
 
     def export(
         self,
@@ -93,12 +214,14 @@ class Run:
     ) -> RunExport:
         """Return all views of the run. Only once a rank was `seen`."""
         attempt, account = self._attempt, self._account
-        totals = add_attempt(self._totals, attempt)
-        holds_root = 0 in attempt.sources
+        totals = add_attempt(self._totals, self._exchange)
+        holds_root = self.is_root
         return RunExport(
             run=self.name,
             node_rank=attempt.identity.node_rank,
-            view=run_view(attempt, account, time_unix_seconds) if holds_root else None,
+            view=run_view(self._exchange, account, self.conditions, time_unix_seconds)
+            if holds_root
+            else None,
             layers=tuple(account.layers.values()) if holds_root else (),
             ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
             faded_ranks=self._faded_ranks(now_seconds),
@@ -112,6 +235,7 @@ class Run:
                 scrape_duration_seconds=scrape_duration_seconds,
             ),
             counters=account.counters,
+            governor=self._governor,
         )
 
     def count_dropped_series(self, series: int) -> None:
@@ -123,25 +247,35 @@ class Run:
         if not self._uncommitted:
             return
         totals, histograms = self._account.counters.dump()
+        closed = self._exchange.closed
         ledger = Ledger(
             launches=tuple(sorted(self._launches)),
             newest_unix_ns=self._newest_unix_ns,
-            closed_sequence=self._attempt.steps.closed_sequence,
-            closed_layers_sequence=self._attempt.tables.closed_sequence,
+            session=self._exchange.session,
+            retired_sessions=tuple(sorted(self._exchange.retired_sessions)),
+            closed_sequence=closed[0],
+            closed_layers_sequence=closed[1],
+            counted_sequence=self._counted_sequence,
             progress=self._account.progress,
             norms=self._account.norms.buckets,
             totals=totals,
+            governor=self._governor.state,
             histograms=histograms,
-            assumed=self._attempt.assumed.verdicts,
+            assumed=dict(self._exchange.assumed),
+            conditions=self.conditions.memory,
             agent=replace(
                 self._totals,
-                records_dropped=self._totals.records_dropped + self._attempt.lost_here,
+                records_dropped=self._totals.records_dropped
+                + self._attempt.lost_here
+                + self._exchange.lost,
             ),
         )
         try:
             write_ledger(locations.ledger_path(self.run_dir), ledger)
         except (OSError, ValueError) as error:
             log.warning("ledger of run %s cannot be written: %s", self.name, error)
+        else:
+            self._exchange.committed(closed)
         self._uncommitted = False
 
     def anything_new(self) -> bool:
@@ -171,8 +305,7 @@ class Run:
             return
         self._newest_unix_ns = max(newest_unix_ns, self._newest_unix_ns)
         self._uncommitted = True
-        after = self._attempt.steps.closed_sequence
-        layers_after = self._attempt.tables.closed_sequence
+        after, layers_after = self._exchange.closed
         for path, reader in rings:
             self._attempt.add(RankSource(path, reader, after=after, layers_after=layers_after))
 
@@ -184,7 +317,7 @@ class Run:
         ranks = {reader.identity.rank for _, reader in rings}
         return (
             self.seen
-            and self.end is EndReason.RUNNING
+            and self._attempt.end is EndReason.RUNNING
             and ranks.isdisjoint(self._attempt.sources)
             and any(reader.writer_alive() for _, reader in rings)
         )
@@ -194,12 +327,20 @@ class Run:
 
         The rings of the old one are deleted only once what they said is in the ledger.
         """
-        old = self._attempt
-        self._fold(old.poll(now_seconds))
-        self._fold(old.close_all())
-        self._totals = add_attempt(self._totals, old)
+        old, sessions, url = self._attempt, self._exchange.sessions, self.url
+        self._fold(self._exchange.poll(now_seconds))
+        self._fold(self._exchange.close_all())
+        self._totals = add_attempt(self._totals, self._exchange)
         self._account.begin_attempt()
+        self.history.clear()
         self._attempt = Attempt(self._settings.merge_deadline_seconds)
+        self._exchange = Exchange(
+            self._attempt,
+            self._settings,
+            session=f"{launch[0]}-{launch[1]}-{newest_unix_ns}",
+            retired_sessions=sessions,
+        )
+        self._exchange.url, self._counted_sequence = url, 0
         self._launches, self._newest_unix_ns = {launch}, newest_unix_ns
         self._judged, self._gone_since_seconds = {}, {}
         self._uncommitted = True
@@ -209,23 +350,36 @@ class Run:
             source.close()
             remove_ring(source.path)
 
-    def _fold(self, closed: Iterable[ClosedStep | ClosedLayers]) -> None:
-        for item in closed:
+    def _fold(self, items: Iterable[Item]) -> None:
+        for item in items:
             self._uncommitted = True
-            if isinstance(item, ClosedStep):
-                self._fold_step(item)
+            if isinstance(item, LocalStep):
+                self._fold_ranks(item)
+            elif isinstance(item, MergedTable):
+                judged = self._judged.get(item.sequence, frozenset())
+                layers = item.layers.judged_of(judged)
+                self._account.fold_layers(item.sequence, layers, step_judged=bool(judged))
             else:
-                judged = self._judged.get(item.sequence, False)
-                self._account.fold_layers(item.sequence, item.layers, step_judged=judged)
+                self._fold_step(item)
 
-    def _fold_step(self, closed: ClosedStep) -> None:
-        step = closed.step
+    def _fold_ranks(self, local: LocalStep) -> None:
+        """Count what the ranks said, unless an agent before this one has."""
+        if local.row.sequence > self._counted_sequence:
+            self._counted_sequence = local.row.sequence
+            for rank, values in local.ranks.items():
+                self._account.fold_rank(rank, values)
+
+    def _fold_step(self, step: MergedStep) -> None:
         self._account.fold_step(step)
-        for rank, values in closed.ranks.items():
-            self._account.fold_rank(rank, values)
-        self._judged[step.sequence] = step.gradients_judged
+        self.conditions.after_step(self._account.progress, self._now_seconds, self._present)
+        self.history.add(step)
+        judged = {name for name, other in step.optimizers.items() if other.judged}
+        self._judged[step.sequence] = frozenset(judged | ({""} if step.gradients_judged else set()))
         if len(self._judged) > _JUDGEMENTS_KEPT:
             del self._judged[next(iter(self._judged))]
+
+    def _present(self) -> RunExport:
+        return self.export(self._now_seconds, time.time())
 
     def _faded_ranks(self, now_seconds: float) -> frozenset[int]:
         return frozenset(

@@ -1,10 +1,10 @@
-"""The node agent's HTTP server: /metrics and /healthz."""
+"""The node agent's HTTP server: /metrics and /healthz, and what else it is given to serve."""
 
 import asyncio
 import gzip
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ from prometheus_client.exposition import gzip_accepted
 
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.exporters.prometheus import render
+from mp_agent.node.access import Access
+from mp_agent.node.connections import GuardedListener
 
 _SHUTDOWN_SECONDS = 1.0
 _COMPRESSION_LEVEL = 1
@@ -30,22 +32,34 @@ class Exposure:
 class MetricsServer:
     """Serves what `expose` returns; called in the event loop, once per scrape."""
 
-    def __init__(self, expose: Callable[[], Exposure]) -> None:
+    def __init__(self, expose: Callable[[], Exposure], routes: Sequence[web.RouteDef] = ()) -> None:
+        """Serve `routes` too, to those who do not scrape."""
         self._expose = expose
+        self._routes = routes
+        self._listener: GuardedListener | None = None
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._runner: web.AppRunner | None = None
 
-    async def start(self, listener: socket.socket) -> None:
-        """Serve on a listening socket."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics, allow_head=False)
+    async def start(
+        self, listener: socket.socket, access: Access | None = None, *, metrics: bool = True
+    ) -> None:
+        """Serve on a listening socket; metrics: whether whoever wants may scrape."""
+        access = access or Access()
+        app = web.Application(middlewares=access.middlewares)
+        if metrics:
+            app.router.add_get("/metrics", self._metrics, allow_head=False)
         app.router.add_get("/healthz", _healthz)
+        app.router.add_routes(self._routes)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        assert self._runner.server is not None
+        self._listener = GuardedListener(self._runner.server)
+        await self._listener.start(listener, access.tls)
 
     async def stop(self) -> None:
         """Finish the answers under way, for a second at most, and close the port."""
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
         self._renderer.shutdown(wait=False)

@@ -8,7 +8,8 @@ from typing import Any
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
-from mp_agent.node.counters import CounterBook, Labels, labelled
+from mp_agent.node.counters import COUNTED, CounterBook, Labels, labelled
+from mp_agent.node.governor import LayerGovernor
 from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
 
 log = logging.getLogger("mp_agent.node")
@@ -17,7 +18,6 @@ _KEPT_OF_FADED_RANKS = {
     BY_PROMETHEUS_NAME[name] for name in ("mp_agent_rank_up", "mp_agent_rank_info")
 }
 _LAYER_METRICS = tuple(metric for metric in METRICS if metric.scope is Scope.LAYER)
-_LAYER_NONFINITE = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +34,8 @@ class RunExport:
     """Ranks that have been gone for so long that only their being gone is shown."""
     agent: AgentView
     counters: CounterBook
+    governor: LayerGovernor = field(default_factory=LayerGovernor)
+    """Decides which layers are exported by themselves when there are too many."""
 
     def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
         """Yield (labels after `run` that the scope gives, view) of all that a metric is told of."""
@@ -49,6 +51,37 @@ class RunExport:
             yield (), self.view
 
 
+def samples_of(
+    metric: Metric, export: RunExport, thresholds: Mapping[str, float]
+) -> Iterator[Sample]:
+    """Yield a metric's samples of one run; a counted one is there, at 0, before it was counted."""
+    for scope_labels, view in export.subjects(metric):
+        values: Iterable[tuple[Labels, float | HistogramValue]]
+        if metric.read is None:
+            values = _counted(metric, scope_labels, export.counters, thresholds)
+        else:
+            values = labelled(metric.read(view))
+        for labels, value in values:
+            # Optional labels that the series lacks are empty.
+            lacking = len(metric.label_names) - 1 - len(scope_labels) - len(labels)
+            yield Sample((export.run, *scope_labels, *labels, *[""] * lacking), value)
+
+
+def _counted(
+    metric: Metric, scope_labels: Labels, counters: CounterBook, thresholds: Mapping[str, float]
+) -> Iterator[tuple[Labels, float | HistogramValue]]:
+    known = metric.label_values(thresholds) if metric.label_values else ((),)
+    if metric.optional_labels:
+        found = (labels[len(scope_labels) :] for labels in counters.optional(metric))
+        known = tuple(dict.fromkeys((*known, *found)))
+    for labels in known:
+        key = (*scope_labels, *labels)
+        if metric.kind is Kind.HISTOGRAM:
+            yield labels, counters.histogram(metric, key)
+        else:
+            yield labels, counters.total(metric, key)
+
+
 @dataclass(slots=True)
 class SnapshotBuilder:
     """Builds snapshots of at most `max_series` series, and counts what it left out."""
@@ -61,8 +94,8 @@ class SnapshotBuilder:
     def build(self, exports: Sequence[RunExport], time_unix_seconds: float) -> Snapshot:
         """Return the families of all runs in the catalog's order.
 
-        Beyond `max_series` layers are left out, the worst kept: those that had non-finite
-        elements, then those of the largest norm.
+        Beyond `max_series` only the worst layers have their own series, the others are rolled up
+        by module.
         """
         families = {
             metric: self._family(metric, exports)
@@ -70,8 +103,8 @@ class SnapshotBuilder:
             if metric.scope is not Scope.LAYER
         }
         room = self.max_series - sum(map(_series_count, families.values()))
-        kept = self._keep_worst_layers(exports, max(room, 0) // len(_LAYER_METRICS))
-        families |= {metric: self._family(metric, kept) for metric in _LAYER_METRICS}
+        governed = self._govern_layers(exports, max(room, 0) // self._series_per_layer())
+        families |= {metric: self._family(metric, governed) for metric in _LAYER_METRICS}
         return Snapshot(tuple(families[metric] for metric in METRICS), time_unix_seconds)
 
     def take_dropped(self, run: str) -> int:
@@ -83,7 +116,7 @@ class SnapshotBuilder:
         samples: list[Sample] = []
         for export in exports:
             try:
-                samples.extend(list(self._samples(metric, export)))
+                samples.extend(list(samples_of(metric, export, self.thresholds)))
             except Exception:
                 self._drop(export.run, 1)
                 if metric.name not in self._failed:
@@ -91,52 +124,30 @@ class SnapshotBuilder:
                     log.exception("%s cannot be read", metric.name)
         return Family(metric, tuple(samples))
 
-    def _samples(self, metric: Metric, export: RunExport) -> Iterator[Sample]:
-        for scope_labels, view in export.subjects(metric):
-            values: Iterable[tuple[Labels, float | HistogramValue]]
-            if metric.read is None:
-                values = self._counted(metric, scope_labels, export.counters)
-            else:
-                values = labelled(metric.read(view))
-            for labels, value in values:
-                yield Sample((export.run, *scope_labels, *labels), value)
-
-    def _counted(
-        self, metric: Metric, scope_labels: Labels, counters: CounterBook
-    ) -> Iterator[tuple[Labels, float | HistogramValue]]:
-        """Yield (own labels, value) of a counted metric, at 0 what was not counted yet."""
-        for labels in metric.label_values(self.thresholds) if metric.label_values else ((),):
-            key = (*scope_labels, *labels)
-            if metric.kind is Kind.HISTOGRAM:
-                yield labels, counters.histogram(metric, key)
-            else:
-                yield labels, counters.total(metric, key)
-
-    def _keep_worst_layers(self, exports: Sequence[RunExport], room: int) -> Sequence[RunExport]:
-        """Return the exports with at most `room` layers in all."""
-        layers = [(export, layer) for export in exports for layer in export.layers]
-        if len(layers) <= room:
-            return exports
-        worst = sorted(layers, key=lambda pair: _badness(*pair), reverse=True)[:room]
-        kept = {(id(export), layer.name) for export, layer in worst}
-        for export, layer in layers:
-            if (id(export), layer.name) not in kept:
-                self._drop(export.run, len(_LAYER_METRICS))
-        return [
-            replace(
-                export,
-                layers=[layer for layer in export.layers if (id(export), layer.name) in kept],
+    def _govern_layers(self, exports: Sequence[RunExport], room: int) -> Sequence[RunExport]:
+        """Return the exports with at most `room` layers and roll-ups in all."""
+        layers = sum(len(export.layers) for export in exports)
+        governed = []
+        for export in exports:
+            share = room * len(export.layers) // layers if layers else 0
+            shown, counters = export.governor.govern(
+                export.layers, export.counters, COUNTED[Scope.LAYER], share
             )
-            for export in exports
-        ]
+            own = {layer.name for layer in shown}
+            hidden = sum(layer.name not in own for layer in export.layers)
+            if hidden:
+                self._drop(export.run, hidden * self._series_per_layer())
+            governed.append(replace(export, layers=shown, counters=counters))
+        return governed
+
+    def _series_per_layer(self) -> int:
+        return sum(
+            len(metric.label_values(self.thresholds)) if metric.label_values else 1
+            for metric in _LAYER_METRICS
+        )
 
     def _drop(self, run: str, series: int) -> None:
         self._dropped[run] = self._dropped.get(run, 0) + series
-
-
-def _badness(export: RunExport, layer: LayerView) -> tuple[float, float]:
-    nonfinite_elements = export.counters.total(_LAYER_NONFINITE, (layer.name,))
-    return nonfinite_elements, layer.values["sum_squares"] if layer.judged else 0.0
 
 
 def _series_count(family: Family) -> int:

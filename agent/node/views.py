@@ -4,40 +4,57 @@ from collections.abc import Mapping
 
 from mp_agent.node.accumulate import Accumulator
 from mp_agent.node.attempt import Attempt
+from mp_agent.node.conditions import ConditionTracker
+from mp_agent.node.exchange import Exchange
+from mp_agent.node.lag import laggards
 from mp_agent.node.ledger import ProbeTotals
-from mp_agent.node.liveness import furthest_behind
-from mp_agent.node.merge import observed_columns
+from mp_agent.node.reduce import observed_columns
 from mp_agent.node.source import RankSource
 from mp_agent.records.merged import AgentView, RankView, RunView
-from mp_agent.records.steps import EndReason, Phase
+from mp_agent.records.steps import EndReason
 from mp_agent.version import __version__
 
 _NANOSECONDS = 1e9
 
 
-def run_view(attempt: Attempt, account: Accumulator, time_unix_seconds: float) -> RunView:
+def run_view(
+    exchange: Exchange,
+    account: Accumulator,
+    conditions: ConditionTracker,
+    time_unix_seconds: float,
+) -> RunView:
     """Return the run as it stands after its last closed step."""
-    progress, identity = account.progress, attempt.identity
+    progress, identity = account.progress, exchange.attempt.identity
     extremes = account.norms.extremes(time_unix_seconds)
     return RunView(
         identity=identity,
-        facts=_facts(attempt),
+        facts=_facts(exchange),
         nodes=-(-identity.world_size // max(identity.local_world_size, 1)),
-        active=attempt.end is EndReason.RUNNING,
-        end_reason=attempt.end,
-        phase_name=_phase_name(attempt),
+        active=exchange.end is EndReason.RUNNING,
+        end_reason=exchange.end,
+        phase_name=exchange.phase_name,
         last=progress.last,
         judged=progress.judged,
         loss=progress.loss,
         learning_rate=progress.learning_rate,
         loss_scale=progress.loss_scale,
         loss_scale_initial=progress.loss_scale_initial,
+        loss_scale_calibrated=progress.loss_scale_calibrated,
         loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
         norm_window_max=extremes[0] if extremes else None,
         norm_window_min=extremes[1] if extremes else None,
         coverage=progress.last.coverage if progress.last else 1.0,
         missing_ranks=progress.last.missing_ranks if progress.last else (),
         first_nonfinite=progress.incident.first,
+        optimizers=progress.optimizers,
+        replicas=progress.replicas,
+        conditions=conditions.active,
+        conditions_fired=conditions.fired,
+        health=account.health(
+            laggards(
+                exchange.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
+            )
+        ),
     )
 
 
@@ -72,8 +89,9 @@ def agent_view(
     )
 
 
-def add_attempt(totals: ProbeTotals, attempt: Attempt) -> ProbeTotals:
+def add_attempt(totals: ProbeTotals, exchange: Exchange) -> ProbeTotals:
     """Return the totals with what an attempt's probes counted and what was lost of it."""
+    attempt = exchange.attempt
     states = [source.state for source in attempt.sources.values()]
     return ProbeTotals(
         probe_seconds=totals.probe_seconds + sum(state.probe_seconds for state in states),
@@ -81,24 +99,20 @@ def add_attempt(totals: ProbeTotals, attempt: Attempt) -> ProbeTotals:
         setting_errors=totals.setting_errors + sum(state.setting_errors for state in states),
         records_dropped=totals.records_dropped
         + sum(state.records_dropped for state in states)
-        + attempt.lost_here,
+        + attempt.lost_here
+        + exchange.lost,
         series_dropped=totals.series_dropped,
     )
 
 
-def _facts(attempt: Attempt) -> Mapping[str, str]:
+def _facts(exchange: Exchange) -> Mapping[str, str]:
     """Return the facts of the lowest rank that knows them.
 
     Where no wrapper explained the parameters, the strategy says what their digests showed.
     """
-    sources = sorted(attempt.sources.values(), key=lambda source: source.identity.rank)
+    sources = sorted(exchange.attempt.sources.values(), key=lambda source: source.identity.rank)
     facts = next((dict(source.schema.facts) for source in sources if source.schema), {})
-    if attempt.assumed.verdicts:
-        independent = any(attempt.assumed.verdicts.values())
+    if exchange.assumed:
+        independent = any(exchange.assumed.values())
         facts["strategy"] = "assumed_independent" if independent else "assumed_replicated"
     return facts
-
-
-def _phase_name(attempt: Attempt) -> str:
-    states = [s.state for s in attempt.sources.values() if s.end is EndReason.RUNNING]
-    return furthest_behind(states).phase_name if states else Phase.ENDED.name.lower()

@@ -6,11 +6,14 @@ import socket
 import time
 from pathlib import Path
 
+from mp_agent.node.flight_requests import forget_requests
 from mp_agent.node.listen import Endpoint
 from mp_agent.node.run import Run
 from mp_agent.node.scrapes import ScrapeLog
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
+from mp_agent.ring.conditions_file import conditions_path
+from mp_agent.ring.root_note import read_root_note, root_note_path
 from mp_agent.settings import Settings, default_directory
 
 log = logging.getLogger("mp_agent.node")
@@ -42,6 +45,9 @@ class RunWatch:
         self._ended_since_seconds: float | None = None
         earlier = locations.read_status(run_dir)
         self._scrapes_total = earlier.scrapes_total if earlier else 0
+        self._pushes_before = earlier.pushes_total if earlier else 0
+        self.earlier_port = earlier.port if earlier else 0
+        """Of the node agent before this one; 0 when there was none."""
         self._final_seen_by: set[str] = set()
         self._published: locations.AgentStatus | None = None
         self._failures: set[str] = set()
@@ -93,8 +99,20 @@ class RunWatch:
         since = self._ended_since_seconds
         return since is not None and now_seconds - since >= self._linger_seconds
 
-    def publish(self, endpoint: Endpoint | None, *, final_exported: bool) -> None:
-        """Write the status file, if it would say something new."""
+    def publish(
+        self,
+        endpoint: Endpoint | None,
+        *,
+        final_exported: bool,
+        otlp_pending: bool = False,
+        pushes_total: int = 0,
+        final_pushed: bool = False,
+        advertise: str = "",
+    ) -> None:
+        """Write the status file, if it would say something new.
+
+        pushes_total: reports of this agent that the root took; advertise: see `AgentStatus`.
+        """
         status = locations.AgentStatus(
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -102,7 +120,11 @@ class RunWatch:
             url=endpoint.url if endpoint else "",
             scrapes_total=self._scrapes_total,
             final_exported=final_exported,
+            otlp_pending=otlp_pending,
             started_unix_ns=self._started_unix_ns,
+            advertise=advertise,
+            pushes_total=self._pushes_before + pushes_total,
+            final_pushed=final_pushed,
         )
         if status == self._published:
             return
@@ -121,6 +143,9 @@ class RunWatch:
         self.run.remove_rings()
         _unlink(locations.agent_status_path(run_dir))
         _unlink(locations.ledger_path(run_dir))
+        _unlink(conditions_path(run_dir))
+        self._remove_note()
+        _forget_requests(run_dir)
         self._published = None
         if self.run.anything_new():
             return False
@@ -135,6 +160,12 @@ class RunWatch:
         """Let go of the run, leaving its files to the next node agent."""
         self.run.close()
         os.close(self._lock_fd)
+
+    def _remove_note(self) -> None:
+        """Delete the note on the root, unless it is of an attempt that has just begun."""
+        note = read_root_note(self.run.run_dir)
+        if note is None or not self.run.seen or note.asked_by_unix_ns in self.run.created_unix_ns:
+            _unlink(root_note_path(self.run.run_dir))
 
     def _note_end(self, now_seconds: float) -> None:
         if self.run.end is EndReason.RUNNING:
@@ -151,6 +182,13 @@ def _remove_empty(directory: Path) -> None:
         directory.rmdir()
     except OSError as error:
         log.info("%s stays: %s", directory, error.strerror)
+
+
+def _forget_requests(run_dir: Path) -> None:
+    try:
+        forget_requests(run_dir)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", error.filename, error.strerror)
 
 
 def _unlink(path: Path) -> None:

@@ -3,14 +3,20 @@
 import logging
 import multiprocessing
 import os
+import subprocess
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import nn, optim
 
 from mp_agent.errors import RingError
+from mp_agent.probe.conditions import ConditionCallback, ConditionWatch
 from mp_agent.probe.exit import ExitWatch, wait_for_export
 from mp_agent.probe.identity import make_identity, ranks_are_known
-from mp_agent.probe.launch import NodeAgentLauncher
+from mp_agent.probe.launch import NodeAgentLauncher, start_rendezvous
+from mp_agent.probe.members import Members
+from mp_agent.probe.placement import world_size
 from mp_agent.probe.session import Probe
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
@@ -29,15 +35,31 @@ class Attachment:
     data worker that ran the script's `init()` by importing it, and must not pass for a rank.
     """
 
-    def __init__(self, settings: Settings, *, setting_errors: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        setting_errors: int,
+        callbacks: Sequence[ConditionCallback] = (),
+        members: Members | None = None,
+    ) -> None:
         self._settings = settings
+        self._members = members
         self._setting_errors = setting_errors
+        self._callbacks = callbacks
         self._identity: RankIdentity | None = None
         self._run_dir = Path()
         self._writer: RingWriter | None = None
         self._launcher: NodeAgentLauncher | None = None
+        self._rendezvous: subprocess.Popen[bytes] | None = None
+        self._conditions: ConditionWatch | None = None
         self._exit = ExitWatch(self._end)
-        self.probe = Probe(self._connect, settings, on_step=self._on_step)
+        self.probe = Probe(
+            self._connect,
+            settings,
+            on_step=self._on_step,
+            ranks_in_run=world_size if members is None else lambda: len(members.ranks),
+        )
 
     def begin(self, model: nn.Module | None, optimizer: optim.Optimizer | None) -> None:
         """Attach the hooks to torch and to the interpreter's exit."""
@@ -54,7 +76,7 @@ class Attachment:
 
     def _connect(self) -> RingWriter | None:
         """Make this rank's ring; None, with one log line, when that is not possible."""
-        identity = make_identity(self._settings.run)
+        identity = make_identity(self._settings.run, members=self._members)
         run_dir = locations.run_directory(self._settings.dir, identity.run)
         try:
             writer = RingWriter.create(locations.ring_path(run_dir, identity), identity)
@@ -63,14 +85,32 @@ class Attachment:
             return None
         writer.count(setting_errors=self._setting_errors)
         self._identity, self._run_dir, self._writer = identity, run_dir, writer
+        self._conditions = ConditionWatch(
+            run_dir,
+            self._callbacks,
+            logs=identity.rank == 0,
+            on_failure=partial(writer.count, probe_errors=1),
+        )
         if identity.local_rank == 0 and self._settings.node_agent == "spawn":
             self._launcher = NodeAgentLauncher(run_dir, self._settings)
             self._launcher.ensure_running()
+        if _meets_other_nodes(identity, self._settings):
+            self._meet_other_nodes(writer.path)
         return writer
 
+    def _meet_other_nodes(self, ring: Path) -> None:
+        try:
+            self._rendezvous = start_rendezvous(ring, self._settings)
+        except OSError as error:
+            log.warning("the root node agent is not looked for: %s", error)
+
     def _on_step(self) -> None:
+        if self._conditions is not None and (found := self._conditions.look()):
+            self.probe.later(partial(self._conditions.tell, found))
         if self._launcher is not None:
             self._launcher.ensure_running()
+        if self._rendezvous is not None and self._rendezvous.poll() is not None:
+            self._rendezvous = None
 
     def _end(self, reason: EndReason) -> None:
         """Write what is open and the reason; local rank 0 of a good end waits for the export."""
@@ -82,4 +122,17 @@ class Attachment:
         self.probe.detach()
         writer.end(reason)
         if self._launcher is not None and reason is EndReason.COMPLETED:
-            wait_for_export(writer, self._run_dir, self._settings.exit_wait_seconds)
+            wait_for_export(
+                writer,
+                self._run_dir,
+                self._settings.exit_wait_seconds,
+                self._settings.otlp_exit_wait_seconds,
+            )
+
+
+def _meets_other_nodes(identity: RankIdentity, settings: Settings) -> bool:
+    """Return whether this rank is to find out, for the node agent beside it, where the root is."""
+    if identity.world_size <= identity.local_world_size or settings.node_agent == "none":
+        return False
+    known = bool(settings.root) and bool(settings.token.get_secret_value())
+    return not known and (identity.rank == 0 or identity.local_rank == 0)

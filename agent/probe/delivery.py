@@ -1,9 +1,9 @@
 """How a seen step gets from its device into the ring, without ever making training wait."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -29,7 +29,7 @@ class Delivery(Protocol):
     trouble shows only when it is too late to look.
     """
 
-    wants_all_layers: ClassVar[bool]
+    wants_all_layers: bool
 
     def offer(self, step: SeenStep, *, complete: bool) -> None:
         """Take a step: as it stands while it is under way, at its end with `complete`."""
@@ -44,9 +44,8 @@ class Delivery(Protocol):
 class HostDelivery:
     """For steps whose numbers are on the host already: written as they are offered."""
 
-    wants_all_layers: ClassVar[bool] = False
-
     def __init__(self, writer: RingWriter) -> None:
+        self.wants_all_layers = False
         self._writer = writer
         self._open: SeenStep | None = None
 
@@ -74,31 +73,37 @@ class HostDelivery:
 
 
 class DeviceDelivery:
-    """For steps whose numbers are on an accelerator: copied to pinned memory, published later.
+    """For steps with numbers on an accelerator: copied to pinned memory, published later.
 
     Every step's rows per layer stay on the device for `_LAYER_HISTORY_STEPS` steps; they are
     copied out when due, and when the totals that arrive show trouble. A step that finds no free
-    slot is dropped and counted.
+    slot is dropped and counted. Gradients on the host (offloaded ones) wait there for the scalars
+    that are not.
     """
-
-    wants_all_layers: ClassVar[bool] = True
 
     def __init__(
         self,
         writer: RingWriter,
         schema: Schema,
         schedule: LayerSchedule,
-        device: torch.device,
         mailbox: Mailbox,
+        *,
+        device: torch.device,
+        gradients_device: torch.device,
     ) -> None:
         columns = len(GRADIENT_COLUMN_NAMES)
-        step_size = len(STEP_COLUMN_NAMES) + len(schema.shares) * columns
+        self.wants_all_layers = gradients_device == device
+        step_size = len(STEP_COLUMN_NAMES)
+        layer_slots = 0
+        if self.wants_all_layers:
+            step_size += len(schema.shares) * columns
+            layer_slots = _LAYER_SLOTS
         self._writer = writer
         self._schedule = schedule
         self._device = device
         self._mailbox = mailbox
         self._step_slots = PinnedPool(_STEP_SLOTS, step_size, device)
-        self._layer_slots = PinnedPool(_LAYER_SLOTS, len(schema.layers) * columns, device)
+        self._layer_slots = PinnedPool(layer_slots, len(schema.layers) * columns, device)
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
         self._open: SeenStep | None = None
 
@@ -120,7 +125,7 @@ class DeviceDelivery:
         self._mailbox.drain(limit_seconds)
 
     def _send(self, step: SeenStep, *, complete: bool) -> None:
-        if step.rows_LC is not None:
+        if step.rows_LC is not None and self.wants_all_layers:
             self._history.append((step.sequence, step.rows_LC))
             if self._schedule.due(step.sequence):
                 self._send_layers(step.sequence, step.rows_LC)
@@ -141,7 +146,7 @@ class DeviceDelivery:
             value.to(self._device, torch.float64, non_blocking=True).reshape(1)
             for value in waiting.values()
         ]
-        if step.totals_GC is not None:
+        if step.totals_GC is not None and self.wants_all_layers:
             parts.append(step.totals_GC.reshape(-1))
         payload_N = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
         return payload_N, tuple(waiting)
@@ -151,9 +156,14 @@ class DeviceDelivery:
     ) -> None:
         scalars = _on_host(step.scalars, names, values_N)
         totals_GC = None
-        if step.totals_GC is not None:
+        if step.totals_GC is not None and self.wants_all_layers:
             totals_GC = values_N[len(names) :].reshape(step.totals_GC.shape)
             self._look_for_trouble(step.sequence, totals_GC)
+        elif step.totals_GC is not None:
+            totals_GC = step.totals_GC.numpy()
+        if step.rows_LC is not None and not self.wants_all_layers:
+            table = LayerTable(sequence=step.sequence, rows=step.rows_LC.numpy())
+            self._writer.write_layers(table)
         self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
@@ -185,9 +195,29 @@ def _on_host(
 
 
 def make_delivery(
-    writer: RingWriter, schema: Schema, schedule: LayerSchedule, device: torch.device
+    writer: RingWriter, schema: Schema, schedule: LayerSchedule, gradients_device: torch.device
 ) -> Delivery:
-    """Return the way from `device` to the ring."""
+    """Return the way to the ring for gradients on `gradients_device`."""
+    device = gradients_device
     if device.type == "cpu":
-        return HostDelivery(writer)
-    return DeviceDelivery(writer, schema, schedule, device, Mailbox(device))
+        computing = _computing_device()
+        if computing is None:
+            return HostDelivery(writer)
+        device = computing
+    return DeviceDelivery(
+        writer,
+        schema,
+        schedule,
+        Mailbox(device),
+        device=device,
+        gradients_device=gradients_device,
+    )
+
+
+def _computing_device() -> torch.device | None:
+    """Return the GPU that this process computes on, whose losses the host must not wait for.
+
+    Its gradients may be on the host all the same: FSDP offloads them.
+    """
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return torch.device("cuda", torch.cuda.current_device()) if initialized() else None

@@ -5,12 +5,11 @@ costs less than global module hooks, which make `torch.compile` warn and compile
 """
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 _WRAPPER_COMPONENTS = frozenset(
@@ -107,23 +106,43 @@ def strip_wrappers(name: str) -> str:
     return ".".join(kept) or name
 
 
-def find_optimizer(optimizers: Iterable[Optimizer], parameter: torch.Tensor) -> Optimizer | None:
-    """Return the first optimizer that holds `parameter`."""
-    for optimizer in optimizers:
-        if any(held is parameter for held in optimizer_parameters(optimizer)):
-            return optimizer
-    return None
+def holders(optimizers: Iterable[Optimizer], parameters: Sequence[torch.Tensor]) -> list[Optimizer]:
+    """Return the optimizers that hold any of `parameters`, in the order in which these come.
 
-
-def data_parallel_wrappers(modules: Iterable[nn.Module]) -> dict[int, DistributedDataParallel]:
-    """Return the DistributedDataParallel around each parameter that it reduces, by `id`."""
-    return {
-        id(parameter): module
-        for module in modules
-        if isinstance(module, DistributedDataParallel)
-        for name, parameter in module.module.named_parameters()
-        if name not in module.parameters_to_ignore
+    Those whose parameters are all held by another one are left out: parts of it, or their copies.
+    """
+    order = {id(parameter): index for index, parameter in reversed(list(enumerate(parameters)))}
+    held = {
+        optimizer: {id(parameter) for parameter in optimizer_parameters(optimizer)}
+        for optimizer in optimizers
     }
+    chosen: list[Optimizer] = []
+    for optimizer in sorted(held, key=lambda each: -len(held[each])):
+        if not order.keys().isdisjoint(held[optimizer]) and not any(
+            held[optimizer] <= held[other] for other in chosen
+        ):
+            chosen.append(optimizer)
+    return sorted(chosen, key=lambda each: min(order.get(i, len(order)) for i in held[each]))
+
+
+def count_beside(
+    optimizers: Iterable[Optimizer], held: Collection[int], root: nn.Module | None
+) -> int:
+    """Return how many optimizers are about to train parts of `root` of which none is `held`.
+
+    About to train: there are gradients.
+    """
+    ready = {
+        id(parameter)
+        for _, parameter in (_named_parameters(root) if root is not None else ())
+        if parameter.grad is not None
+    }.difference(held)
+    return sum(
+        1
+        for optimizer in optimizers
+        if any(id(parameter) in ready for parameter in optimizer_parameters(optimizer))
+        and not any(id(parameter) in held for parameter in optimizer_parameters(optimizer))
+    )
 
 
 def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

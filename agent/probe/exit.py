@@ -55,20 +55,33 @@ class ExitWatch:
         self._exit(status)  # type: ignore[arg-type]
 
 
-def wait_for_export(writer: RingWriter, run_dir: Path, limit_seconds: float) -> None:
+def wait_for_export(
+    writer: RingWriter, run_dir: Path, limit_seconds: float, otlp_limit_seconds: float = 5.0
+) -> None:
     """Wait until the node agent's final state was exported, at most `limit_seconds`.
 
-    Called by local rank 0 at a normal exit, for containers that end with the job. Does not wait
-    when nobody ever scraped, or when the agent is gone.
+    Called by local rank 0 at a normal exit, for containers that end with the job. Waits for those
+    who scrape and for the root agent, if it takes what this node pushes; for an OTLP endpoint at
+    most `otlp_limit_seconds`; not when there was never any of them, or when the agent is gone.
     """
     status = locations.read_status(run_dir)
-    if status is None or status.scrapes_total == 0:
+    if status is None or not (status.scrapes_total or status.pushes_total or status.otlp_pending):
         return
     writer.wait_for_export(True)
     deadline = time.monotonic() + limit_seconds
+    otlp_deadline = time.monotonic() + otlp_limit_seconds
     while time.monotonic() < deadline and locations.agent_running(run_dir):
         status = locations.read_status(run_dir)
-        if status is None or status.final_exported:
+        if status is None:
+            break
+        pushed = not status.otlp_pending or time.monotonic() >= otlp_deadline
+        if pushed and _delivered(status):
             break
         time.sleep(_POLL_SECONDS)
     writer.wait_for_export(False)
+
+
+def _delivered(status: locations.AgentStatus) -> bool:
+    return (status.final_exported or not status.scrapes_total) and (
+        status.final_pushed or not status.pushes_total
+    )

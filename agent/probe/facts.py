@@ -1,12 +1,11 @@
 """What kind of run it is: strategy, precision, device; static facts for the info metrics."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from mp_agent.probe.plan import Plan
-from mp_agent.records.schema import Share
 
 _SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -18,33 +17,21 @@ class Traits:
     autocast_dtype: torch.dtype | None = None
     scaler_name: str = ""
     measuring_point: str = "optimizer_step"
+    reduced_by_ddp: bool = False
 
 
-def facts_of(plan: Plan, traits: Traits) -> tuple[tuple[str, str], ...]:
+def facts_of(plans: Sequence[Plan], traits: Traits) -> tuple[tuple[str, str], ...]:
     """Return the schema's facts."""
+    first = plans[0]
+    strategies = {plan.strategy for plan in plans}
     return (
-        ("strategy", _strategy(plan)),
-        ("precision", _precision(traits.autocast_dtype or plan.compute_dtype)),
+        ("strategy", strategies.pop() if len(strategies) == 1 else "mixed"),
+        ("precision", _precision(traits.autocast_dtype or first.compute_dtype)),
         ("scaler", traits.scaler_name),
         ("measuring_point", traits.measuring_point),
-        ("device", str(plan.device)),
-        ("gpu_uuid", _gpu_uuid(plan.device)),
+        ("device", str(first.device)),
+        ("gpu_uuid", _gpu_uuid(first.device)),
     )
-
-
-def _strategy(plan: Plan) -> str:
-    """Return none, ddp or fsdp2, or mixed when the parameters are not all of one kind."""
-    kinds = {
-        _kind(parameter, plan.shares[layer.share])
-        for parameter, layer in zip(plan.parameters, plan.layers, strict=True)
-    }
-    return kinds.pop() if len(kinds) == 1 else "mixed"
-
-
-def _kind(parameter: torch.Tensor, share: Share) -> str:
-    if isinstance(parameter, DTensor):
-        return "fsdp2"
-    return "ddp" if share.replica_count > 1 else "none"
 
 
 def _precision(dtype: torch.dtype) -> str:

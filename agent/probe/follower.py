@@ -1,21 +1,26 @@
 """Follows the steps of training from event to event. Each method is told what its name says."""
 
+import time
 from collections.abc import Callable
-from math import nan
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from mp_agent.probe.course import Course
 from mp_agent.probe.facts import Traits
 from mp_agent.probe.phases import PhaseMarks
 from mp_agent.probe.recorder import Recorder
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
 from mp_agent.probe.step import OpenStep
 from mp_agent.probe.subject import Subject
+from mp_agent.probe.subjects import Subjects
 from mp_agent.records.steps import Phase
+
+_TEARDOWN_PAUSE_SECONDS = 0.1
 
 
 class Calls(NamedTuple):
@@ -35,21 +40,35 @@ class StepFollower:
     """
 
     def __init__(
-        self, subject: Subject, recorder: Recorder, phases: PhaseMarks, traits: Traits, calls: Calls
+        self,
+        subjects: Subjects,
+        recorder: Recorder,
+        phases: PhaseMarks,
+        traits: Traits,
+        calls: Calls,
     ) -> None:
-        self._subject = subject
+        self._subjects = subjects
         self._recorder = recorder
         self._phases = phases
         self._traits = traits
         self._calls = calls
-        self._step = OpenStep(sequence=1, begun_seconds=nan)
+        self._course = Course(recorder.publish)
         self._scaler: GradScaler | None = None
-        """Has scaled a loss of the step under way, and has not unscaled the gradients yet."""
+        """Has scaled a loss, and not unscaled the gradients of all but these optimizers."""
+        self._unscaled: set[str] = set()
         self._loss_counted = False
-        self._clipping_ours = False
-        self._in_scaler_step = False
-        self._in_optimizer_step = False
+        self._clipping_first = False
+        self._scaler_steps: Subject | None = None
+        self._stepping: int | None = None
+        """`id` of the outermost optimizer within whose step we are."""
+        self._in_closure = False
         self._optimizer_stepped = False
+        self._in_backward = False
+        self._stepped_in_backward = False
+
+    @property
+    def _step(self) -> OpenStep:
+        return self._course.step
 
     def observe(self, loss: object, step: int | None, lr: object, tokens: object) -> None:
         """Take what the trainer says of the step under way; None is nothing said."""
@@ -64,6 +83,7 @@ class StepFollower:
 
     def flush(self) -> None:
         """Publish what was seen of the step under way."""
+        self._course.settle()
         self._recorder.flush(self._step)
 
     def autocast_entered(self, dtype: torch.dtype) -> None:
@@ -73,6 +93,7 @@ class StepFollower:
     def loss_scaled(self, scaler: GradScaler, outputs: object) -> None:
         """Take the loss before it is scaled; the backward that follows sees it scaled."""
         self._scaler = scaler
+        self._unscaled.clear()
         self._traits.scaler_name = type(scaler).__name__
         if (loss := scalar_of(outputs)) is not None:
             self._step.add_loss(loss)
@@ -81,9 +102,12 @@ class StepFollower:
     def backward_begins(self, tensors: object, gradients: object) -> None:
         """Take the loss, unless a scaler had it; what was measured so far is outdated."""
         self._calls.connect()
-        self._step.measured = False
+        self._course.gradients_change()
         self._step.backward_seconds = perf_counter()
-        self._in_scaler_step = False  # left over from a step that raised
+        self._in_backward = True
+        self._scaler_steps = None  # left over from a step that raised
+        if not self._in_closure:
+            self._stepping = None
         self._phases.training(Phase.BACKWARD, self._step.sequence)
         loss = scalar_of(_only(tensors)) if _only(gradients) is None else None
         if loss is not None and not self._loss_counted:
@@ -92,89 +116,127 @@ class StepFollower:
 
     def backward_ended(self) -> None:
         """Stand before the optimizer, or before the next micro-batch's forward."""
+        self._in_backward = False
         self._phases.training(Phase.FORWARD, self._step.sequence)
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._finish_first()
 
     def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Look at the gradients, which are as the optimizer will see them."""
-        if self._subject.claim(optimizer):
-            self._note_loss_scale(scaler)
-            self._scaler = None
-            self._measure("unscale", 1.0)
+        if (subject := self._subjects.of(optimizer)) is not None:
+            self._note_loss_scale(scaler, subject)
+            self._unscaled.add(subject.label)
+            self._measure(subject, "unscale", 1.0)
 
     def clipping(self, parameters: list[torch.Tensor]) -> None:
         """Look at the gradients before they are clipped; they may still be scaled."""
-        self._clipping_ours = self._subject.claim_holder(parameters)
-        if not self._clipping_ours:
-            return
-        scale = None if self._scaler is None else self._note_loss_scale(self._scaler)
-        self._measure("clip", 1.0 if scale is None else reciprocal(scale))
+        subjects = self._subjects.holding(parameters)
+        self._clipping_first = any(not subject.label for subject in subjects)
+        for subject in subjects:
+            still_scaled = self._scaler is not None and subject.label not in self._unscaled
+            scale = self._note_loss_scale(self._scaler, subject) if still_scaled else None
+            self._measure(subject, "clip", 1.0 if scale is None else reciprocal(scale))
 
     def clipping_to(self, max_norm: object, total_norm: object) -> None:
         """Note the limit and the norm of the clipping that was announced."""
         limit, norm = scalar_of(max_norm), scalar_of(total_norm)
-        if self._clipping_ours and limit is not None and norm is not None:
+        if self._clipping_first and limit is not None and norm is not None:
             self._step.scalars.update(clip_max_norm=limit, clip_norm=norm)
 
     def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Watch whether the optimizer will be stepped."""
-        if self._subject.claim(optimizer):
-            self._note_loss_scale(scaler)
-            self._in_scaler_step = True
+        self._scaler_steps = self._subjects.of(optimizer)
+        if self._scaler_steps is not None:
+            self._note_loss_scale(scaler, self._scaler_steps)
             self._optimizer_stepped = False
 
     def scaler_step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """End the step: skipped, if the optimizer was not stepped."""
-        if self._in_scaler_step and self._subject.is_current(optimizer):
-            if not self._optimizer_stepped:
+        subject, self._scaler_steps = self._scaler_steps, None
+        if subject is not None and subject is self._subjects.of(optimizer):
+            if not self._optimizer_stepped and not subject.label:
                 self._step.scalars["skipped"] = 1.0
-            self._finish()
+            elif not self._optimizer_stepped:
+                self._course.of(subject.label).forget_if(1.0, subject.label)
+            self._finish(subject)
 
     def optimizer_step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Look at the gradients if nobody has; of a fused optimizer take the skip flag."""
-        if self._in_optimizer_step and not self._subject.is_current(optimizer):
-            return  # an optimizer within the optimizer
-        if not self._subject.claim(optimizer):
+        if self._in_backward and not self._in_closure:
+            self._step_in_backward(optimizer)
             return
-        self._in_optimizer_step = self._optimizer_stepped = True
+        if self._stepping not in (None, id(optimizer)):
+            return  # an optimizer within the optimizer
+        if (subject := self._subjects.of(optimizer)) is None:
+            return
+        self._stepping, self._in_closure, self._optimizer_stepped = id(optimizer), has_closure, True
         if has_closure:
             self._calls.note_unsupported("optimizer step with a closure")
             return
         # GradScaler leaves these two to optimizers that unscale, and skip, by themselves.
-        found_inf = scalar_of(getattr(optimizer, "found_inf", None))
-        if found_inf is not None:
-            self._step.scalars["skipped"] = found_inf
         scale = scalar_of(getattr(optimizer, "grad_scale", None))
-        self._measure("optimizer_step", 1.0 if scale is None else reciprocal(scale))
+        skipped = scalar_of(getattr(optimizer, "found_inf", None))
+        if skipped is not None and not subject.label:
+            self._step.scalars["skipped"] = skipped
+        self._measure(subject, "optimizer_step", 1.0 if scale is None else reciprocal(scale))
+        if skipped is not None and subject.label:
+            self._course.of(subject.label).forget_if(skipped, subject.label)
 
     def optimizer_step_ended(self, optimizer: Optimizer) -> None:
         """End the step, unless the scaler will."""
-        if self._in_optimizer_step and self._subject.is_current(optimizer):
-            self._in_optimizer_step = False
-            if not self._in_scaler_step:
-                self._finish()
+        if self._stepping == id(optimizer):
+            self._stepping, self._in_closure = None, False
+            subject = self._subjects.of(optimizer)
+            if subject is not None and subject is not self._scaler_steps:
+                self._finish(subject)
 
-    def _measure(self, point: str, inverse_scale: Scalar) -> None:
+    def group_ends(self, group: object) -> None:
+        """Give gloo's threads time to let go of the work of DDP's last backward.
+
+        The group's destructor waits for them with the GIL held, which they need for that (torch
+        2.13): now and then both wait for ever.
+        """
+        if self._traits.reduced_by_ddp and "gloo" in dist.get_backend(group):
+            time.sleep(_TEARDOWN_PAUSE_SECONDS)
+
+    def _measure(self, subject: Subject, point: str, inverse_scale: Scalar) -> None:
         self._phases.training(Phase.OPTIMIZER, self._step.sequence)
-        if self._step.measured:
+        step = self._course.of(subject.label)
+        if subject.label in step.measured:
             return
         self._calls.connect()
-        if (rate := scalar_of(self._subject.learning_rate())) is not None:
-            self._step.scalars.setdefault("learning_rate", rate)
-        self._recorder.measure(self._step, point, inverse_scale)
+        if not subject.label:
+            self._course.settle()
+            if (rate := scalar_of(subject.learning_rate())) is not None:
+                step.scalars.setdefault("learning_rate", rate)
+        self._recorder.measure(step, subject, point, inverse_scale)
 
-    def _note_loss_scale(self, scaler: GradScaler) -> Scalar | None:
+    def _note_loss_scale(self, scaler: GradScaler | None, subject: Subject) -> Scalar | None:
         """Note the scale in force, and return it; `get_scale()` would wait for the device."""
-        scale = scalar_of(scaler._get_scale_async())
-        if scale is not None:
+        scale = None if scaler is None else scalar_of(scaler._get_scale_async())
+        if scale is not None and not subject.label:
             self._step.scalars["loss_scale"] = scale
         return scale
 
-    def _finish(self) -> None:
+    def _step_in_backward(self, optimizer: Optimizer) -> None:
+        """Count the backward for a step: there is no moment at which all gradients exist."""
+        self._calls.note_unsupported("optimizer step within backward")
+        self._stepped_in_backward = True
+        if self._subjects.first is None:
+            self._subjects.of(optimizer)
+
+    def _finish(self, subject: Subject) -> None:
+        self._unscaled.add(subject.label)
+        if subject.label:
+            self._course.other_ended(subject.label)
+        else:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
         self._step.scalars.setdefault("skipped", 0.0)
-        self._recorder.finish(self._step, self._calls.take_probe_seconds())
-        self._in_scaler_step = self._in_optimizer_step = False
-        self._scaler = None
-        self._step = OpenStep(sequence=self._step.sequence + 1, begun_seconds=perf_counter())
+        self._recorder.end(self._step, self._calls.take_probe_seconds())
+        self._course.first_ended(self._subjects.strangers)
         self._phases.training(Phase.FORWARD, self._step.sequence)
         self._calls.on_step_end()
 

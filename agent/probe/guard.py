@@ -39,6 +39,14 @@ class Guard:
         self._failures: Counter[str] = Counter()
         self._seconds = 0.0
         self._since_seconds = 0.0
+        self._later: list[Callable[[], None]] = []
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Have `function` called once the present call has returned, on the same thread.
+
+        It is code of the user's, so it is neither guarded nor timed, and its own steps are watched.
+        """
+        self._later.append(function)
 
     @_never_traced
     def run(
@@ -58,7 +66,8 @@ class Guard:
             self._note_failure(kind)
         finally:
             self._seconds += perf_counter() - self._since_seconds
-            self._busy = False
+        while self._later:
+            self._later.pop(0)()
 
     def take_seconds(self) -> float:
         """Return the host time spent since this was last asked, up to now. Called from within."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mp_agent.probe.members import Members
 from mp_agent.records.schema import RankIdentity
 from mp_agent.version import __version__
 
@@ -23,15 +24,18 @@ def ranks_are_known(environ: Mapping[str, str] = os.environ) -> bool:
     return all(name in environ for name in _RANK_VARIABLES) or _group_exists()
 
 
-def make_identity(run: str = "", environ: Mapping[str, str] = os.environ) -> RankIdentity:
+def make_identity(
+    run: str = "", environ: Mapping[str, str] = os.environ, members: Members | None = None
+) -> RankIdentity:
     """Return this process's identity; `run` is the setting, "" derives a name.
 
     torchrun's variables win over the default process group, which wins over a world of one.
+    `members`, if any, are the only ranks of the run.
     """
     rank, world_size = _rank_and_world_size(environ)
     local_world_size = _integer(environ, "LOCAL_WORLD_SIZE", world_size)
     launch = _launch_name(world_size)
-    return RankIdentity(
+    identity = RankIdentity(
         run=run or _run_name(environ, launch),
         attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         launch=launch,
@@ -46,6 +50,7 @@ def make_identity(run: str = "", environ: Mapping[str, str] = os.environ) -> Ran
         torch_version=torch.__version__,
         version=__version__,
     )
+    return identity if members is None else members.numbered(identity)
 
 
 def _group_exists() -> bool:

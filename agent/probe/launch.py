@@ -1,4 +1,7 @@
-"""Local rank 0 starts the node agent, and starts it again when it dies."""
+"""Local rank 0 starts the node agent, and starts it again when it dies.
+
+On runs of several nodes it also starts, once, what finds the root agent for it.
+"""
 
 import json
 import logging
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import mp_agent
 from mp_agent.ring import locations
-from mp_agent.settings import Settings
+from mp_agent.settings import ENV_PREFIX, SECRETS, Settings
 
 log = logging.getLogger("mp_agent")
 
@@ -52,23 +55,44 @@ class NodeAgentLauncher:
 
 
 def start_node_agent(arguments: list[str], settings: Settings) -> subprocess.Popen[bytes]:
-    """Start a detached node agent and return the short-lived process that detaches it.
+    """Start a detached node agent and return the short-lived process that detaches it."""
+    return _start_detached(["mp_agent.node", "--detach", *arguments], settings)
 
-    The agent gets its own session and none of this process's descriptors, so nothing that waits
-    for the job's processes or pipes ever waits for it.
+
+def start_rendezvous(ring: Path, settings: Settings) -> subprocess.Popen[bytes]:
+    """Start the process that finds the root agent on behalf of the rank that writes `ring`."""
+    return _start_detached(["mp_agent.probe.rendezvous", "--ring", str(ring)], settings)
+
+
+def _start_detached(module: list[str], settings: Settings) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE`, which detaches itself, and return the process that does so.
+
+    The other one gets its own session and none of this process's descriptors, so nothing that
+    waits for the job's processes or pipes ever waits for it.
     """
-    environment = dict(os.environ)
-    environment[SETTINGS_VARIABLE] = json.dumps(settings.model_dump(mode="json"))
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (environment.get("PYTHONPATH"), str(Path(mp_agent.__file__).parent.parent)))
-    )
     return subprocess.Popen(
-        [sys.executable, "-m", "mp_agent.node", "--detach", *arguments],
+        [sys.executable, "-m", *module],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        env=environment,
+        env=_environment(settings),
         start_new_session=True,
         close_fds=True,
     )
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the variables of a process that works with these settings.
+
+    Secrets have variables of their own: among the others they would be rows of asterisks.
+    """
+    environment = dict(os.environ)
+    values = settings.model_dump(mode="json", exclude=set(SECRETS))
+    environment[SETTINGS_VARIABLE] = json.dumps(values)
+    for name in SECRETS:
+        environment[ENV_PREFIX + name.upper()] = getattr(settings, name).get_secret_value()
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (environment.get("PYTHONPATH"), str(Path(mp_agent.__file__).parent.parent)))
+    )
+    return environment

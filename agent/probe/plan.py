@@ -1,16 +1,19 @@
 """What there is to measure: an optimizer's parameters, their shares and their gradients."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from mp_agent.probe import discovery, placement
-from mp_agent.probe.discovery import LiveObjects, NamedParameter
+from mp_agent.probe import discovery
+from mp_agent.probe.discovery import LiveObjects
+from mp_agent.probe.placement import Survey, Verdict, declarations
+from mp_agent.probe.slots import PARTIAL_GRADIENT, Slot, lies_like, local_of, slots_of
 from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
 from mp_agent.records.schema import Layer, Share
 
@@ -19,18 +22,23 @@ _MAX_COLUMNS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
     """The layers of one optimizer on this rank. Made once, and anew when its groups change.
 
-    identities: `id` of each parameter; they live as long as the plan.
-    parameters: [L], in the order of `layers`.
+    label: of the optimizer, as in `Share.optimizer`.
+    identities: `id` of each parameter of the optimizer; they live as long as the plan.
+    slots: [L], in the order of `layers`. plain: every one is a whole parameter that lies here.
     rows_of_share: per share the rows [N] of its layers; `row_index_of_share` the same on device.
     """
 
+    label: str
     signature: tuple[tuple[int, int], ...]
+    declared: int
+    """Generation of the declarations that were known when the plan was made."""
     identities: frozenset[int]
-    parameters: tuple[torch.Tensor, ...]
+    slots: tuple[Slot, ...]
+    plain: bool
     layers: tuple[Layer, ...]
     shares: tuple[Share, ...]
     rows_of_share: tuple[tuple[int, ...], ...]
@@ -38,24 +46,39 @@ class Plan:
     device: torch.device
     compute_dtype: torch.dtype
     """Of FSDP2's policy, else of most parameters; autocast may override it."""
+    strategy: str
     unsupported: tuple[str, ...]
 
     @property
     def first_collective_in_backward(self) -> bool:
         """Whether ranks first wait for each other in backward; sharded ones do so in forward."""
-        return not any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        return not any(share.shard_count > 1 for share in self.shares)
 
     def fits(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer's groups are still those that the plan was made of."""
-        return self.signature == _signature(optimizer)
+        return self.signature == _signature(optimizer) and self.declared == declarations.generation
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Return whether `parameter` is one of the plan's."""
+        """Return whether `parameter` is one of the optimizer's."""
         return id(parameter) in self.identities
 
-    def gradients(self) -> list[torch.Tensor | None]:
-        """Return the local gradients [L] as they are now; None where there is none."""
-        return [_local(parameter.grad) for parameter in self.parameters]
+    def gradients(self, note_unsupported: Callable[[str], None]) -> list[torch.Tensor | None]:
+        """Return the local gradients [L] as they are now; None where there is none to count."""
+        if self.plain:
+            return [slot.parameter.grad for slot in self.slots]
+        found = [slot.gradient() for slot in self.slots]
+        for row, gradient in enumerate(found):
+            if isinstance(gradient, DTensor):
+                counts = lies_like(gradient, self.slots[row].parameter)
+                found[row] = gradient.to_local() if counts else None
+                if not counts:
+                    note_unsupported(PARTIAL_GRADIENT)
+        return found
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the local part of each parameter, once, in the order of the layers."""
+        parameters = {id(slot.parameter): slot.parameter for slot in self.slots}
+        return [local_of(parameter.detach()) for parameter in parameters.values()]
 
     def by_share(self, gradients: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor]]:
         """Return gradients [L] as one list per share, absent ones left out."""
@@ -74,38 +97,85 @@ class Plan:
 
 
 def make_plan(
-    optimizer: Optimizer, live: LiveObjects, root: nn.Module | None, ranks_in_run: int
+    optimizer: Optimizer, live: LiveObjects, root: nn.Module | None, ranks_in_run: int, label: str
 ) -> Plan:
     """Return what to measure of `optimizer`. Enters no collective."""
-    wrappers = discovery.data_parallel_wrappers(live.modules)
+    survey = Survey(live.modules, root, ranks_in_run)
     device = next(discovery.optimizer_parameters(optimizer)).device
-    measured: list[tuple[NamedParameter, Share]] = []
+    measured: list[tuple[Slot, Verdict]] = []
     unsupported: dict[str, None] = {}
     for named in discovery.named_parameters(optimizer, root):
-        wrapper = wrappers.get(id(named.parameter))
-        share = placement.share_of(named.parameter, wrapper, ranks_in_run)
-        if share is None:
-            unsupported["parameters with a partial placement"] = None
+        verdict = survey.verdict(named.name, named.parameter)
+        if verdict.unsupported:
+            unsupported[verdict.unsupported] = None
         elif named.parameter.device != device:
             unsupported["parameters on several devices"] = None
-        else:
-            measured.append((named, share))
-    shares = tuple(dict.fromkeys(share for _, share in measured))
+        elif verdict.share is not None:
+            measured += [(slot, verdict) for slot in slots_of(named)]
+    shares_of_layers = _told_apart([slot for slot, _ in measured], [v for _, v in measured], label)
+    shares = tuple(dict.fromkeys(shares_of_layers))
     rows_of_share = tuple(
-        tuple(row for row, (_, own) in enumerate(measured) if own == share) for share in shares
+        tuple(row for row, own in enumerate(shares_of_layers) if own == share) for share in shares
     )
     return Plan(
+        label=label,
         signature=_signature(optimizer),
-        identities=frozenset(id(named.parameter) for named, _ in measured),
-        parameters=tuple(named.parameter for named, _ in measured),
-        layers=tuple(_layer(named, shares.index(share)) for named, share in measured),
+        declared=declarations.generation,
+        identities=frozenset(map(id, discovery.optimizer_parameters(optimizer))),
+        slots=tuple(slot for slot, _ in measured),
+        plain=all(
+            slot.part is None and not isinstance(slot.parameter, DTensor) for slot, _ in measured
+        ),
+        layers=tuple(
+            Layer(name=slot.name, share=shares.index(share), elements=slot.elements)
+            for (slot, _), share in zip(measured, shares_of_layers, strict=True)
+        ),
         shares=shares,
         rows_of_share=rows_of_share,
         row_index_of_share=tuple(torch.tensor(rows, device=device) for rows in rows_of_share),
         device=device,
-        compute_dtype=_fsdp_dtype(live.modules) or _most_common_dtype(measured),
+        compute_dtype=_fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
+        strategy=_strategy(verdict for _, verdict in measured),
         unsupported=tuple(unsupported),
     )
+
+
+def _told_apart(slots: Sequence[Slot], verdicts: Sequence[Verdict], label: str) -> list[Share]:
+    """Return the share of each layer, marked with its optimizer.
+
+    Groups of which ranks are assumed to hold copies are named by the shapes that they hold: ranks
+    that hold other ones (another pipeline stage) cannot hold copies.
+    """
+    shares = [verdict.share for verdict in verdicts if verdict.share is not None]
+    shapes: dict[Share, list[tuple[int, ...]]] = {}
+    for slot, share in zip(slots, shares, strict=True):
+        if share.assumed:
+            shapes.setdefault(share, []).append(tuple(slot.parameter.shape))
+    digests = {
+        share: hashlib.sha256(repr(sorted(held)).encode()).hexdigest()[:8]
+        for share, held in shapes.items()
+    }
+    named = {
+        share: replace(
+            share,
+            group=f"{share.group} {digests[share]}" if share.assumed else share.group,
+            optimizer=label,
+        )
+        for share in dict.fromkeys(shares)
+    }
+    return [named[share] for share in shares]
+
+
+def _strategy(verdicts: Iterable[Verdict]) -> str:
+    """Return what splits and copies the model, such as ddp or fsdp2+tp; none, mixed if only partly.
+
+    The parameters that nothing splits or copies decide between the last two.
+    """
+    kinds = {verdict.sources for verdict in verdicts}
+    sources = sorted(frozenset().union(*kinds))
+    if not sources:
+        return "none"
+    return "mixed" if frozenset() in kinds else "+".join(sources)
 
 
 def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
@@ -118,21 +188,11 @@ def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
     return None
 
 
-def _most_common_dtype(measured: Iterable[tuple[NamedParameter, Share]]) -> torch.dtype:
+def _most_common_dtype(optimizer: Optimizer) -> torch.dtype:
     elements: Counter[torch.dtype] = Counter()
-    for named, _ in measured:
-        elements[named.parameter.dtype] += named.parameter.numel()
+    for parameter in discovery.optimizer_parameters(optimizer):
+        elements[parameter.dtype] += parameter.numel()
     return elements.most_common(1)[0][0]
-
-
-def _layer(named: NamedParameter, share: int) -> Layer:
-    local = _local(named.parameter.detach())
-    return Layer(name=named.name, share=share, elements=0 if local is None else local.numel())
-
-
-def _local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return this rank's part of a tensor; called without autograd, so `to_local` is a look-up."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _signature(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:

@@ -25,28 +25,26 @@ class LayerSchedule:
     def __init__(self, interval_steps: int, thresholds: Mapping[str, float]) -> None:
         self._interval_steps = interval_steps
         self._norm_limit = thresholds["grad_norm_high"]
-        self._trouble_in_a_row = 0
+        self._trouble_in_a_row: dict[str, int] = {}
 
     def due(self, sequence: int) -> bool:
         """Return whether step `sequence` is one of those that are always looked at."""
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
         return sequence == 1 or early or sequence % self._interval_steps == 0
 
-    def wanted_for_trouble(self, totals_GC: torch.Tensor) -> bool:
+    def wanted_for_trouble(self, totals_GC: torch.Tensor, label: str = "") -> bool:
         """Return whether these totals (on the CPU; G shares, C columns) call for a look.
 
-        Call once per step, in order: it remembers for how long there has been trouble.
+        Call once per step and optimizer, which `label` names, in order: it remembers for how long
+        there has been trouble.
         """
         if not self._is_trouble(totals_GC):
-            self._trouble_in_a_row = 0
+            self._trouble_in_a_row[label] = 0
             return False
-        self._trouble_in_a_row += 1
-        return (
-            self._trouble_in_a_row <= _TROUBLE_LOOKS_IN_A_ROW
-            or self._trouble_in_a_row % _EARLY_INTERVAL == 0
-        )
+        in_a_row = self._trouble_in_a_row[label] = self._trouble_in_a_row.get(label, 0) + 1
+        return in_a_row <= _TROUBLE_LOOKS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
 
     def _is_trouble(self, totals_GC: torch.Tensor) -> bool:
-        totals_C = totals_GC.sum(dim=0).tolist()
+        totals_C = totals_GC.nansum(dim=0).tolist()  # NaN: an optimizer that was not measured
         nonfinite = any(totals_C[column] > 0 for column in _NONFINITE)
         return nonfinite or sqrt(totals_C[_SUM_SQUARES]) > self._norm_limit

@@ -1,5 +1,8 @@
 """The probe of one process: hooks, guard, and what follows the steps, wired together."""
 
+import logging
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,15 +10,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe import hooks
+from mp_agent.probe import hooks, placement
 from mp_agent.probe.facts import Traits
 from mp_agent.probe.follower import Calls, StepFollower
 from mp_agent.probe.guard import Guard
 from mp_agent.probe.phases import PhaseMarks
 from mp_agent.probe.recorder import Recorder
-from mp_agent.probe.subject import Subject
+from mp_agent.probe.subjects import Subjects
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent")
 
 
 class Probe:
@@ -31,28 +36,30 @@ class Probe:
         settings: Settings,
         *,
         on_step: Callable[[], None] = lambda: None,
+        ranks_in_run: Callable[[], int] = placement.world_size,
     ) -> None:
         self._make_writer = connect
         self._writer: RingWriter | None = None
         self._early_notes: list[str] = []
+        self._noted: set[str] = set()
         self._early_failures = 0
         self._guard = Guard(on_failure=self._count_failure, on_capture=self._note_capture)
         self._phases = PhaseMarks()
-        self._subject = Subject(self._note_unsupported)
+        self._subjects = Subjects(self._note_unsupported, ranks_in_run)
         traits = Traits()
-        self._recorder = Recorder(self._subject, traits, settings)
+        self._recorder = Recorder(self._subjects, traits, settings)
         calls = Calls(
             connect=self._connect,
             on_step_end=on_step,
             take_probe_seconds=self._guard.take_seconds,
             note_unsupported=self._note_unsupported,
         )
-        self._follower = StepFollower(self._subject, self._recorder, self._phases, traits, calls)
+        self._follower = StepFollower(self._subjects, self._recorder, self._phases, traits, calls)
         self._patches: hooks.Patches | None = None
 
     def attach(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         """Install the hooks. `model` and `optimizer` settle which ones count, if given."""
-        self._subject.settle(model, optimizer)
+        self._subjects.settle(model, optimizer)
         self._patches = hooks.install(self._follower, self._guard)
 
     def detach(self) -> None:
@@ -85,6 +92,10 @@ class Probe:
         finally:
             self._guard.run("phase", self._phases.leave)
 
+    def later(self, function: Callable[[], None]) -> None:
+        """Call `function`, unguarded, as soon as the hook that is being served has returned."""
+        self._guard.later(function)
+
     def flush(self) -> None:
         """Publish what was seen of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._follower.flush)
@@ -97,6 +108,7 @@ class Probe:
             self._guard.closed = True
             return
         self._writer = writer
+        _close_in_forked_children(self._guard)
         self._recorder.write_to(writer)
         self._phases.stamp_into(writer)
         writer.count(probe_errors=self._early_failures)
@@ -113,7 +125,21 @@ class Probe:
         self._note_unsupported("CUDA graph capture")
 
     def _note_unsupported(self, feature: str) -> None:
+        if feature not in self._noted:
+            self._noted.add(feature)
+            log.warning("mp_agent does not measure this: %s; the rest of it goes on", feature)
         if self._writer is not None:
             self._writer.note_unsupported(feature)
         elif feature not in self._early_notes:
             self._early_notes.append(feature)
+
+
+def _close_in_forked_children(guard: Guard) -> None:
+    """Have the hooks do nothing in children that this process forks: they are no ranks."""
+    reference = weakref.ref(guard)
+
+    def close() -> None:
+        if (own := reference()) is not None:
+            own.closed = True
+
+    os.register_at_fork(after_in_child=close)

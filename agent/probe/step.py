@@ -1,13 +1,14 @@
-"""The step under way: what the hooks have seen of it so far, and the record that it becomes."""
+"""A step: what the hooks have seen of it so far, and the record that it becomes."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
 import numpy as np
 import torch
 
+from mp_agent.probe.plan import Plan
 from mp_agent.probe.scalars import Scalar, add
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray, StepRecord
@@ -20,8 +21,9 @@ class OpenStep:
     """What is known of a step. Scalars are floats, or 0-dim tensors left on their device.
 
     scalars: step columns by name; `loss` is the sum over `losses` micro-batches until the end.
-    totals_GC: gradient columns per share; None until measured, or when there was no gradient.
-    rows_LC: the same per layer, when this step's layers were looked at.
+    totals: per optimizer, by label, gradient columns per share [G, C]; none until measured, or
+    when there was no gradient.
+    rows: the same per layer [L, C], when this step's layers were looked at.
     """
 
     sequence: int
@@ -33,10 +35,14 @@ class OpenStep:
     """`time.perf_counter()` at the beginning of the last backward."""
     loss_observed: bool = False
     """`observe(loss=…)` was called: its loss stands, whatever backward sees."""
-    measured: bool = False
-    """The gradients as they stand now were looked at; another backward makes this untrue."""
-    totals_GC: torch.Tensor | None = None
-    rows_LC: torch.Tensor | None = None
+    loss_of_another: bool = False
+    """Another optimizer has stepped since: the loss was its own, if another backward follows."""
+    measured: set[str] = field(default_factory=set)
+    """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
+    stepped: set[str] = field(default_factory=set)
+    """Other optimizers that have stepped."""
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def worth_telling(self) -> bool:
@@ -46,13 +52,30 @@ class OpenStep:
         were about to be used, and a loss that is not finite may be why training stops.
         """
         loss = self.scalars.get("loss")
-        return self.totals_GC is not None or (isinstance(loss, float) and not isfinite(loss))
+        return bool(self.totals) or (isinstance(loss, float) and not isfinite(loss))
 
     def add_loss(self, loss: Scalar) -> None:
         """Count in the loss of one micro-batch, unless the user gave the step's loss."""
-        if not self.loss_observed:
-            self.scalars["loss"] = add(self.scalars.get("loss"), loss)
-            self.losses += 1
+        if self.loss_observed:
+            return
+        if self.loss_of_another:
+            self.scalars.pop("loss", None)
+            self.losses, self.loss_of_another = 0, False
+        self.scalars["loss"] = add(self.scalars.get("loss"), loss)
+        self.losses += 1
+
+    def forget_if(self, skipped: Scalar, label: str) -> None:
+        """Let go of what was measured of an optimizer whose step was skipped: it was no step.
+
+        A flag on a device is not read: what it stands for becomes NaN there.
+        """
+        for parts in (self.totals, self.rows):
+            if label not in parts:
+                continue
+            if isinstance(skipped, torch.Tensor):
+                parts[label] = parts[label].masked_fill(skipped != 0, nan)
+            elif skipped:
+                del parts[label]
 
     def observe_loss(self, loss: Scalar) -> None:
         """Let `loss` stand for the whole step."""
@@ -61,7 +84,10 @@ class OpenStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenStep:
-    """A step as far as it was seen, on its way to the ring; scalars may still be on a device."""
+    """A step as far as it was seen, on its way to the ring; scalars may still be on a device.
+
+    totals_GC, rows_LC: of all optimizers, NaN for those that were not measured.
+    """
 
     sequence: int
     step: int
@@ -73,17 +99,39 @@ class SeenStep:
     rows_LC: torch.Tensor | None
 
 
-def seen(step: OpenStep, trainer_lead: int, shares: int) -> SeenStep:
+def seen(step: OpenStep, trainer_lead: int, plans: Sequence[Plan]) -> SeenStep:
     """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count."""
+    shares = {plan.label: len(plan.shares) for plan in plans}
+    layers = {plan.label: len(plan.layers) for plan in plans}
     return SeenStep(
         sequence=step.sequence,
         step=step.sequence + trainer_lead,
         time_unix_ns=time.time_ns(),
         scalars=dict(step.scalars),
         losses=step.losses,
-        shares=shares,
-        totals_GC=step.totals_GC,
-        rows_LC=step.rows_LC,
+        shares=sum(shares.values()),
+        totals_GC=_joined(step.totals, shares),
+        rows_LC=_joined(step.rows, layers),
+    )
+
+
+def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch.Tensor | None:
+    """Return the parts below each other, each with its number of `rows`; None when there is none.
+
+    A part of another size is of parameters that have changed since, and left out.
+    """
+    usable = {label: parts[label] for label in rows if label in parts}
+    usable = {label: part for label, part in usable.items() if part.shape[0] == rows[label]}
+    if not usable:
+        return None
+    if len(rows) == 1:
+        return next(iter(usable.values()))
+    like = next(iter(usable.values()))
+    return torch.cat(
+        [
+            usable[label] if label in usable else like.new_full((count, like.shape[1]), nan)
+            for label, count in rows.items()
+        ]
     )
 
 

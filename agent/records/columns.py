@@ -48,6 +48,14 @@ STEP_COLUMNS = (
     Column("step_seconds", Algebra.MAX, "wall time since the end of the previous step"),
     Column("compute_seconds", Algebra.OWN, "time before the rank's first collective of the step"),
     Column("probe_seconds", Algebra.OWN, "host time that the probe itself took in this step"),
+    Column(
+        "weight_digest",
+        Algebra.OWN,
+        "bits of this rank's weights after the step, as integers summed modulo 2^48; on steps on "
+        "which layers are looked at by plan. Ranks whose tuples of (group, shard_index) over all "
+        "shares are equal hold the same weights, and must have equal digests; others have nothing "
+        "to compare",
+    ),
 )
 """What a rank knows of a step as a whole."""
 

@@ -1,11 +1,49 @@
 """What a merge says of one step, and what the run, rank, layer and agent metrics are read from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.health import Health
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason, RankState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """The gradients of one more optimizer, measured during a step of the run."""
+
+    sequence: int
+    values: Mapping[str, float]
+    """Merged `GRADIENT_COLUMNS` by name; always finite."""
+    complete: bool
+    """Whether every shard of every tensor that it steps was present."""
+
+    @property
+    def nonfinite_elements(self) -> float:
+        """NaN and Inf gradient elements together."""
+        return self.values.get("nan_elements", 0.0) + self.values.get("inf_elements", 0.0)
+
+    @property
+    def judged(self) -> bool:
+        """Whether norms of this step may enter gauges and thresholds."""
+        return self.complete and "sum_squares" in self.values and self.nonfinite_elements == 0.0
+
+    @property
+    def grad_norm(self) -> float | None:
+        """L2 norm over the finite elements, judged or not."""
+        squares = self.values.get("sum_squares")
+        return None if squares is None else sqrt(squares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What the replicas of the same tensors said of each other on one step."""
+
+    agree: bool
+    minority_ranks: tuple[int, ...] = ()
+    """Ranks that differ from a majority; none when they agree, or when there is no majority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +63,12 @@ class MergedStep:
     gradients_complete: bool
     """Whether every shard of every tensor was present; a partial norm is never judged."""
     nonfinite_loss_ranks: tuple[int, ...] = ()
+    compute_seconds: Mapping[int, float] = field(default_factory=dict)
+    """Time before the first collective of the step, by rank; of all nodes."""
+    optimizers: Mapping[str, OptimizerStep] = field(default_factory=dict)
+    """Of the optimizers other than the one that sets the step count, those that were measured."""
+    replicas: Mapping[str, Comparison] = field(default_factory=dict)
+    """What could be compared: `gradients`, `weights`."""
 
     def get(self, column: str) -> float | None:
         """Return a merged column, or None when no rank observed it."""
@@ -87,6 +131,31 @@ class StepTransition:
     previous: MergedStep | None
     thresholds: Mapping[str, float]
     """Values by name, from `catalog.thresholds` and settings."""
+    nonfinite_loss_skips: int = 0
+    """Skipped steps in a row, this one included, on which the loss was not finite."""
+    recent_floor_skips: int = 0
+    """If this step was skipped at the scale's floor: so many were within `floor_skip_steps`."""
+    loss_spiking: bool = False
+    """Whether the loss of this step belongs to a spike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerView:
+    """An optimizer other than the one that sets the step count."""
+
+    last: OptimizerStep
+    judged: OptimizerStep | None = None
+    """The last step whose norms count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceView:
+    """What the last comparison of replicas showed."""
+
+    agree: bool
+    step: int
+    """The step on which they were compared."""
+    minority_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +188,23 @@ class RunView:
     learning_rate: float | None = None
     loss_scale: float | None = None
     loss_scale_initial: float | None = None
+    loss_scale_calibrated: float | None = None
+    """The first one after `calibration_steps` of the attempt."""
     loss_scale_consecutive_decreases: int = 0
     norm_window_max: float | None = None
     norm_window_min: float | None = None
     coverage: float = 1.0
     missing_ranks: tuple[int, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
+    optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
+    """The other optimizers, by the value of the label `optimizer`."""
+    replicas: Mapping[str, DivergenceView] = field(default_factory=dict)
+    """The last comparison of `gradients` and of `weights`, if there was one."""
+    health: Health = field(default_factory=Health)
+    conditions: tuple[ActiveCondition, ...] = ()
+    """Conditions that the detectors say hold now."""
+    conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """How often each began, by condition and severity; holds all that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +232,31 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransportView:
+    """What went between this node agent and the others of a run."""
+
+    push_failures: int = 0
+    pushed_bytes: int = 0
+    reports_dropped: int = 0
+    last_push_unix_seconds: float | None = None
+    """When the root agent last took a report; None at the root, and before the first."""
+    received_bytes: int = 0
+    requests_refused: int = 0
+    nodes_known: int | None = None
+    """Nodes that the root has heard of, itself included; None elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAccount:
+    """How the pushes of one exporter went since the node agent started."""
+
+    exporter: str
+    failures: int
+    last_success_unix_seconds: float | None
+    """None before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
     """The node agent's own account of one run."""
 
@@ -163,3 +268,9 @@ class AgentView:
     series_dropped: int
     scrape_duration_seconds: float | None
     unsupported: tuple[str, ...]
+    exports: tuple[ExportAccount, ...] = ()
+    """Of the exporters that push."""
+    transport: TransportView = TransportView()
+    flight_records: int = 0
+    flight_errors: int = 0
+    """Flight records written, and those that could not be."""

@@ -42,6 +42,10 @@ class Share:
     replica_index: int = 0
     replica_count: int = 1
     assumed: bool = False
+    optimizer: str = ""
+    """Empty for the optimizer that sets the step count; others are "1", "2", … as they came."""
+    home: str = ""
+    """Ranks that hold the tensors, such as `0-3`; tells apart different tensors of equal name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@
         agent.lock                         held by the node agent while it lives
         agent.json                         AgentStatus
         ledger.json                        counters, kept by the node agent
+        root.json                          RootNote, on runs of several nodes
+        conditions.json                    ConditionNews, once there are any
         <launch>-<attempt>/rank<r>.ring    one ring per local rank
 """
 
@@ -41,6 +43,14 @@ class AgentStatus:
     final_exported: bool
     """Whether the state in which all local ranks have ended was exported."""
     started_unix_ns: int
+    otlp_pending: bool = False
+    """Whether that state is still to be pushed by OTLP; true from the start if it will be."""
+    advertise: str = ""
+    """Name or address that was set for this node, or the only one that is listened on."""
+    pushes_total: int = 0
+    """Reports that the root agent took."""
+    final_pushed: bool = False
+    """Whether the state in which all local ranks have ended was taken by the root agent."""
 
 
 def run_directory(base: Path, run: str) -> Path:

@@ -2,20 +2,36 @@
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics.agent import AGENT_METRICS
+from mp_agent.catalog.metrics.conditions import CONDITION_METRICS
+from mp_agent.catalog.metrics.export import EXPORT_METRICS
+from mp_agent.catalog.metrics.flight import FLIGHT_METRICS
 from mp_agent.catalog.metrics.gradients import GRADIENT_METRICS
+from mp_agent.catalog.metrics.layer_trouble import LAYER_TROUBLE_METRICS
 from mp_agent.catalog.metrics.layers import LAYER_METRICS
+from mp_agent.catalog.metrics.loss import LOSS_METRICS
 from mp_agent.catalog.metrics.loss_scale import LOSS_SCALE_METRICS
 from mp_agent.catalog.metrics.ranks import RANK_METRICS
+from mp_agent.catalog.metrics.replicas import REPLICA_METRICS
 from mp_agent.catalog.metrics.run import RUN_METRICS
+from mp_agent.catalog.metrics.transport import TRANSPORT_METRICS
+from mp_agent.catalog.metrics.waiting import WAITING_METRICS
 from mp_agent.errors import CatalogError
 
 METRICS: tuple[Metric, ...] = (
     *RUN_METRICS,
+    *LOSS_METRICS,
+    *WAITING_METRICS,
     *GRADIENT_METRICS,
     *LOSS_SCALE_METRICS,
+    *REPLICA_METRICS,
+    *LAYER_TROUBLE_METRICS,
+    *CONDITION_METRICS,
     *LAYER_METRICS,
     *RANK_METRICS,
     *AGENT_METRICS,
+    *EXPORT_METRICS,
+    *FLIGHT_METRICS,
+    *TRANSPORT_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

@@ -1,32 +1,45 @@
 """Run scope: gradients, unscaled and before clipping, of steps that were not skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import log2
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics.optimizers import OPTIMIZER, of_optimizers
 from mp_agent.catalog.thresholds import bound_label
-from mp_agent.records.merged import RunView, StepTransition
+from mp_agent.records.merged import (
+    MergedStep,
+    OptimizerStep,
+    OptimizerView,
+    RunView,
+    StepTransition,
+)
 
+_FP16_MAX = 65504.0
 _NORM_BOUNDS = ("grad_norm_high", "grad_norm_extreme")
 
 
-def _judged_norm(run: RunView) -> Reading:
-    return None if run.judged is None else run.judged.grad_norm
+def _judged(run: RunView, read: Callable[[MergedStep | OptimizerStep], float | None]) -> Reading:
+    """Return what `read` finds in the last step that counts, of each optimizer."""
+
+    def read_other(view: OptimizerView) -> float | None:
+        return None if view.judged is None else read(view.judged)
+
+    main = None if run.judged is None else read(run.judged)
+    return of_optimizers(main, run.optimizers, read_other)
 
 
-def _judged_abs_max(run: RunView) -> Reading:
-    return None if run.judged is None else run.judged.get("abs_max")
-
-
-def _judged_zero_ratio(run: RunView) -> Reading:
-    if run.judged is None or not run.judged.get("elements"):
-        return None
-    return run.judged.values["zero_elements"] / run.judged.values["elements"]
+def _zero_ratio(step: MergedStep | OptimizerStep) -> float | None:
+    elements = step.values.get("elements")
+    return step.values["zero_elements"] / elements if elements else None
 
 
 def _finite(run: RunView) -> Reading:
-    if run.last is None or "nan_elements" not in run.last.values:
-        return None
-    return float(run.last.gradient_nonfinite_elements == 0.0)
+    main = None
+    if run.last is not None and "nan_elements" in run.last.values:
+        main = float(run.last.gradient_nonfinite_elements == 0.0)
+    return of_optimizers(
+        main, run.optimizers, lambda other: float(other.last.nonfinite_elements == 0.0)
+    )
 
 
 def _bounds(thresholds: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
@@ -34,11 +47,56 @@ def _bounds(thresholds: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
 
 
 def _exceeded(change: StepTransition) -> Reading:
-    norm = change.step.grad_norm
-    if norm is None or not change.step.gradients_judged:
-        return None
+    step = change.step
+    norms: dict[tuple[str, ...], float | None] = {
+        (name,): own.grad_norm if own.judged else None for name, own in step.optimizers.items()
+    }
+    norms[()] = step.grad_norm if step.gradients_judged else None
     limits = [change.thresholds[name] for name in _NORM_BOUNDS]
-    return {(bound_label(limit),): float(norm > limit) for limit in limits}
+    return {
+        (bound_label(limit), *optimizer): float(norm > limit)
+        for optimizer, norm in norms.items()
+        if norm is not None
+        for limit in limits
+    }
+
+
+def _unclipped(change: StepTransition) -> Reading:
+    """Count what exceeds a bound, unless clipping shrank it; that is known of the main optimizer.
+
+    Its label tuples hold the bound alone.
+    """
+    exceeded = _exceeded(change)
+    if not isinstance(exceeded, Mapping) or _clipped(change) != 1.0:
+        return exceeded
+    return {labels: value if len(labels) > 1 else 0.0 for labels, value in exceeded.items()}
+
+
+def _headroom(run: RunView) -> Reading:
+    """Take logarithms one by one: the product may be beyond float64."""
+    judged = run.judged
+    if judged is None:
+        return None
+    largest, scale = judged.get("abs_max"), judged.get("loss_scale")
+    if not largest or not scale or scale < 0:
+        return None
+    return log2(_FP16_MAX) - log2(largest) - log2(scale)
+
+
+def _nonfinite_step(change: StepTransition) -> Reading:
+    return of_optimizers(
+        float(change.step.gradient_nonfinite_elements > 0),
+        change.step.optimizers,
+        lambda other: float(other.nonfinite_elements > 0),
+    )
+
+
+def _elements(change: StepTransition, column: str) -> Reading:
+    return of_optimizers(
+        change.step.values.get(column, 0.0),
+        change.step.optimizers,
+        lambda other: other.values.get(column, 0.0),
+    )
 
 
 def _nonfinite_update(change: StepTransition) -> Reading:
@@ -59,7 +117,8 @@ GRADIENT_METRICS = (
         scope=Scope.RUN,
         help="Global L2 norm of the unscaled gradients before clipping; last step that was neither "
         "skipped nor non-finite.",
-        read=_judged_norm,
+        optional_labels=OPTIMIZER,
+        read=lambda run: _judged(run, lambda step: step.grad_norm),
     ),
     Metric(
         name="mp_agent.grad.abs_max",
@@ -67,7 +126,8 @@ GRADIENT_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Largest gradient magnitude of the same step as the norm.",
-        read=_judged_abs_max,
+        optional_labels=OPTIMIZER,
+        read=lambda run: _judged(run, lambda step: step.values.get("abs_max")),
     ),
     Metric(
         name="mp_agent.grad.zero",
@@ -75,7 +135,8 @@ GRADIENT_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Share of gradient elements that are exactly zero, same step as the norm.",
-        read=_judged_zero_ratio,
+        optional_labels=OPTIMIZER,
+        read=lambda run: _judged(run, _zero_ratio),
     ),
     Metric(
         name="mp_agent.grad.finite",
@@ -83,6 +144,7 @@ GRADIENT_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="1 if all gradients of the last step were finite, else 0.",
+        optional_labels=OPTIMIZER,
         read=_finite,
     ),
     Metric(
@@ -107,9 +169,32 @@ GRADIENT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         labels=("bound",),
+        optional_labels=OPTIMIZER,
         label_values=_bounds,
+        thresholds=_NORM_BOUNDS,
         help="Steps whose gradient norm was above the bound.",
         count=_exceeded,
+    ),
+    Metric(
+        name="mp_agent.grad.norm.unclipped.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("bound",),
+        optional_labels=OPTIMIZER,
+        label_values=_bounds,
+        thresholds=_NORM_BOUNDS,
+        help="Steps whose gradient norm was above the bound and was not shrunk by clipping.",
+        count=_unclipped,
+    ),
+    Metric(
+        name="mp_agent.grad.fp16.headroom",
+        unit="{bit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Doublings that the largest scaled gradient is away from FP16's largest number, same "
+        "step as the norm; absent without a loss scale.",
+        read=_headroom,
     ),
     Metric(
         name="mp_agent.grad.nonfinite.steps",
@@ -117,7 +202,8 @@ GRADIENT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         help="Steps with at least one NaN or Inf gradient element, skipped or not.",
-        count=lambda change: float(change.step.gradient_nonfinite_elements > 0),
+        optional_labels=OPTIMIZER,
+        count=_nonfinite_step,
     ),
     Metric(
         name="mp_agent.grad.nan.elements",
@@ -125,7 +211,8 @@ GRADIENT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         help="Gradient elements that were NaN.",
-        count=lambda change: change.step.get("nan_elements") or 0.0,
+        optional_labels=OPTIMIZER,
+        count=lambda change: _elements(change, "nan_elements"),
     ),
     Metric(
         name="mp_agent.grad.inf.elements",
@@ -133,7 +220,8 @@ GRADIENT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         help="Gradient elements that were +Inf or -Inf.",
-        count=lambda change: change.step.get("inf_elements") or 0.0,
+        optional_labels=OPTIMIZER,
+        count=lambda change: _elements(change, "inf_elements"),
     ),
     Metric(
         name="mp_agent.nonfinite.updates",

@@ -18,6 +18,10 @@ def _floor_skip(change: StepTransition) -> Reading:
     return float(change.step.skipped and scale is not None and scale <= floor)
 
 
+def _floor_stall(change: StepTransition) -> Reading:
+    return float(change.recent_floor_skips >= change.thresholds["floor_skips"])
+
+
 LOSS_SCALE_METRICS = (
     Metric(
         name="mp_agent.loss_scale",
@@ -34,6 +38,15 @@ LOSS_SCALE_METRICS = (
         scope=Scope.RUN,
         help="Loss scale of the first step that was seen.",
         read=lambda run: run.loss_scale_initial,
+    ),
+    Metric(
+        name="mp_agent.loss_scale.calibrated",
+        unit="{scale}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("calibration_steps",),
+        help="Loss scale that this attempt's calibration came to; absent in its first 500 steps.",
+        read=lambda run: run.loss_scale_calibrated,
     ),
     Metric(
         name="mp_agent.loss_scale.increases",
@@ -66,8 +79,18 @@ LOSS_SCALE_METRICS = (
         unit="{step}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
+        thresholds=("loss_scale_floor",),
         help="Steps skipped although the loss scale was already at or below 1.",
         count=_floor_skip,
+    ),
+    Metric(
+        name="mp_agent.loss_scale.floor.stalls",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        thresholds=("loss_scale_floor", "floor_skips", "floor_skip_steps"),
+        help="Such steps that were at least the third within 100 steps: training has stalled.",
+        count=_floor_stall,
     ),
     Metric(
         name="mp_agent.skipped.steps",

@@ -6,7 +6,7 @@ breaks as without them; clipping that it traces is not seen, a step that it trac
 """
 
 from mp_agent.probe.guard import Guard
-from mp_agent.probe.hooks import autocast, clipping, grad_scaler, loss, optimizer
+from mp_agent.probe.hooks import autocast, clipping, grad_scaler, loss, optimizer, teardown
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
 
@@ -16,6 +16,6 @@ __all__ = ["Events", "Patches", "install"]
 def install(events: Events, guard: Guard) -> Patches:
     """Install all hooks; `restore()` of what is returned takes them away again."""
     patches = Patches()
-    for module in (autocast, loss, grad_scaler, clipping, optimizer):
+    for module in (autocast, loss, grad_scaler, clipping, optimizer, teardown):
         module.install(patches, events, guard)
     return patches

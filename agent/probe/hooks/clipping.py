@@ -10,6 +10,8 @@ from types import GeneratorType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad
 
 from mp_agent.probe.guard import Guard
@@ -18,7 +20,7 @@ from mp_agent.probe.hooks.patches import Patches
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
-    """Wrap `clip_grad_norm_`, `clip_grads_with_norm_` and `clip_grad_value_`."""
+    """Wrap `clip_grad_norm_`, `clip_grads_with_norm_`, `clip_grad_value_`, and FSDP1's own."""
 
     def wrap_clip(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -43,9 +45,24 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 
         return clip
 
+    def wrap_fsdp(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip(model: FullyShardedDataParallel, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            guard.run("clipping", _tell_of_model, events, model)
+            total_norm = original(model, max_norm, *args, **kwargs)
+            guard.run("clipping", events.clipping_to, max_norm, total_norm)
+            return total_norm
+
+        return clip
+
     _replace(patches, "clip_grad_norm_", wrap_clip)
     _replace(patches, "clip_grad_value_", wrap_clip)
     _replace(patches, "_clip_grads_with_norm_", wrap_scaling_down)
+    patches.replace(FullyShardedDataParallel, "clip_grad_norm_", wrap_fsdp)
+
+
+def _tell_of_model(events: Events, model: nn.Module) -> None:
+    events.clipping(list(nn.Module.parameters(model)))
 
 
 def _replace(

@@ -42,3 +42,6 @@ class Events(Protocol):
 
     def optimizer_step_ended(self, optimizer: Optimizer) -> None:
         """Hear that `optimizer.step()` is about to return."""
+
+    def group_ends(self, group: object) -> None:
+        """Hear that a process group, None for all of them, is about to be destroyed."""

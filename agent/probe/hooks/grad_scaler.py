@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.amp import GradScaler
@@ -16,17 +17,39 @@ Told = Callable[[GradScaler, Any], None]
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `scale`, `unscale_` and `step` of GradScaler and of its subclasses that override them.
 
-    A scaler that is not enabled passes everything through and is not told of.
+    Also of those that are yet to come: FSDP's ShardedGradScaler may be imported later. A scaler
+    that is not enabled passes everything through and is not told of.
     """
-    for name, before, after in (
-        ("scale", events.loss_scaled, None),
-        ("unscale_", None, events.unscaled),
-        ("step", events.scaler_step_begins, events.scaler_step_ended),
-    ):
-        wrap = _teller(guard, f"GradScaler.{name}", before, after)
-        for owner in _family(GradScaler):
+    wrappers = {
+        "scale": _teller(guard, "GradScaler.scale", events.loss_scaled, None),
+        "unscale_": _teller(guard, "GradScaler.unscale_", None, events.unscaled),
+        "step": _teller(
+            guard, "GradScaler.step", events.scaler_step_begins, events.scaler_step_ended
+        ),
+    }
+
+    def wrap_methods(owner: type[GradScaler]) -> None:
+        for name, wrap in wrappers.items():
             if name in vars(owner):
                 patches.replace(owner, name, wrap)
+
+    for owner in _family(GradScaler):
+        wrap_methods(owner)
+    _on_new_subclass(patches, partial(guard.run, "new GradScaler", wrap_methods))
+
+
+def _on_new_subclass(patches: Patches, tell: Callable[[type[GradScaler]], None]) -> None:
+    """Have `tell` called with each class that is derived from GradScaler from now on."""
+    earlier = vars(GradScaler).get("__init_subclass__")
+
+    def made(cls: type[GradScaler], **kwargs: Any) -> None:
+        if earlier is not None:
+            earlier.__get__(None, cls)(**kwargs)
+        else:
+            super(GradScaler, cls).__init_subclass__(**kwargs)
+        tell(cls)
+
+    patches.put(GradScaler, "__init_subclass__", classmethod(made))
 
 
 def _teller(guard: Guard, kind: str, before: Told | None, after: Told | None) -> Wrapper:

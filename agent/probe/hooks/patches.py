@@ -42,6 +42,21 @@ class Patches:
 
         self.on_restore(undo)
 
+    def put(self, owner: type, name: str, value: object) -> None:
+        """Give `owner` an attribute of its own, whether or not it has one of that name."""
+        before = vars(owner).get(name)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if vars(owner).get(name) is not value:
+                return
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        self.on_restore(undo)
+
     def replace_inside(self, decorated: Callable[..., Any], wrap: Wrapper) -> bool:
         """Replace the function that a decorator's closure holds, wherever `decorated` is known.
 

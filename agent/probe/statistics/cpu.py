@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter
+from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.probe.statistics.tally import Tally
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
@@ -36,6 +37,18 @@ class CpuStatistics:
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None."""
         return self._table((self._tensor_tally(tensor) for tensor in tensors), inverse_scale)
+
+    @torch.no_grad()
+    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of the tensors' bits, modulo 2^48."""
+        values = [stored_values(tensor) for tensor in tensors]
+        wide = digest_dtype(values)
+        total = 0
+        for tensor in values:
+            for piece in pieces(tensor, CHUNK_ELEMENTS):
+                bits = piece.to(wide).view(DIGEST_BITS[wide])
+                total += int(bits.sum(dtype=torch.int64).item())
+        return torch.tensor(total & DIGEST_MASK, dtype=torch.float64, device="cpu")
 
     def _table(self, tallies: Iterable[Tally], inverse_scale: float | torch.Tensor) -> torch.Tensor:
         inverse = float(inverse_scale)

@@ -27,3 +27,11 @@ class GradientStatistics(Protocol):
     ) -> torch.Tensor:
         """Return float64 [L, C], one row per tensor, zeros for None, on the gradients' device."""
         ...
+
+    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the tensors' bits as integers, summed modulo 2^48: exact in a 0-dim float64.
+
+        On the tensors' device. The order of tensors and elements does not matter. The bits are
+        those of float32, to which narrower numbers are widened; of float64 if any tensor has it.
+        """
+        ...

@@ -12,6 +12,7 @@ from sys import float_info
 
 import torch
 
+from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.layout import Batch, Layout, Shapes, make_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 
@@ -53,6 +54,21 @@ class PackedStatistics:
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None."""
         return self._table([() if grad is None else (grad,) for grad in tensors], inverse_scale)
+
+    @torch.no_grad()
+    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of the tensors' bits, modulo 2^48; what pads a row adds nothing."""
+        flat = self._pieces(tensors)
+        dtype = digest_dtype(flat)
+        layout = self._layout(dtype, [flat])
+        total = torch.zeros((), dtype=torch.int64, device=self._device)
+        for batch in layout.batches:
+            bits_RW = self._filled(batch, flat, dtype).view(DIGEST_BITS[dtype])
+            if dtype is torch.float32:
+                wide_RW = self._scratch(torch.float64)[: batch.rows].view(torch.int64)
+                bits_RW = wide_RW.copy_(bits_RW)
+            total += bits_RW.sum()
+        return total.bitwise_and_(DIGEST_MASK).double()
 
     @torch.no_grad()
     def _table(
@@ -105,15 +121,20 @@ class PackedStatistics:
         others_4R: torch.Tensor,
     ) -> None:
         """Write the rows' norms; counts of elements not 0, nor NaN, nor Inf; largest magnitudes."""
-        scratch_RW = self._scratch(dtype)[: batch.rows].zero_()
-        last_piece = batch.first_piece + len(batch.targets)
-        torch._foreach_copy_(batch.targets, flat[batch.first_piece : last_piece])
+        scratch_RW = self._filled(batch, flat, dtype)
         nonzero_R, numbers_R, finite_R, peaks_R = others_4R
         _norm(scratch_RW, 0, nonzero_R)
         _norm(scratch_RW.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf), 0, numbers_R)
         _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, finite_R)
         _norm(scratch_RW, torch.inf, peaks_R)
         _norm(self._scratch(torch.float64)[: batch.rows].copy_(scratch_RW), 2, norms_R)
+
+    def _filled(self, batch: Batch, flat: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """Return the rows of the scratch, with the pieces of a batch in them."""
+        scratch_RW = self._scratch(dtype)[: batch.rows].zero_()
+        last_piece = batch.first_piece + len(batch.targets)
+        torch._foreach_copy_(batch.targets, flat[batch.first_piece : last_piece])
+        return scratch_RW
 
     def _scratch(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._scratches:

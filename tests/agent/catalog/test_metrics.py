@@ -27,6 +27,19 @@ mp_agent_rank_loss mp_agent_rank_loss_nonfinite_steps_total mp_agent_rank_phase_
 mp_agent_rank_info mp_agent_build_info mp_agent_probe_seconds_total mp_agent_probe_errors_total
 mp_agent_setting_errors_total mp_agent_records_dropped_total mp_agent_series_dropped_total
 mp_agent_scrape_duration_seconds mp_agent_unsupported_info
+mp_agent_export_failures_total mp_agent_export_last_success_timestamp_seconds
+mp_agent_push_failures_total mp_agent_push_sent_bytes_total
+mp_agent_push_last_success_timestamp_seconds mp_agent_reports_dropped_total
+mp_agent_rows_received_bytes_total mp_agent_rows_refused_total mp_agent_nodes_known
+mp_agent_replica_divergence mp_agent_replica_divergence_steps_total mp_agent_divergent_ranks_info
+mp_agent_loss_median mp_agent_loss_deviation mp_agent_loss_spike_bound mp_agent_loss_trend
+mp_agent_loss_spike_steps_total mp_agent_loss_nonfinite_unskipped_steps_total
+mp_agent_loss_nonfinite_repeated_steps_total mp_agent_grad_norm_unclipped_steps_total
+mp_agent_grad_fp16_headroom mp_agent_loss_scale_calibrated mp_agent_loss_scale_floor_stalls_total
+mp_agent_layers_dead mp_agent_dead_layer_info mp_agent_layers_underflowing_ratio
+mp_agent_underflowing_layer_info mp_agent_step_usual_seconds mp_agent_straggler_slowdown
+mp_agent_straggler_delay_seconds mp_agent_straggler_info mp_agent_ranks_lagging
+mp_agent_lagging_rank_info
 """.split()
 
 FORBIDDEN_LABELS = {"job", "instance", "namespace", "pod", "node", "cluster"}
@@ -70,6 +83,7 @@ def test_no_label_belongs_to_the_scraper_and_help_is_a_sentence(metric):
         ({"unit": "ms"}, "unit 'ms'"),
         ({"count": lambda step: 1.0}, "exactly one of read and count"),
         ({"kind": Kind.HISTOGRAM}, "needs bounds"),
+        ({"thresholds": ("nap",)}, "nap is no threshold"),
     ],
 )
 def test_a_contradictory_record_is_refused_by_name(change, message):

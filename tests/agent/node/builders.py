@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mp_agent.node.merge import RankStep
+from mp_agent.node.reduce import RankStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share

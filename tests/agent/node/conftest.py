@@ -34,7 +34,12 @@ def start_rank(run_dir: Path) -> Iterator[StartRank]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(
-        port=0, bind="127.0.0.1", log_dir=tmp_path / "log", dir=tmp_path / "shm", linger_seconds=60
+        port=0,
+        bind="127.0.0.1",
+        log_dir=tmp_path / "log",
+        dir=tmp_path / "shm",
+        flight_dir=tmp_path / "flight",
+        linger_seconds=60,
     )
 
 

@@ -1,5 +1,9 @@
+from dataclasses import replace
+from math import log2
+
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
@@ -8,7 +12,9 @@ from mp_agent.node.counters import CounterBook
 from mp_agent.node.merge_layers import MergedLayers
 from mp_agent.node.window import ValueWindow
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
-from tests.agent.node.builders import gradient_row, merged_step
+from mp_agent.records.merged import RunView
+from mp_agent.records.steps import EndReason
+from tests.agent.node.builders import gradient_row, make_identity, merged_step
 
 
 @pytest.fixture
@@ -113,3 +119,154 @@ def test_a_new_attempt_starts_its_gauges_but_keeps_its_counters(account):
 
     account.fold_step(merged_step(1, loss_scale=64.0))
     assert total(account, "mp_agent_loss_scale_decreases_total") == 1, "attempts do not compare"
+
+
+def read(account: Accumulator, name: str) -> object:
+    """Return what a run-scope gauge says."""
+    progress = account.progress
+    view = RunView(
+        identity=make_identity(),
+        facts={},
+        nodes=1,
+        active=True,
+        end_reason=EndReason.RUNNING,
+        phase_name="forward",
+        last=progress.last,
+        judged=progress.judged,
+        loss_scale_calibrated=progress.loss_scale_calibrated,
+        health=account.health(),
+    )
+    metric = BY_PROMETHEUS_NAME[name]
+    assert metric.read is not None
+    return metric.read(view)
+
+
+def test_what_clipping_shrank_is_not_counted_as_unclipped(account):
+    account.fold_step(merged_step(1, norm=150.0, clip_max_norm=1.0, clip_norm=150.0))
+    account.fold_step(merged_step(2, norm=150.0, clip_max_norm=1e9, clip_norm=150.0))
+    account.fold_step(merged_step(3, norm=1500.0))
+    account.fold_step(merged_step(4, norm=9000.0, skipped=1.0, inf_elements=1.0))
+
+    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "100") == 3
+    assert total(account, "mp_agent_grad_norm_unclipped_steps_total", "100") == 2
+    assert total(account, "mp_agent_grad_norm_unclipped_steps_total", "1000") == 1
+
+
+def test_a_nonfinite_loss_counts_where_nothing_was_skipped(account):
+    account.fold_step(merged_step(1, loss_nonfinite=1.0))
+    account.fold_step(merged_step(2, loss_nonfinite=1.0, skipped=1.0))
+    account.fold_step(merged_step(3, loss=1.0))
+
+    assert total(account, "mp_agent_loss_nonfinite_unskipped_steps_total") == 1
+    assert total(account, "mp_agent_loss_nonfinite_repeated_steps_total") == 0
+
+
+def test_a_nonfinite_loss_counts_on_skipped_steps_from_the_third_in_a_row_on(account):
+    for sequence in range(1, 6):
+        account.fold_step(merged_step(sequence, loss_nonfinite=1.0, skipped=1.0))
+    account.fold_step(merged_step(6, skipped=1.0, inf_elements=1.0))
+    for sequence in (7, 8):
+        account.fold_step(merged_step(sequence, loss_nonfinite=1.0, skipped=1.0))
+
+    assert total(account, "mp_agent_loss_nonfinite_repeated_steps_total") == 3
+    assert total(account, "mp_agent_loss_nonfinite_unskipped_steps_total") == 0
+
+
+def test_the_third_skip_at_the_floor_within_a_hundred_steps_is_a_stall(account):
+    for sequence in (1, 50, 99, 100, 400):
+        account.fold_step(merged_step(sequence, skipped=1.0, loss_scale=1.0))
+
+    assert total(account, "mp_agent_loss_scale_floor_skips_total") == 5
+    assert total(account, "mp_agent_loss_scale_floor_stalls_total") == 2
+
+
+def test_a_spike_of_the_loss_is_counted_step_by_step(account):
+    for sequence in range(1, 201):
+        account.fold_step(merged_step(sequence, loss=2.0 + 0.01 * (sequence % 7)))
+    for sequence in range(201, 206):
+        account.fold_step(merged_step(sequence, loss=5.0))
+
+    assert total(account, "mp_agent_loss_spike_steps_total") == 4
+
+
+@pytest.mark.parametrize(
+    ("abs_max", "scale", "bits"),
+    [
+        (1.0, 65504.0, 0.0),
+        (0.5, 32752.0, 2.0),
+        (2.0**-20, 1024.0, 10.0 + log2(65504)),
+        (1e300, 1e300, log2(65504) - 600 * log2(10)),
+        (0.0, 1024.0, None),
+        (1.0, None, None),
+    ],
+)
+def test_headroom_is_what_the_largest_scaled_gradient_leaves(account, abs_max, scale, bits):
+    values = {} if scale is None else {"loss_scale": scale}
+    account.fold_step(merged_step(1, norm=1.0, abs_max=abs_max, **values))
+
+    expected = None if bits is None else pytest.approx(bits)
+    assert read(account, "mp_agent_grad_fp16_headroom") == expected
+
+
+def test_the_calibrated_scale_is_that_of_the_step_that_ends_calibration(account):
+    account.fold_step(merged_step(499, loss_scale=65536.0))
+    assert read(account, "mp_agent_loss_scale_calibrated") is None
+
+    account.fold_step(merged_step(500, loss_scale=1024.0))
+    account.fold_step(merged_step(501, loss_scale=64.0))
+    assert read(account, "mp_agent_loss_scale_calibrated") == 1024.0
+
+    account.begin_attempt()
+    account.fold_step(merged_step(1, loss_scale=64.0))
+    assert read(account, "mp_agent_loss_scale_calibrated") is None
+
+
+def test_a_straggler_is_found_in_the_ranks_own_times(account):
+    for sequence in range(1, 17):
+        times = {0: 1.0, 1: 1.0, 2: 1.6, 3: 1.0}
+        account.fold_step(replace(merged_step(sequence, step_seconds=2.0), compute_seconds=times))
+
+    assert read(account, "mp_agent_straggler_slowdown") == pytest.approx(1.6)
+    assert read(account, "mp_agent_straggler_delay_seconds") == pytest.approx(0.6)
+    assert read(account, "mp_agent_straggler_info") == {("2",): 1.0}
+    assert read(account, "mp_agent_step_usual_seconds") == 2.0
+
+
+def test_dead_and_underflowing_layers_are_told_of_the_run(account):
+    assert read(account, "mp_agent_layers_dead") is None
+    good = {"abs_max": 0.1, "elements": 1000.0}
+    for sequence in range(5):
+        account.fold_layers(sequence, layers(a=good, b=good), step_judged=True)
+    bad = {"abs_max": 1e-12, "elements": 1000.0, "zero_elements": 900.0}
+    for sequence in range(5, 8):
+        account.fold_layers(sequence, layers(a=good, b=bad), step_judged=True)
+
+    assert read(account, "mp_agent_layers_dead") == 1
+    assert read(account, "mp_agent_dead_layer_info") == {("b",): 1.0}
+    assert read(account, "mp_agent_layers_underflowing_ratio") == 0.5
+    assert read(account, "mp_agent_underflowing_layer_info") == {("b",): 1.0}
+
+
+def test_a_successor_goes_on_where_the_account_stood(account):
+    for sequence in range(1, 700):
+        step = merged_step(sequence, loss=2.0, loss_scale=1.0, step_seconds=1.0)
+        account.fold_step(replace(step, compute_seconds={0: 1.0, 1: 1.0, 2: 2.0}))
+    account.fold_step(merged_step(700, loss=9.0, skipped=1.0, loss_scale=1.0))
+    account.fold_step(merged_step(701, loss=9.0, loss_scale=1.0))
+    adapter = TypeAdapter(Progress)
+    progress = adapter.validate_json(adapter.dump_json(account.progress))
+    successor = Accumulator(
+        resolve({}),
+        progress=progress,
+        counters=CounterBook(*account.counters.dump()),
+        norms=ValueWindow(120.0),
+    )
+    assert successor.health() == account.health()
+    for each in (account, successor):
+        each.fold_step(merged_step(702, loss=9.0, skipped=1.0, loss_scale=1.0))
+        each.fold_step(merged_step(703, loss=9.0, skipped=0.0, loss_scale=1.0))
+        each.fold_step(merged_step(704, loss=9.0, skipped=1.0, loss_scale=1.0))
+
+    assert successor.counters.dump() == account.counters.dump()
+    assert total(successor, "mp_agent_loss_scale_floor_stalls_total") == 1
+    assert total(successor, "mp_agent_loss_spike_steps_total") == 1

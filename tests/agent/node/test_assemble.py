@@ -1,7 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node import assemble
 from mp_agent.node.assemble import Assembler
 
 
@@ -87,9 +86,8 @@ def test_nothing_closes_beyond_the_limit():
     assert [s for s, _ in closed(assembler, {0}, 99.0, up_to=1)] == [1]
 
 
-def test_a_run_far_ahead_of_one_rank_keeps_memory_bounded(monkeypatch):
-    monkeypatch.setattr(assemble, "PENDING_AT_MOST", 4)
-    assembler: Assembler[str] = Assembler(10.0)
+def test_a_run_far_ahead_of_one_rank_keeps_memory_bounded():
+    assembler: Assembler[str] = Assembler(10.0, pending_at_most=4)
     for sequence in range(1, 8):
         assembler.add(0, sequence, "a", 0.0)
 
@@ -127,3 +125,31 @@ def test_every_row_that_is_not_late_is_closed_exactly_once_and_in_order(lag, ord
     rows = [row for _, items in seen for row in items.values()]
     assert len(rows) == len(set(rows)) == 40 - assembler.late
     assert all(item == (rank, s) for s, items in seen for rank, item in items.items())
+
+
+def test_nothing_more_comes_below_what_every_awaited_rank_has_passed():
+    assembler: Assembler[str] = Assembler(10.0)
+    assembler.advance(0, 7)
+    assembler.advance(1, 4)
+
+    assert assembler.floor({0, 1}) == 4
+    assert assembler.floor({0}) == 7
+    assert assembler.floor(set()) == 7, "of the others all there is was read"
+
+
+def test_what_is_pending_may_still_come():
+    assembler: Assembler[str] = Assembler(10.0)
+    assembler.add(0, 3, "a", 0.0)
+    assembler.advance(0, 9)
+
+    assert assembler.floor({0}) == 2
+    assert closed(assembler, {0}) == [(3, {0: "a"})]
+    assert assembler.floor({0}) == 9
+
+
+def test_a_rank_that_is_not_waited_for_does_not_hold_the_floor():
+    assembler: Assembler[str] = Assembler(10.0)
+    assembler.add(0, 3, "a", 0.0)
+
+    assert closed(assembler, {0, 1}, 10.0) == [(3, {0: "a"})]
+    assert assembler.floor({0, 1}) == 3

@@ -37,3 +37,19 @@ def test_port_zero_takes_any():
 )
 def test_the_url_can_be_opened_from_this_machine(bind, url):
     assert Endpoint(bind, 9464).url == url
+
+
+def test_the_port_of_the_agent_before_is_kept_where_the_choice_is_free():
+    with open_listener("127.0.0.1", 0) as first:
+        earlier = first.getsockname()[1]
+    with open_listener("127.0.0.1", 0, earlier_port=earlier) as again:
+        assert again.getsockname()[1] == earlier
+        with open_listener("127.0.0.1", 0, earlier_port=earlier) as third:
+            assert third.getsockname()[1] != earlier
+
+
+def test_a_port_that_was_set_wins_over_the_one_before():
+    with open_listener("127.0.0.1", 0) as first, open_listener("127.0.0.1", 0) as second:
+        ports = first.getsockname()[1], second.getsockname()[1]
+    with open_listener("127.0.0.1", ports[0], earlier_port=ports[1]) as listener:
+        assert listener.getsockname()[1] == ports[0]

@@ -1,6 +1,7 @@
 import pytest
 
 from mp_agent.node.liveness import furthest_behind, rank_end, run_end
+from mp_agent.records.rows import RankStatus
 from mp_agent.records.steps import EndReason, Phase
 from tests.agent.node.builders import make_state
 
@@ -33,9 +34,20 @@ def test_a_run_ends_with_its_last_rank_and_as_the_gravest(ranks, expected):
     assert run_end(ranks) is expected
 
 
+def status(rank: int, phase: Phase, started_sequence: int) -> RankStatus:
+    return RankStatus(
+        rank=rank,
+        phase=phase,
+        phase_name=phase.name.lower(),
+        started_sequence=started_sequence,
+        committed_sequence=0,
+        end=EndReason.RUNNING,
+    )
+
+
 def test_the_rank_furthest_behind_is_on_the_lowest_step_then_in_the_earliest_phase():
-    ahead = make_state(Phase.FORWARD, started_sequence=8)
-    behind = make_state(Phase.OPTIMIZER, started_sequence=7)
-    furthest = make_state(Phase.BACKWARD, started_sequence=7)
+    ahead = status(0, Phase.FORWARD, 8)
+    behind = status(1, Phase.OPTIMIZER, 7)
+    furthest = status(2, Phase.BACKWARD, 7)
 
     assert furthest_behind([ahead, behind, furthest]) is furthest

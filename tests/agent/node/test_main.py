@@ -102,3 +102,14 @@ class TestLogs:
         root_logger.error("x")
 
         assert not target.exists()
+
+
+def test_the_token_is_taken_over_from_its_own_variable(started, monkeypatch, tmp_path):
+    values = Settings(port=1234).model_dump(mode="json", exclude={"token"})
+    monkeypatch.setenv(main.SETTINGS_VARIABLE, json.dumps(values))
+    monkeypatch.setenv("MP_AGENT_TOKEN", "secret")
+    main.watch_directory(tmp_path, detached=False)
+
+    ((settings, ignored),) = started
+    assert settings.token.get_secret_value() == "secret"
+    assert (settings.port, ignored) == (1234, 0)

@@ -5,24 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node.merge import RankStep, merge_step
-from mp_agent.node.shares import AssumedShares, make_roster
+from mp_agent.node.reduce import RankStep
+from mp_agent.node.shares import AssumedShares
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_record, rank_step
+from tests.agent.node.nodes import merge_nodes
 
 NAN = float("nan")
 
 
 def merge(steps: list[RankStep], world_size: int | None = None) -> MergedStep:
-    return merge_in(AssumedShares(), steps, world_size)
+    return merge_nodes([steps], world_size)
 
 
 def merge_in(
     assumed: AssumedShares, steps: list[RankStep], world_size: int | None = None
 ) -> MergedStep:
-    schemas = {step.rank: step.schema for step in steps}
-    return merge_step(steps, make_roster(world_size or len(steps), schemas), assumed)
+    return merge_nodes([steps], world_size, assumed=assumed)
 
 
 def row_of(elements: np.ndarray) -> np.ndarray:
@@ -109,9 +109,9 @@ def test_ranks_unknown_here_may_hold_other_stages_so_the_norm_is_partial():
 def test_a_shard_of_a_known_rank_that_is_absent_is_missed():
     shares = [Share(group="stage0"), Share(group="stage1")]
     present = rank_step(0, make_record(), shares[0])
-    schemas = {0: present.schema, 1: rank_step(1, make_record(), shares[1]).schema}
+    absent = rank_step(1, make_record(), shares[1])
 
-    merged = merge_step([present], make_roster(2, schemas), AssumedShares())
+    merged = merge_nodes([[present]], 2, absent=[absent])
 
     assert not merged.gradients_complete
 
@@ -219,3 +219,32 @@ class TestAssumedShares:
             merge_in(assumed, self.steps(4.0))
 
         assert assumed.verdicts == {}
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1]], [[0], [1]], [[1], [0]]])
+def test_the_same_shard_of_the_same_replica_counts_once_whoever_says_so(nodes):
+    shares = [Share(group="g", shard_index=0, shard_count=2) for _ in range(2)]
+    steps = [rank_step(r, make_record(), shares[r]) for r in range(2)]
+    merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
+
+    assert merged.get("sum_squares") == 1.0
+    assert not merged.gradients_complete
+
+
+def test_the_sum_of_losses_that_cancel_is_exact_on_any_nodes():
+    shares = [Share(group="ddp", replica_index=r, replica_count=4) for r in range(4)]
+    losses = [1e20, 1.0, -1e20, 1e-5]
+    steps = [rank_step(r, make_record(values={"loss": losses[r]}), shares[r]) for r in range(4)]
+    for nodes in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0, 3], [1], [2]]):
+        merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
+        assert merged.get("loss") == (1.0 + 1e-5) / 4
+
+
+@pytest.mark.parametrize("losses", [(1.7e308, 1.7e308, -1.7e308), (1.7e308, -1.7e308, 1.7e308)])
+def test_a_mean_whose_sum_overflows_on_the_way_is_still_there(losses):
+    shares = [Share(group="ddp", replica_index=r, replica_count=3) for r in range(3)]
+    steps = [rank_step(r, make_record(values={"loss": losses[r]}), shares[r]) for r in range(3)]
+
+    for nodes in ([[0, 1, 2]], [[0, 1], [2]], [[0], [1], [2]]):
+        merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
+        assert merged.get("loss") == pytest.approx(1.7e308 / 3)

@@ -1,16 +1,15 @@
 import numpy as np
 import pytest
 
-from mp_agent.node.merge_layers import RankLayers, merge_layers
-from mp_agent.node.shares import AssumedShares, make_roster
+from mp_agent.node.reduce_layers import RankLayers
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_schema
+from tests.agent.node.nodes import merge_node_layers
 
 
 def merge(tables: list[RankLayers], world_size: int | None = None):
-    roster = make_roster(world_size or len(tables), {t.rank: t.schema for t in tables})
-    return merge_layers(tables, roster, AssumedShares())
+    return merge_node_layers([tables], world_size)
 
 
 def fsdp_tables(rows_by_rank: list[list[np.ndarray]], names: tuple[str, ...]) -> list[RankLayers]:

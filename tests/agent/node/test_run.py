@@ -30,7 +30,13 @@ def shown(run: Run, now_seconds: float = 0.0) -> dict[str, float]:
         for sample in family.samples:
             if isinstance(sample.value, HistogramValue):
                 continue
-            labels = ",".join(sample.labels[1:])
+            optional = len(family.metric.optional_labels)
+            names = zip(family.metric.label_names, sample.labels, strict=True)
+            labels = ",".join(
+                label
+                for place, (_, label) in enumerate(names)
+                if place and (label or place < len(sample.labels) - optional)
+            )
             key = family.metric.prometheus_name.removeprefix("mp_agent_")
             found[f"{key}{{{labels}}}" if labels else key] = sample.value
     return found
@@ -381,7 +387,13 @@ def test_a_successor_continues_the_counters_exactly(start_rank: StartRank, open_
     successor = open_run()
     successor.poll(0.0)
     after = shown(successor)
-    assert after == {**before, "rank_step{0}": 8.0, "rank_last_step_timestamp_seconds{0}": 100.0}
+    assert after == {
+        **before,
+        "rank_step{0}": 8.0,
+        "rank_last_step_timestamp_seconds{0}": 100.0,
+        "ranks_lagging": 1.0,
+        "lagging_rank_info{1,optimizer}": 1.0,
+    }
     assert after["steps_total"] == 7
     assert after["loss_scale_decreases_total"] == 1
 

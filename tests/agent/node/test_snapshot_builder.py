@@ -11,7 +11,7 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node import snapshot_builder
 from mp_agent.node.counters import CounterBook
 from mp_agent.node.snapshot_builder import RunExport, SnapshotBuilder
-from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
+from mp_agent.records.merged import AgentView, ExportAccount, LayerView, RankView, RunView
 from mp_agent.records.steps import EndReason
 from tests.agent.node.builders import NO_GRADIENTS, make_identity, make_state, merged_step
 
@@ -34,6 +34,7 @@ def export(run: str = "llama", **changes: object) -> RunExport:
             active=True,
             end_reason=EndReason.RUNNING,
             phase_name="forward",
+            conditions_fired={("MpAgentRunStalled", "critical"): 0},
             last=step,
             judged=step,
         ),
@@ -52,6 +53,7 @@ def export(run: str = "llama", **changes: object) -> RunExport:
             series_dropped=0,
             scrape_duration_seconds=None,
             unsupported=(),
+            exports=(ExportAccount(exporter="otlp", failures=0, last_success_unix_seconds=None),),
         ),
         counters=CounterBook(),
     )
@@ -60,7 +62,13 @@ def export(run: str = "llama", **changes: object) -> RunExport:
 
 def series(snapshot: Snapshot, name: str) -> dict[tuple[str, ...], float | HistogramValue]:
     (family,) = [f for f in snapshot if f.metric.prometheus_name == name]
-    return {sample.labels: sample.value for sample in family.samples}
+    optional = len(family.metric.optional_labels)
+    return {
+        sample.labels[:-optional]
+        if optional and not any(sample.labels[-optional:])
+        else sample.labels: sample.value
+        for sample in family.samples
+    }
 
 
 @pytest.fixture
@@ -167,20 +175,23 @@ class TestMaxSeries:
             for s in family.samples
         )
 
-    def test_the_layers_of_the_largest_norms_stay_and_the_rest_is_counted(self):
-        layers = [layer(f"l{norm}", norm) for norm in (3.0, 1.0, 4.0, 2.0)]
-        builder, kept = self.build(layers, 2, CounterBook())
+    def test_the_worst_layers_stay_the_rest_is_rolled_up_and_counted(self):
+        layers = [layer(f"block.l{norm}", norm) for norm in (3, 1, 4, 2)]
+        builder, kept = self.build(layers, 3, CounterBook())
 
-        assert kept == ["l3.0", "l4.0"]
+        assert kept == ["block.l3", "block.l4", "block.*"]
         assert builder.take_dropped("llama") == 2 * 4
         assert builder.take_dropped("llama") == 0
 
-    def test_layers_that_had_nonfinite_elements_stay_before_large_ones(self):
-        name = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"].name
-        counters = CounterBook([(name, ("l1.0",), 5.0)])
-        _, kept = self.build([layer(f"l{norm}", norm) for norm in (3.0, 1.0, 4.0)], 2, counters)
+    def test_two_runs_share_the_room_by_their_layers(self):
+        layers = [layer(f"block.l{norm}", norm) for norm in range(8)]
+        exports = [export("a", layers=layers), export("b", layers=layers)]
+        builder = SnapshotBuilder(resolve({}), 10**6)
+        fixed = sum(map(self.count, builder.build([replace(e, layers=[]) for e in exports], 0.0)))
+        snapshot = SnapshotBuilder(resolve({}), fixed + 4 * 8).build(exports, 0.0)
 
-        assert kept == ["l1.0", "l4.0"]
+        shown = [labels[0] for labels in series(snapshot, "mp_agent_layer_grad_norm")]
+        assert (shown.count("a"), shown.count("b")) == (4, 4)
 
     def test_without_room_no_layer_is_exported(self):
         _, kept = self.build([layer("w")], 0, CounterBook())

@@ -1,19 +1,25 @@
 """Rings for probe tests, and what was written to them, by column name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from mp_agent.node.merge import RankStep, merge_step
-from mp_agent.node.merge_layers import MergedLayers, RankLayers, merge_layers
-from mp_agent.node.shares import AssumedShares, make_roster
+from mp_agent.node.layer_names import LayerNames
+from mp_agent.node.merge_layers import MergedLayers
+from mp_agent.node.reduce import RankStep
+from mp_agent.node.reduce_layers import RankLayers
+from mp_agent.node.shares import AssumedShares
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord
 from mp_agent.ring.reader import RingReader
+from tests.agent.node.nodes import merge_node_layers, merge_nodes
+
+T = TypeVar("T")
 
 
 def make_identity(rank: int = 0, world_size: int = 1) -> RankIdentity:
@@ -36,9 +42,13 @@ def make_identity(rank: int = 0, world_size: int = 1) -> RankIdentity:
 
 @dataclass(frozen=True)
 class RingContents:
+    """schema: the last one; `record_schemas` and `layer_schemas`: those of each record, table."""
+
     schema: Schema
     records: Sequence[StepRecord]
+    record_schemas: Sequence[Schema]
     layers: Sequence[LayerTable]
+    layer_schemas: Sequence[Schema]
     open_record: StepRecord | None
     state: RankState
 
@@ -57,63 +67,92 @@ class RingContents:
         return [float(record.values[index]) for record in self.records]
 
 
-def read_ring(path: Path) -> RingContents:
-    """Read everything; several bodies must have equal schemas, else they are read by hand."""
+def read_ring(path: Path, *, one_schema: bool = True) -> RingContents:
+    """Read everything, from all bodies; unless `one_schema` is False they must be alike."""
     reader = RingReader.open(path)
     try:
         schema = reader.schema
         assert schema is not None, "the probe wrote no schema"
         records: list[StepRecord] = []
+        record_schemas: list[Schema] = []
         layers: list[LayerTable] = []
+        layer_schemas: list[Schema] = []
         current = None
         while (following := reader.schema) is not current:
-            assert following == schema, "there is a second schema"
-            current = following
-            position = records[-1].sequence if records else 0
-            steps, lost = reader.steps_after(position)
+            assert following == schema or not one_schema, "there is a second schema"
+            current = schema = following
+            steps, lost = reader.steps_after(records[-1].sequence if records else 0)
             assert lost == 0
-            layers += reader.layers_after(position)
+            tables = reader.layers_after(layers[-1].sequence if layers else 0)
             records += steps
-        return RingContents(schema, records, layers, reader.open_record(), reader.state)
+            record_schemas += [current] * len(steps)
+            layers += tables
+            layer_schemas += [current] * len(tables)
+        return RingContents(
+            schema,
+            records,
+            record_schemas,
+            layers,
+            layer_schemas,
+            reader.open_record(),
+            reader.state,
+        )
     finally:
         reader.close()
 
 
-def merge_rings(rings: Mapping[int, RingContents]) -> list[MergedStep]:
-    """Merge the records of all ranks as the node agent does."""
-    roster = make_roster(len(rings), {rank: ring.schema for rank, ring in rings.items()})
+def merge_rings(rings: Mapping[int, RingContents], *, nodes: int = 1) -> list[MergedStep]:
+    """Merge the records of all ranks, as if they came from so many nodes."""
     assumed = AssumedShares()
-    steps = zip(*(ring.records for ring in rings.values()), strict=True)
-    return [
-        merge_step(
-            [
-                RankStep(rank=rank, schema=ring.schema, record=record)
-                for (rank, ring), record in zip(rings.items(), records, strict=True)
-            ],
-            roster,
-            assumed,
-        )
-        for records in steps
-    ]
+    merged = []
+    for index in range(len(rings[0].records)):
+        steps = [
+            RankStep(rank=rank, schema=ring.record_schemas[index], record=ring.records[index])
+            for rank, ring in rings.items()
+        ]
+        merged.append(merge_nodes(_over(nodes, steps), len(rings), assumed=assumed))
+    return merged
 
 
-def merge_layer_tables(rings: Mapping[int, RingContents]) -> dict[int, MergedLayers]:
+def merge_layer_tables(
+    rings: Mapping[int, RingContents],
+    *,
+    nodes: int = 1,
+    sequences: Collection[int] | None = None,
+) -> dict[int, MergedLayers]:
     """Merge the layer tables of the steps that all ranks looked at, by sequence.
 
     Of sharded gradients trouble may show on some ranks alone, which then look by themselves.
     """
-    roster = make_roster(len(rings), {rank: ring.schema for rank, ring in rings.items()})
     found: dict[int, list[RankLayers]] = {}
     for rank, ring in rings.items():
-        for table in ring.layers:
+        for table, schema in zip(ring.layers, ring.layer_schemas, strict=True):
             found.setdefault(table.sequence, []).append(
-                RankLayers(rank=rank, schema=ring.schema, rows=table.rows)
+                RankLayers(rank=rank, schema=schema, rows=table.rows)
             )
+    assumed, names = _judged(rings), LayerNames()
     return {
-        sequence: merge_layers(tables, roster, AssumedShares())
-        for sequence, tables in found.items()
-        if len(tables) == len(rings)
+        sequence: merge_node_layers(_over(nodes, tables), len(rings), assumed=assumed, names=names)
+        for sequence, tables in sorted(found.items())
+        if len(tables) == len(rings) and (sequences is None or sequence in sequences)
     }
+
+
+def _judged(rings: Mapping[int, RingContents]) -> AssumedShares:
+    """What the merge has learned of plain parameters once it has seen all steps."""
+    assumed = AssumedShares()
+    for index in range(len(rings[0].records)):
+        steps = [
+            RankStep(rank=rank, schema=ring.record_schemas[index], record=ring.records[index])
+            for rank, ring in rings.items()
+        ]
+        merge_nodes([steps], len(rings), assumed=assumed)
+    return assumed
+
+
+def _over(nodes: int, ranks: Sequence[T]) -> list[Sequence[T]]:
+    size = -(-len(ranks) // nodes)
+    return [ranks[start : start + size] for start in range(0, len(ranks), size)]
 
 
 def rows_by_name(merged: MergedLayers) -> dict[str, np.ndarray]:

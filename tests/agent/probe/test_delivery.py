@@ -62,7 +62,8 @@ def clock() -> Clock:
 @pytest.fixture
 def delivery(writer, clock) -> DeviceDelivery:
     schedule = LayerSchedule(1000, DEFAULTS)
-    return DeviceDelivery(writer, SCHEMA, schedule, CPU, Mailbox(CPU, clock.mark))
+    mailbox = Mailbox(CPU, clock.mark)
+    return DeviceDelivery(writer, SCHEMA, schedule, mailbox, device=CPU, gradients_device=CPU)
 
 
 def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> SeenStep:

@@ -116,9 +116,30 @@ def test_the_walk_passes_by_half_made_modules_and_hostile_objects():
     del hostile
 
 
-def test_the_optimizer_of_a_parameter_is_found():
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    optimizers = [torch.optim.SGD(each.parameters()) for each in (model, other)]
-    found = discovery.find_optimizer(discovery.walk().optimizers, other.bias)
-    assert found is optimizers[1]
-    assert discovery.find_optimizer([], other.bias) is None
+class TestHolders:
+    def test_come_in_the_order_of_the_parameters(self):
+        models = [nn.Linear(2, 2) for _ in range(3)]
+        optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+        wanted = [models[2].weight, models[0].bias]
+        found = discovery.holders(discovery.walk().optimizers, wanted)
+        assert [optimizers.index(each) for each in found] == [2, 0]
+        assert discovery.holders([], wanted) == []
+
+    def test_leave_out_an_optimizer_within_another(self):
+        model = nn.Linear(2, 2)
+        inner = torch.optim.SGD([model.bias])
+        outer = torch.optim.SGD(model.parameters())
+        assert discovery.holders([inner, outer], list(model.parameters())) == [outer]
+
+
+def test_optimizers_beside_count_when_they_are_about_to_train_the_same_model():
+    model, other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
+    first, second, stranger = (
+        torch.optim.SGD(each.parameters()) for each in (model[0], model[1], other)
+    )
+    held = {id(parameter) for parameter in model[0].parameters()}
+    optimizers = [first, second, stranger]
+    assert discovery.count_beside(optimizers, held, model) == 0
+    (model(torch.ones(1, 2)).sum() + other(torch.ones(1, 2)).sum()).backward()
+    assert discovery.count_beside(optimizers, held, model) == 1
+    assert discovery.count_beside(optimizers, held, None) == 0

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
+from mp_agent.probe.exit import wait_for_export
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
@@ -162,3 +164,46 @@ def test_importing_starts_no_thread_opens_no_socket_and_leaves_torch_alone():
         "assert not any(fd.startswith('socket:') for fd in fds), fds\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+class TestExitWait:
+    """Local rank 0 of a good end, with an agent whose status the test writes."""
+
+    @pytest.fixture
+    def waits(self, tmp_path, monkeypatch):
+        """Return a function: does it wait, to its limit, while the status says this?"""
+        directory = tmp_path / "run"
+        directory.mkdir(mode=0o700)
+        monkeypatch.setattr(locations, "agent_running", lambda run_dir: True)
+
+        class Writer:
+            def wait_for_export(self, waiting: bool) -> None:
+                pass
+
+        def waits(**changes: object) -> bool:
+            status = locations.AgentStatus(
+                pid=1,
+                host="host",
+                port=1,
+                url="",
+                started_unix_ns=0,
+                **{"scrapes_total": 0, "final_exported": False, **changes},
+            )
+            locations.write_status(directory, status)
+            began = time.monotonic()
+            wait_for_export(Writer(), directory, 0.2)
+            return time.monotonic() - began >= 0.2
+
+        return waits
+
+    def test_a_root_that_takes_what_is_pushed_is_waited_for(self, waits):
+        assert waits(pushes_total=3)
+        assert not waits(pushes_total=3, final_pushed=True)
+
+    def test_a_root_that_never_took_anything_is_not(self, waits):
+        assert not waits()
+
+    def test_a_scraper_and_a_root_are_both_waited_for(self, waits):
+        assert waits(scrapes_total=1, final_exported=True, pushes_total=3)
+        assert waits(scrapes_total=1, pushes_total=3, final_pushed=True)
+        assert not waits(scrapes_total=1, final_exported=True, pushes_total=3, final_pushed=True)

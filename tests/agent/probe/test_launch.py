@@ -92,3 +92,15 @@ def test_a_dead_agent_is_started_again_three_times_at_most(launcher, run_dir, ca
     assert launcher._starter is None or launcher._starter.poll() == 0
     assert not locations.agent_running(run_dir)
     assert "is not started again" in caplog.text
+
+
+def test_the_token_is_handed_over_in_a_variable_of_its_own_and_nowhere_else(run_dir, tmp_path):
+    settings = Settings(port=0, bind="127.0.0.1", log_dir=tmp_path / "log", token="top-secret")
+    pid = _start(NodeAgentLauncher(run_dir, settings), run_dir)
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert [entry for entry in environment if b"top-secret" in entry] == [
+        b"MP_AGENT_TOKEN=top-secret"
+    ]
+    handed_over = next(e for e in environment if e.startswith(b"MP_AGENT_NODE_SETTINGS="))
+    assert b'"token"' not in handed_over
+    assert b"top-secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe import delivery, subject
+from mp_agent.probe import delivery, subjects
+from mp_agent.probe.subject import Subject
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray
 
@@ -28,6 +29,9 @@ class Statistics:
         )
 
     totals = None
+
+    def digest(self, tensors):
+        return torch.zeros((), dtype=torch.float64, device="meta")
 
 
 class Still(torch.optim.Optimizer):
@@ -65,7 +69,7 @@ class FakeMailbox:
 @pytest.fixture
 def device_watch(watch, monkeypatch):
     monkeypatch.setattr(delivery, "Mailbox", FakeMailbox)
-    monkeypatch.setattr(subject, "for_device", lambda device: Statistics())
+    monkeypatch.setattr(subjects, "for_device", lambda device: Statistics())
     return watch
 
 
@@ -116,7 +120,7 @@ def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):
     """Else the tests above would prove nothing."""
     watched = device_watch()
     wait = torch.Tensor.item
-    monkeypatch.setattr(subject.Subject, "learning_rate", lambda _: wait(torch.ones(1).to("meta")))
+    monkeypatch.setattr(Subject, "learning_rate", lambda _: wait(torch.ones(1).to("meta")))
     model = nn.Linear(4, 3).to("meta")
     model(torch.ones(2, 4, device="meta")).sum().backward()
     Still(model.parameters()).step()

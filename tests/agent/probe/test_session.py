@@ -260,18 +260,6 @@ class TestStep:
         assert contents.values(1)["learning_rate"] == 0.125
         assert "tokens" not in contents.values(1)
 
-    def test_of_a_second_optimizer_does_not_count_and_is_noted(self, watch):
-        watched, model, other = watch(), make_model(), make_model()
-        first, second = (torch.optim.SGD(each.parameters()) for each in (model, other))
-        for _ in range(2):
-            make_loss(model).backward()
-            first.step()
-            make_loss(other).backward()
-            second.step()
-        contents = watched.read()
-        assert len(contents.records) == 2
-        assert contents.state.unsupported == ("second optimizer",)
-
     def test_that_raised_leaves_an_open_record_and_is_done_again(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters())

@@ -1,0 +1,47 @@
+"""Run scope: the conditions that the node agent's own detectors find."""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import RunView
+
+
+def _active(run: RunView) -> Reading:
+    found = {(condition.name, condition.severity) for condition in run.conditions}
+    return {pair: float(pair in found) for pair in run.conditions_fired}
+
+
+def _since_step(run: RunView) -> Reading:
+    steps: dict[tuple[str, ...], float | None] = {}
+    for condition in sorted(run.conditions, key=lambda found: found.since_step):
+        steps.setdefault((condition.name, condition.severity), float(condition.since_step))
+    return steps
+
+
+CONDITION_METRICS = (
+    Metric(
+        name="mp_agent.condition.active",
+        unit="",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("condition", "severity"),
+        help="1 while the node agent finds that the run has the condition, else 0.",
+        read=_active,
+    ),
+    Metric(
+        name="mp_agent.condition.since_step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("condition", "severity"),
+        help="Step at which the condition began to hold; absent while it does not.",
+        read=_since_step,
+    ),
+    Metric(
+        name="mp_agent.condition.fired",
+        unit="{condition}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("condition", "severity"),
+        help="How often the node agent found that the condition began.",
+        read=lambda run: {pair: float(count) for pair, count in run.conditions_fired.items()},
+    ),
+)

@@ -1,0 +1,25 @@
+"""Agent scope: how pushes fare. What scrapes, Prometheus itself accounts for."""
+
+from mp_agent.catalog.metric import Kind, Metric, Scope
+
+EXPORT_METRICS = (
+    Metric(
+        name="mp_agent.export.failures",
+        unit="{push}",
+        kind=Kind.COUNTER,
+        scope=Scope.AGENT,
+        labels=("exporter",),
+        help="Pushes that did not arrive, by exporter. No increment is lost by it: counters are "
+        "cumulative.",
+        read=lambda agent: {(e.exporter,): float(e.failures) for e in agent.exports},
+    ),
+    Metric(
+        name="mp_agent.export.last_success.timestamp",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.AGENT,
+        labels=("exporter",),
+        help="Unix time at which a push last arrived; absent before the first.",
+        read=lambda agent: {(e.exporter,): e.last_success_unix_seconds for e in agent.exports},
+    ),
+)

@@ -1,0 +1,63 @@
+"""Run scope: how many layers stop learning, as of the latest step that was sampled."""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import RunView
+
+
+def _dead(run: RunView) -> Reading:
+    return None if run.health.layers is None else float(run.health.layers.dead)
+
+
+def _dead_names(run: RunView) -> Reading:
+    return {(name,): 1.0 for name in run.health.layers.dead_names} if run.health.layers else None
+
+
+def _underflowing(run: RunView) -> Reading:
+    return None if run.health.layers is None else run.health.layers.underflowing_share
+
+
+def _underflowing_names(run: RunView) -> Reading:
+    layers = run.health.layers
+    return {(name,): 1.0 for name in layers.underflowing_names} if layers else None
+
+
+LAYER_TROUBLE_METRICS = (
+    Metric(
+        name="mp_agent.layers.dead",
+        unit="{layer}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("layer_dead_abs_max", "layer_dead_samples"),
+        help="Layers whose gradient was next to nothing in three samples running; those that have "
+        "none at all (frozen, unused, idle experts) are not counted.",
+        read=_dead,
+    ),
+    Metric(
+        name="mp_agent.dead_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_dead_names,
+    ),
+    Metric(
+        name="mp_agent.layers.underflowing",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("layer_zero_rise",),
+        help="Share of the layers whose gradient has far more zeros than in their first samples; "
+        "absent until those are there.",
+        read=_underflowing,
+    ),
+    Metric(
+        name="mp_agent.underflowing_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_underflowing_names,
+    ),
+)

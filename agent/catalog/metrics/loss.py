@@ -1,0 +1,93 @@
+"""Run scope: the loss beside its own usual level, its trend, and steps on which it was not finite.
+
+Only losses that count enter level and trend: finite on all ranks, of steps that were neither
+skipped nor lacked a rank.
+"""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import RunView, StepTransition
+
+
+def _median(run: RunView) -> Reading:
+    return None if run.health.loss is None else run.health.loss.median
+
+
+def _deviation(run: RunView) -> Reading:
+    return None if run.health.loss is None else run.health.loss.deviation
+
+
+def _spike_bound(run: RunView) -> Reading:
+    return None if run.health.loss is None else run.health.loss.spike_bound
+
+
+def _unskipped(change: StepTransition) -> Reading:
+    return float(change.step.flag("loss_nonfinite") and not change.step.skipped)
+
+
+def _repeated(change: StepTransition) -> Reading:
+    return float(change.nonfinite_loss_skips >= change.thresholds["nonfinite_losses"])
+
+
+LOSS_METRICS = (
+    Metric(
+        name="mp_agent.loss.median",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Median of the last 256 losses; absent before the 64th.",
+        read=_median,
+    ),
+    Metric(
+        name="mp_agent.loss.deviation",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Median absolute deviation of the same losses from their median.",
+        read=_deviation,
+    ),
+    Metric(
+        name="mp_agent.loss.spike.bound",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Loss above which a step is out of the ordinary: the median and some deviations.",
+        read=_spike_bound,
+    ),
+    Metric(
+        name="mp_agent.loss.spike.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        thresholds=("loss_spike_deviations", "loss_deviation_floor"),
+        help="Steps whose loss was above the spike bound, as was one of the two losses before; a "
+        "single odd batch is no spike.",
+        count=lambda change: float(change.loss_spiking),
+    ),
+    Metric(
+        name="mp_agent.loss.trend",
+        unit="{deviation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("loss_deviation_floor",),
+        help="Rise of the median loss from the 512 losses before the last 512 to those, in median "
+        "absolute deviations of the former (of medians of 16 losses); falling is negative.",
+        read=lambda run: run.health.loss_trend,
+    ),
+    Metric(
+        name="mp_agent.loss.nonfinite.unskipped.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Steps that were not skipped although the loss of a rank was NaN or Inf.",
+        count=_unskipped,
+    ),
+    Metric(
+        name="mp_agent.loss.nonfinite.repeated.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        thresholds=("nonfinite_losses",),
+        help="Skipped steps whose loss was NaN or Inf, from the third in a row on.",
+        count=_repeated,
+    ),
+)

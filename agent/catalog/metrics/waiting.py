@@ -1,0 +1,78 @@
+"""Run scope: who keeps the other ranks waiting, and for how long a step usually takes."""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import RunView
+
+_NAMED_AT_MOST = 16
+
+
+def _slowdown(run: RunView) -> Reading:
+    return None if run.health.straggler is None else run.health.straggler.slowdown
+
+
+def _delay(run: RunView) -> Reading:
+    return None if run.health.straggler is None else run.health.straggler.delay_seconds
+
+
+def _straggler(run: RunView) -> Reading:
+    return None if run.health.straggler is None else {(str(run.health.straggler.rank),): 1.0}
+
+
+def _laggards(run: RunView) -> Reading:
+    return {(str(rank.rank), rank.phase): 1.0 for rank in run.health.laggards[:_NAMED_AT_MOST]}
+
+
+WAITING_METRICS = (
+    Metric(
+        name="mp_agent.step.usual",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Median time of the last 64 steps.",
+        read=lambda run: run.health.usual_step_seconds,
+    ),
+    Metric(
+        name="mp_agent.straggler.slowdown",
+        unit="{factor}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Time before its first collective of the rank that takes longest, by the median of "
+        "all ranks; medians over the last 16 steps that were compared.",
+        read=_slowdown,
+    ),
+    Metric(
+        name="mp_agent.straggler.delay",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="By how much the same rank is slower than the median: what it costs each step.",
+        read=_delay,
+    ),
+    Metric(
+        name="mp_agent.straggler.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("rank",),
+        help="The same rank.",
+        read=_straggler,
+    ),
+    Metric(
+        name="mp_agent.ranks.lagging",
+        unit="{rank}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Ranks that have not come as far as the furthest one, while no step is made; 0 while "
+        "steps are made, and while a rank starts, evaluates or saves a checkpoint.",
+        read=lambda run: float(len(run.health.laggards)),
+    ),
+    Metric(
+        name="mp_agent.lagging_rank.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("rank", "phase"),
+        help="Such a rank and where it stands, 16 of them at most; gone: its process is.",
+        read=_laggards,
+    ),
+)

@@ -1,0 +1,64 @@
+"""When a run's flight record is due: on a critical condition, on a bad end, on request."""
+
+from dataclasses import dataclass, field
+
+from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.steps import EndReason
+
+COOL_DOWN_SECONDS = 600.0
+"""A condition that fires again within this time brings no further record."""
+GATHER_SECONDS = 30.0
+"""After a record, further conditions wait for this long and share the next one."""
+
+_BAD_ENDS = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """Why a record is due."""
+
+    reason: str
+    trigger: ConditionEvent | None = None
+
+
+@dataclass(slots=True)
+class FlightPolicy:
+    """Remembers what one run has had records of."""
+
+    _pending: dict[str, ConditionEvent] = field(default_factory=dict)
+    _told_seconds: dict[str, float] = field(default_factory=dict)
+    _last_seconds: float | None = None
+    _ended_session: str | None = None
+
+    def on_condition(self, event: ConditionEvent) -> None:
+        """Note a condition's coming; what is not critical is left alone."""
+        if event.state == "firing" and event.condition.severity == "critical":
+            self._pending.setdefault(event.condition.name, event)
+
+    def due(self, end: EndReason, session: str, now_seconds: float) -> Occasion | None:
+        """Return why a record is due now, and take it for written; None when none is.
+
+        end, session: how the present attempt ended, and its name.
+        """
+        if end in _BAD_ENDS and self._ended_session != session:
+            self._ended_session = session
+            trigger = next(iter(self._pending.values()), None)
+            self._note(now_seconds)
+            return Occasion(end.name.lower(), trigger)
+        self._pending = {
+            name: event
+            for name, event in self._pending.items()
+            if now_seconds - self._told_seconds.get(name, -COOL_DOWN_SECONDS) >= COOL_DOWN_SECONDS
+        }
+        last_seconds = self._last_seconds
+        gathering = last_seconds is not None and now_seconds - last_seconds < GATHER_SECONDS
+        if not self._pending or gathering:
+            return None
+        first = next(iter(self._pending.values()))
+        self._note(now_seconds)
+        return Occasion(first.condition.name, first)
+
+    def _note(self, now_seconds: float) -> None:
+        self._told_seconds.update(dict.fromkeys(self._pending, now_seconds))
+        self._pending.clear()
+        self._last_seconds = now_seconds

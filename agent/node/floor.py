@@ -1,0 +1,33 @@
+"""How densely steps are skipped at the loss scale's floor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mp_agent.records.merged import MergedStep
+
+_KEPT = 256
+"""More than any threshold asks for within a stretch of steps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FloorSkips:
+    """Remembers the last steps that were skipped although the scale was at its floor."""
+
+    sequences: list[int] = field(default_factory=list)
+    recent: int = 0
+    """Such steps within `floor_skip_steps`, if the last step was one; else 0."""
+
+    def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        """Take a closed step in."""
+        self.recent = 0
+        if is_floor_skip(step, thresholds):
+            oldest = step.sequence - thresholds["floor_skip_steps"]
+            kept = [sequence for sequence in self.sequences if sequence > oldest]
+            self.sequences = [*kept[1 - _KEPT :], step.sequence]
+            self.recent = len(self.sequences)
+
+
+def is_floor_skip(step: MergedStep, thresholds: Mapping[str, float]) -> bool:
+    """Return whether a step was skipped at a scale at or below the floor."""
+    scale = step.get("loss_scale")
+    return step.skipped and scale is not None and scale <= thresholds["loss_scale_floor"]

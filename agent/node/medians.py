@@ -1,0 +1,27 @@
+"""Medians and median absolute deviations of a few hundred numbers; robust, and finite always."""
+
+from collections.abc import Sequence
+from sys import float_info
+
+LARGEST = float_info.max
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of finite values; of an even number the mean of the middle two.
+
+    Raises ValueError when there are none.
+    """
+    if not values:
+        raise ValueError("no values, no median")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    low, high = ordered[middle - 1], ordered[middle]
+    mean = (low + high) / 2
+    return mean if abs(mean) <= LARGEST else low / 2 + high / 2
+
+
+def deviation(values: Sequence[float], center: float) -> float:
+    """Return the median of the values' distances from `center`; 0 of a constant series."""
+    return median([min(abs(value - center), LARGEST) for value in values])

@@ -1,0 +1,103 @@
+"""Sends requests to other node agents, each bounded in time."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from mp_agent.node.push.wire import CONTENT_TYPE, RETIRE_PATH, ROWS_PATH
+
+TIMEOUT_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+_ANSWER_BYTES_MAX = 1 << 16
+_REASON_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back. Status 0: nothing did, and `reason` says why."""
+
+    status: int
+    body: bytes = b""
+    reason: str = ""
+    retry_after_seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the other agent took the request in."""
+        return self.status == 200
+
+
+class PushClient:
+    """One HTTP session for all runs of a node agent. Never raises for what the network does."""
+
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        """Speak HTTPS by `tls`, else as the system trusts."""
+        self._tls = tls
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send_rows(self, url: str, token: str, query: Mapping[str, str], body: bytes) -> Reply:
+        """Send a packed report."""
+        return await self._post(f"{url}{ROWS_PATH}", token, query, body, CONTENT_TYPE)
+
+    async def send_retirement(self, url: str, token: str, query: Mapping[str, str]) -> Reply:
+        """Tell an agent that it is not the root any more."""
+        return await self._post(f"{url}{RETIRE_PATH}", token, query, b"", "text/plain")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(
+        self, url: str, token: str, query: Mapping[str, str], body: bytes, content_type: str
+    ) -> Reply:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type}
+        try:
+            # A redirect would carry the token to somebody else.
+            async with self._open().post(
+                url, params=dict(query), data=body, headers=headers, allow_redirects=False
+            ) as response:
+                answer = await _at_most(response.content, _ANSWER_BYTES_MAX)
+                reason = "" if response.status == 200 else _legible(answer)
+                return Reply(response.status, answer, reason, _retry_after_seconds(response))
+        except asyncio.TimeoutError:
+            return Reply(0, reason=f"no answer within {self._timeout_seconds:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Reply(0, reason=str(error) or type(error).__name__)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            limits = aiohttp.ClientTimeout(
+                total=self._timeout_seconds, sock_connect=_CONNECT_SECONDS
+            )
+            # No proxy of the environment's: it need not reach the job's own network.
+            connector = aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=limits, trust_env=False
+            )
+        return self._session
+
+
+async def _at_most(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
+    """Return a body that comes in pieces, or its beginning."""
+    answer = b""
+    while piece := await content.read(bytes_max - len(answer)):
+        answer += piece
+    return answer
+
+
+def _legible(answer: bytes) -> str:
+    text = answer.decode("utf-8", "replace")[:_REASON_CHARACTERS_MAX]
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), 60.0) if text.isdigit() else 0.0

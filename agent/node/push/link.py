@@ -1,0 +1,247 @@
+"""One run's tie to its root agent: where the root is, who may push, who is the root no more."""
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mp_agent.node.listen import Endpoint
+from mp_agent.node.push.client import PushClient
+from mp_agent.node.push.pusher import Pusher
+from mp_agent.node.push.retire import Retirement
+from mp_agent.node.push.root import RootAddress, locate
+from mp_agent.node.push.runs import RunOnNode
+from mp_agent.node.snapshot_builder import RunExport
+from mp_agent.records.merged import TransportView
+from mp_agent.ring import address
+from mp_agent.ring.root_note import RootNote, read_root_note, write_root_note
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+STORE_SECONDS = 30.0
+"""How long the job's store is waited for before MASTER_ADDR has to do."""
+_REMEDY = "set MP_AGENT_TOKEN to the same secret on all nodes"
+
+
+class RootLink:
+    """Follows the attempts of one run, pushes while another node holds rank 0."""
+
+    def __init__(
+        self,
+        run: RunOnNode,
+        settings: Settings,
+        client: PushClient,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.run = run
+        self.name = ""
+        """Of the run, once it is seen."""
+        self.pusher = Pusher(run, client, settings.push_interval_seconds)
+        self._settings = settings
+        self._environ = environ
+        self._retirement = Retirement(client, 2 * settings.linger_seconds)
+        self._note: RootNote | None = None
+        """The last one that was there; perhaps not of the present attempt."""
+        self._root: RootAddress | None = None
+        self._session = ""
+        self._session_seconds = 0.0
+        self._endpoint: Endpoint | None = None
+        self._address: str | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._received = TransportView()
+        self._said: set[str] = set()
+
+    @property
+    def attempt_unix_ns(self) -> int:
+        """Name of the present attempt, by rank 0's clock; 0 while it is not known."""
+        note = self._present_note()
+        return note.created_unix_ns if note else 0
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the run goes on under another root."""
+        note = self._present_note()
+        return note is not None and note.superseded
+
+    @property
+    def collects(self) -> bool:
+        """Whether this agent is the root, to which the others' rows belong."""
+        return self.run.seen and self.run.is_root and not self.superseded
+
+    @property
+    def view(self) -> TransportView:
+        """The account of what was sent and received."""
+        return replace(
+            self.pusher.counts,
+            received_bytes=self._received.received_bytes,
+            requests_refused=self._received.requests_refused,
+            nodes_known=self._nodes_known(),
+        )
+
+    @property
+    def awaits_others(self) -> bool:
+        """Whether this agent is the root of a run that has further nodes."""
+        return self.collects and self._has_other_nodes()
+
+    @property
+    def owes(self) -> bool:
+        """Whether the root, which takes what this node pushes, has not got its end yet."""
+        return self.pusher.taken_total > 0 and not self.pusher.final_taken
+
+    def shown(self, export: RunExport) -> RunExport:
+        """Return what is to be exported: with the transport's account in it.
+
+        Where another root speaks for the run, its own scope and the layers' are left out.
+        """
+        export = replace(export, agent=replace(export.agent, transport=self.view))
+        return replace(export, view=None, layers=()) if self.superseded else export
+
+    def accepts(self, token: str) -> bool:
+        """Return whether a request with this token may speak for a node of the run."""
+        given = token.encode(errors="surrogatepass")
+        # All are compared, each in constant time: how long it takes says nothing.
+        return any([hmac.compare_digest(given, own.encode()) for own in self._tokens()])
+
+    def count_request(self, size: int, *, refused: bool) -> None:
+        """Note that another node sent something."""
+        self._received = replace(
+            self._received,
+            received_bytes=self._received.received_bytes + size,
+            requests_refused=self._received.requests_refused + refused,
+        )
+
+    def retire(self, attempt_unix_ns: int) -> bool:
+        """Be the root no more, if it is this attempt that others have left; return whether."""
+        note = self._present_note()
+        if note is None or note.created_unix_ns != attempt_unix_ns:
+            return False
+        if not note.superseded:
+            log.info("run %s: goes on under another root agent", self.run.name)
+            self._note = replace(note, superseded=True)
+            try:
+                write_root_note(self.run.run_dir, self._note)
+            except OSError as error:
+                log.warning("run %s: a note cannot be written: %s", self.run.name, error)
+        return True
+
+    def tick(self, now_seconds: float, endpoint: Endpoint | None) -> None:
+        """Look where the root is, and push what is due."""
+        if not self.run.seen:
+            return
+        self._endpoint, self.name = endpoint, self.run.name
+        if self.run.session != self._session:
+            self._session, self._session_seconds = self.run.session, now_seconds
+            self.pusher.begin()
+        waited = now_seconds - self._session_seconds >= STORE_SECONDS
+        self._follow_note()
+        self._follow_root(waited=waited)
+        self.run.url = self.own_url()
+        if waited:
+            self._explain()
+        if not self.run.is_root and self._root is not None and self._root.token:
+            self.pusher.tick(self._root, now_seconds)
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Push what is left, if the root answers in time; then end."""
+        if self.run.seen and not self.run.is_root:
+            await self.pusher.stop(deadline_seconds)
+        self.cut()
+
+    def cut(self) -> None:
+        """End at once."""
+        self.pusher.cut()
+        self._retirement.stop()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def own_url(self) -> str:
+        """Return the URL under which others reach this agent; "" when it is not known."""
+        if self._endpoint is None:
+            return ""
+        host = advertised(self._settings, self._endpoint.bind)
+        host = host or (self._note.address if self._note else "") or self._address_toward_master()
+        tls = self._endpoint.tls
+        return address.base_url(host, self._endpoint.port, tls=tls) if host else ""
+
+    def _has_other_nodes(self) -> bool:
+        identity = self.run.identity
+        return identity.world_size > identity.local_world_size
+
+    def _nodes_known(self) -> int | None:
+        if not self.collects:
+            return None
+        return len(self.run.nodes) if self._has_other_nodes() else 1
+
+    def _tokens(self) -> list[str]:
+        note = self._present_note()
+        known = (self._settings.token.get_secret_value(), note.token if note else "")
+        return [token for token in known if token]
+
+    def _present_note(self) -> RootNote | None:
+        """Return the note if it is of the present attempt."""
+        note = self._note
+        if note is None or not self.run.seen:
+            return None
+        return note if note.asked_by_unix_ns in self.run.created_unix_ns else None
+
+    def _follow_note(self) -> None:
+        """Take up what the job's store told; a root that was left for another is told so."""
+        note, before = read_root_note(self.run.run_dir), self._note
+        if note is None or note == before:
+            return
+        self._note = note
+        if before is None or before.created_unix_ns in (0, note.created_unix_ns):
+            return
+        if before.token and before.url != self.own_url():
+            self._retirement.leave(
+                self.name,
+                RootAddress(
+                    url=before.url, token=before.token, created_unix_ns=before.created_unix_ns
+                ),
+            )
+
+    def _follow_root(self, *, waited: bool) -> None:
+        root = locate(self._settings, self._present_note(), self._environ, waited=waited)
+        if root == self._root:
+            return
+        self._root = root
+        self.pusher.begin()
+        if root is not None:
+            log.info("run %s: the root agent is at %s", self.run.name, root.url)
+
+    def _address_toward_master(self) -> str:
+        """Return the address toward MASTER_ADDR, asked for aside: a resolver may take its time."""
+        master = self._environ.get("MASTER_ADDR", "")
+        if self._address is None and self._asking is None and master:
+            self._asking = asyncio.get_running_loop().create_task(self._ask_address(master))
+        return self._address or ""
+
+    async def _ask_address(self, master: str) -> None:
+        self._address = await asyncio.to_thread(address.address_toward, master)
+
+    def _explain(self) -> None:
+        """Say once what keeps the nodes of a run apart."""
+        note = self._present_note()
+        if self.run.is_root and not self._has_other_nodes():
+            return
+        if note is not None and note.problem:
+            self._say(f"the job's store did not tell where the root agent is: {note.problem}")
+        if self.run.is_root and not self._tokens():
+            self._say(f"the rows of other nodes are refused, for want of a token: {_REMEDY}")
+        elif not self.run.is_root and self._root is None:
+            self._say("the root agent is not known: set MP_AGENT_ROOT to its host:port")
+        elif not self.run.is_root and self._root is not None and not self._root.token:
+            self._say(f"no rows are pushed to the root agent, for want of a token: {_REMEDY}")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("run %s: %s", self.run.name, text)
+
+
+def advertised(settings: Settings, bind: str) -> str:
+    """Return the address that was set for this node, or the only one that is listened on."""
+    return settings.advertise or ("" if address.is_any_address(bind) else bind)

@@ -1,0 +1,69 @@
+"""Whether replicas that should be equal are, and if not, which ranks are in the minority."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mp_agent.records.merged import Comparison
+from mp_agent.records.rows import NodeRow, WeightDigest
+
+Votes = dict[float, list[int]]
+"""Digest → the ranks that have it."""
+
+
+class ReplicaBook:
+    """The digests of one step, as they come in from the nodes."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[tuple[str, str, int], Votes] = {}
+        """By group, optimizer and shard."""
+        self._weights: dict[tuple[str, tuple[str, ...]], Votes] = {}
+        """By what is held, and which groups of that are assumed."""
+
+    def add_gradients(self, group: tuple[str, str], row: NodeRow) -> None:
+        """Take in what a row says of each of its shards."""
+        for place, (shard, digest) in enumerate(zip(row.shards, row.digests, strict=False)):
+            votes = self._gradients.setdefault((*group, shard), {})
+            votes.setdefault(digest, []).extend(row.ranks[place :: len(row.shards)])
+
+    def add_weights(self, digests: Iterable[WeightDigest]) -> None:
+        """Take in what ranks say of their weights."""
+        for digest in digests:
+            votes = self._weights.setdefault((digest.of, digest.assumed), {})
+            votes.setdefault(digest.digest, []).extend(digest.ranks)
+
+    def compared(
+        self, *, skipped: bool, replicated: Callable[[str], bool]
+    ) -> Mapping[str, Comparison]:
+        """Return the comparisons that could be made: of `gradients`, of `weights`.
+
+        Gradients of a skipped step are not compared: nothing was done with them. Weights of plain
+        parameters are once their group is known to be `replicated`.
+        """
+        ballots = {
+            "gradients": [] if skipped else list(self._gradients.values()),
+            "weights": [
+                votes
+                for (_, assumed), votes in self._weights.items()
+                if all(map(replicated, assumed))
+            ],
+        }
+        comparisons = {kind: _compare(votes) for kind, votes in ballots.items()}
+        return {kind: found for kind, found in comparisons.items() if found is not None}
+
+
+def _compare(ballots: Sequence[Votes]) -> Comparison | None:
+    """Return None where no two ranks hold the same."""
+    countable = [votes for votes in ballots if sum(map(len, votes.values())) > 1]
+    if not countable:
+        return None
+    split = [votes for votes in countable if len(votes) > 1]
+    minority = {rank for votes in split for rank in _minority(votes)}
+    return Comparison(agree=not split, minority_ranks=tuple(sorted(minority)))
+
+
+def _minority(votes: Votes) -> list[int]:
+    """Return the ranks that differ from more than half of all; none when there is no majority."""
+    total = sum(map(len, votes.values()))
+    majority = max(votes, key=lambda digest: len(votes[digest]))
+    if 2 * len(votes[majority]) <= total:
+        return []
+    return [rank for digest, ranks in votes.items() if digest != majority for rank in ranks]

@@ -1,0 +1,46 @@
+"""The layer tables that were read last: a ring holds only the last four."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mp_agent.records.flight import Segment
+from mp_agent.records.schema import Schema
+from mp_agent.records.steps import LayerTable
+
+BYTES_MAX = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTable:
+    """A rank's layer table, with the schema that it was written under."""
+
+    rank: int
+    schema: Schema
+    table: LayerTable
+
+    def segment(self) -> Segment:
+        """Return it as rows of a flight record."""
+        return Segment(schema=self.schema, tables=(self.table,))
+
+
+class TableShelf:
+    """Keeps tables of all local ranks, within bounds; those of the oldest step go first."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._tables: dict[int, list[KeptTable]] = {}
+
+    def put(self, rank: int, schema: Schema, tables: Sequence[LayerTable]) -> None:
+        """Keep what a rank wrote."""
+        for table in tables:
+            self._tables.setdefault(table.sequence, []).append(KeptTable(rank, schema, table))
+            self._bytes += table.rows.nbytes
+        while self._bytes > self._bytes_max:
+            oldest = self._tables.pop(min(self._tables))
+            self._bytes -= sum(kept.table.rows.nbytes for kept in oldest)
+
+    @property
+    def tables(self) -> tuple[KeptTable, ...]:
+        """All that are kept, by step."""
+        return tuple(kept for sequence in sorted(self._tables) for kept in self._tables[sequence])

@@ -1,0 +1,114 @@
+"""Conditions reach the training process: callbacks on every rank, log lines on rank 0."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mp_agent.records.conditions import Condition, condition_of
+from mp_agent.ring.conditions_file import conditions_path, read_conditions
+
+log = logging.getLogger("mp_agent")
+
+LOOK_INTERVAL_SECONDS = 1.0
+
+ConditionCallback = Callable[[Condition], object]
+
+_LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING, "info": logging.INFO}
+
+_FAILURES_LOGGED = 20
+
+_Signature = tuple[int, int, int]
+
+
+class ConditionWatch:
+    """Looks, from step to step, for what the node agent has found, and tells it on.
+
+    What happened before the watch began is not told: it concerns an earlier attempt.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        callbacks: Sequence[ConditionCallback],
+        *,
+        logs: bool,
+        on_failure: Callable[[], None],
+    ) -> None:
+        """callbacks: may grow later. logs: log as well. on_failure: called for each that raised."""
+        self._run_dir = run_dir
+        self._callbacks = callbacks
+        self._logs = logs
+        self._on_failure = on_failure
+        self._next_look_seconds = 0.0
+        self._file: _Signature | None = None
+        self._epoch, self._told = "", 0
+        self._failures: set[str] = set()
+        self.look()
+
+    def look(self) -> tuple[Condition, ...]:
+        """Return what is new; looks at most once a second, and mostly at the file's date alone.
+
+        A file that is missing, foreign or damaged brings nothing.
+        """
+        now_seconds = time.monotonic()
+        if now_seconds < self._next_look_seconds:
+            return ()
+        self._next_look_seconds = now_seconds + LOOK_INTERVAL_SECONDS
+        signature = _signature(conditions_path(self._run_dir))
+        if signature is None or signature == self._file:
+            return ()
+        self._file = signature
+        news = read_conditions(self._run_dir)
+        if news is None:
+            return ()
+        told = self._told if news.epoch == self._epoch else 0
+        self._epoch, self._told = news.epoch, max(news.last_number, told)
+        return tuple(condition_of(event) for event in news.after(told))
+
+    def tell(self, conditions: Sequence[Condition]) -> None:
+        """Log the conditions and call the callbacks with each; what one raises is contained."""
+        for condition in conditions:
+            if self._logs:
+                self._contain("logging", _log, condition)
+            for callback in tuple(self._callbacks):
+                self._contain(_name_of(callback), callback, condition)
+
+    def _contain(self, name: str, callback: ConditionCallback, condition: Condition) -> None:
+        try:
+            callback(condition)
+        except Exception as error:
+            self._on_failure()
+            kind = f"{name} raised {type(error).__name__}"
+            if kind not in self._failures and len(self._failures) < _FAILURES_LOGGED:
+                self._failures.add(kind)
+                log.warning("on_condition: %s; training goes on", kind, exc_info=True)
+
+
+def _log(condition: Condition) -> None:
+    if condition.state == "firing":
+        log.log(
+            _LEVELS.get(condition.severity, logging.WARNING),
+            "%s (%s) since step %d: %s %s",
+            condition.name,
+            condition.severity,
+            condition.since_step,
+            condition.description,
+            condition.remedy,
+        )
+    else:
+        log.info("%s (%s) is over", condition.name, condition.severity)
+
+
+def _name_of(callback: ConditionCallback) -> str:
+    return str(getattr(callback, "__qualname__", type(callback).__qualname__))
+
+
+def _signature(path: Path) -> _Signature | None:
+    """Return what changes when the file is replaced; None when there is none."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

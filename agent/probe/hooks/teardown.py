@@ -1,0 +1,27 @@
+"""Hook on the end of process groups: what gradients were reduced with is let go of before."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from mp_agent.probe.guard import Guard
+from mp_agent.probe.hooks.events import Events
+from mp_agent.probe.hooks.patches import Patches
+
+
+def install(patches: Patches, events: Events, guard: Guard) -> None:
+    """Wrap `destroy_process_group`, under both names that it has."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def destroy(group: Any = None) -> None:
+            guard.run("teardown", events.group_ends, group)
+            original(group)
+
+        return destroy
+
+    for module in (dist, distributed_c10d):
+        patches.replace(module, "destroy_process_group", wrap)

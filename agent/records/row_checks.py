@@ -1,0 +1,122 @@
+"""Whether a report that was read makes sense: indices, lengths and numbers that fit each other."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf, isnan
+from typing import TYPE_CHECKING
+
+from mp_agent.errors import ReportError
+
+if TYPE_CHECKING:
+    from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
+
+
+def check_report(report: "NodeReport") -> None:
+    """Raise ReportError unless indices, lengths and numbers of a report fit each other."""
+    _ascending(report.expected_ranks, "expected_ranks")
+    _ascending([status.rank for status in report.statuses], "ranks of statuses")
+    _below(report.expected_ranks, report.world_size, "expected_ranks")
+    _below([status.rank for status in report.statuses], report.world_size, "ranks of statuses")
+    _below(report.known_ranks, report.world_size, "known_ranks")
+    for holding in (report.held, *report.holdings):
+        _below(holding, len(report.shares), "holdings")
+    _finite(report.sent_unix_seconds, "sent_unix_seconds")
+    for name in ("step_columns", "gradient_columns"):
+        if len(set(getattr(report, name))) != len(getattr(report, name)):
+            raise ReportError(f"{name} are not unique")
+    _ascending([step.sequence for step in report.steps], "sequences of steps")
+    _ascending([table.sequence for table in report.layers], "sequences of layers")
+    _within(report.steps, report.after, report.position, "steps")
+    _within(report.layers, report.layers_after, report.layers_position, "layers")
+    for layout in report.layouts:
+        if len(layout.names) != len(layout.positions):
+            raise ReportError("a layout has not as many positions as names")
+    for step in report.steps:
+        _check_step(report, step)
+    for table in report.layers:
+        for block in table.blocks:
+            _check_block(report, block)
+
+
+def _check_step(report: "NodeReport", step: "NodeStep") -> None:
+    what = f"step {step.sequence}"
+    _ascending(step.ranks, f"ranks of {what}")
+    _below(step.ranks, report.world_size, f"ranks of {what}")
+    _finite(step.time_unix_seconds, f"time of {what}")
+    if not step.ranks or len(step.compute_seconds) != len(step.ranks):
+        raise ReportError(f"{what} has {len(step.ranks)} ranks, {len(step.compute_seconds)} times")
+    if len(step.values) != len(report.step_columns):
+        raise ReportError(f"{what} has {len(step.values)} values, not {len(report.step_columns)}")
+    _below((step.holding,), len(report.holdings), f"holding of {what}")
+    present = set(step.ranks)
+    for value in step.values:
+        _not_nan(value.parts, what)
+        if bool(value.count) != bool(value.parts):
+            raise ReportError(f"{what} has {value.count} observations in {len(value.parts)} parts")
+    for ranks in (step.nonfinite_loss_ranks, *(digest.ranks for digest in step.digests)):
+        if not present.issuperset(ranks):
+            raise ReportError(f"{what} speaks of ranks that did not deliver it")
+    for digest in step.digests:
+        _finite(digest.digest, f"weight digest of {what}")
+    for row in step.rows:
+        _check_place(report, row, what)
+        if not present.issuperset(row.ranks):
+            raise ReportError(f"{what} has rows of ranks that did not deliver it")
+        if len(row.columns) != len(report.gradient_columns):
+            raise ReportError(f"{what} has a row of {len(row.columns)} columns")
+        if row.digests and len(row.digests) != len(row.shards):
+            raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
+        for parts in row.columns:
+            _not_nan(parts, what)
+
+
+def _check_block(report: "NodeReport", block: "LayerBlock") -> None:
+    _check_place(report, block, "layer block")
+    _below((block.layout,), len(report.layouts), "layout of a layer block")
+    layers, columns = len(report.layouts[block.layout].names), len(report.gradient_columns)
+    if len(block.values) != layers * columns * 8:
+        raise ReportError(f"a layer block of {layers} layers has {len(block.values)} bytes")
+
+
+def _check_place(report: "NodeReport", row: "NodeRow | LayerBlock", what: str) -> None:
+    _below((row.share,), len(report.shares), f"share of {what}")
+    share = report.shares[row.share]
+    _below(row.ranks, report.world_size, f"ranks of {what}")
+    for indices, limit, name in (
+        (row.shards, share.shard_count, "shards"),
+        (row.replicas, share.replica_count, "replicas"),
+    ):
+        _ascending(indices, f"{name} of {what}")
+        _below(indices, limit, f"{name} of {what}")
+    parts = len(row.shards) * len(row.replicas)
+    if not row.ranks or not (share.assumed or parts == len(row.ranks)):
+        raise ReportError(f"{what} has a row of {parts} parts and {len(row.ranks)} ranks")
+
+
+def _ascending(numbers: Sequence[int], what: str) -> None:
+    if any(low >= high for low, high in pairwise(numbers)):
+        raise ReportError(f"{what} do not ascend")
+
+
+def _below(numbers: Sequence[int], limit: int, what: str) -> None:
+    if numbers and max(numbers) >= limit:
+        raise ReportError(f"{what}: {max(numbers)} is not below {limit}")
+
+
+def _within(
+    items: "Sequence[NodeStep] | Sequence[NodeLayers]", after: int, position: int, what: str
+) -> None:
+    if after > position:
+        raise ReportError(f"{what} after {after} cannot end at {position}")
+    if items and not after < items[0].sequence <= items[-1].sequence <= position:
+        raise ReportError(f"{what} are not those from {after} to {position}")
+
+
+def _finite(number: float, what: str) -> None:
+    if isnan(number) or number in (inf, -inf):
+        raise ReportError(f"{what} is {number}")
+
+
+def _not_nan(numbers: Sequence[float], what: str) -> None:
+    if any(isnan(number) for number in numbers):
+        raise ReportError(f"{what} has a value that is NaN")

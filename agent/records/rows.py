@@ -1,0 +1,277 @@
+"""What a node agent tells the root agent: its ranks' rows, reduced to those of one node.
+
+A report stands for itself: it names its columns, shares and layers, so that the root needs no
+earlier one to read it. Sums travel as *parts*, floats whose exact sum is meant: adding the parts of
+all nodes gives the same bits however the ranks are spread over nodes.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mp_agent.errors import ReportError
+from mp_agent.records.flight import FlightRequest
+from mp_agent.records.row_checks import check_report
+from mp_agent.records.steps import EndReason, Phase
+
+FORMAT = 1
+"""Rises with every change that an agent of another version would read wrongly."""
+
+REPORT_BYTES_MAX = 64 * 2**20
+STEPS_PER_REPORT = 256
+TABLES_PER_REPORT = 4
+CONDITIONS_BYTES_MAX = 1 << 15
+
+_RANKS_MAX = 2**20
+_NAMES_MAX = 2**20
+
+Rank = Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
+Ranks = Annotated[tuple[Rank, ...], Meta(max_length=_RANKS_MAX)]
+Index = Annotated[int, Meta(ge=0, lt=2**31)]
+Sequence_ = Annotated[int, Meta(ge=0, lt=2**53)]
+Text = Annotated[str, Meta(max_length=4096)]
+Digest = Annotated[int, Meta(ge=0, lt=2**32)]
+Parts = Annotated[tuple[float, ...], Meta(max_length=4096)]
+"""Floats whose exact sum is the value. One for a MAX or MIN. None when nothing was observed."""
+
+
+class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """A `schema.Share` without the place of the single rank in it."""
+
+    group: Text
+    optimizer: Text
+    home: Text
+    shard_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
+    replica_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
+    assumed: bool
+
+
+class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Gradient columns of what a node holds of one share: summed over shards, equal replicas once.
+
+    Of an assumed share: the row that each of `ranks` has by itself; shards and replicas are (0,).
+    """
+
+    share: Index
+    """Into `NodeReport.shares`."""
+    shards: Ranks
+    """Shard indices that the sums cover, ascending."""
+    replicas: Ranks
+    """Replica indices that have exactly this row, ascending."""
+    ranks: Ranks
+    """The ranks whose rows these are: one per replica and shard, replica after replica; ascending
+    for an assumed share."""
+    columns: tuple[Parts, ...]
+    """In the order of `NodeReport.gradient_columns`."""
+    digests: tuple[Digest, ...] = ()
+    """Of the row of each shard, before summing; none where there are no replicas to compare."""
+
+
+class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """One step column, merged over the ranks of a node by its algebra."""
+
+    count: Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
+    """Ranks that observed it; what a MEAN is divided by."""
+    parts: Parts
+
+
+class WeightDigest(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """What ranks that hold the same shards of the same tensors have as weights."""
+
+    of: Text
+    """Names the (group, shard index) pairs; digests are compared among ranks of equal ones."""
+    assumed: tuple[Text, ...]
+    """Groups among them that are replicated only if their gradients say so."""
+    digest: float
+    ranks: Ranks
+
+
+class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """One step, reduced over the ranks of a node that delivered it."""
+
+    sequence: Sequence_
+    step: Annotated[int, Meta(ge=-(2**53), lt=2**53)]
+    """The trainer's own step when a rank of the node was told it, else `sequence`."""
+    time_unix_seconds: float
+    """By the node's own clock."""
+    ranks: Ranks
+    """Ranks that delivered the step, ascending."""
+    holding: Index
+    """Into `NodeReport.holdings`: what the ranks of the node held at this step."""
+    values: tuple[StepValue, ...]
+    """In the order of `NodeReport.step_columns`."""
+    rows: tuple[NodeRow, ...]
+    compute_seconds: tuple[float, ...]
+    """In the order of `ranks`; NaN where it was not observed."""
+    nonfinite_loss_ranks: Ranks = ()
+    digests: tuple[WeightDigest, ...] = ()
+
+
+class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Layers of one share, in module order."""
+
+    digest: bytes
+    """Of the rest; equal digests mean equal layouts."""
+    names: Annotated[tuple[Text, ...], Meta(max_length=_NAMES_MAX)]
+    positions: Annotated[tuple[Index, ...], Meta(max_length=_NAMES_MAX)]
+    """Place of each among all layers of its ranks."""
+
+
+class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """The layers of one share on a node: as `NodeRow`, with one row per layer."""
+
+    share: Index
+    layout: Index
+    """Into `NodeReport.layouts`."""
+    shards: Ranks
+    replicas: Ranks
+    ranks: Ranks
+    values: bytes
+    """Little-endian float64, column after column, each with one value per layer; NaN in every
+    column of a layer that was not observed."""
+
+
+class NodeLayers(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """The layers of one sampled step, reduced over the ranks of a node."""
+
+    sequence: Sequence_
+    blocks: tuple[LayerBlock, ...]
+
+
+class RankStatus(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Where one rank of a node stands."""
+
+    rank: Rank
+    phase: Phase
+    phase_name: Text
+    started_sequence: Sequence_
+    committed_sequence: Sequence_
+    end: EndReason
+
+
+class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """What a node agent has to tell since its last report.
+
+    Steps ascend and follow each other without a gap: those after `after`, as far as there is a
+    row of them. The root refuses a report that would leave a gap which could still be filled.
+    """
+
+    run: Text
+    session: Text
+    """Names this attempt of the ranks of this node; another attempt has another."""
+    attempt: Index
+    world_size: Annotated[int, Meta(ge=1, le=_RANKS_MAX)]
+    node_rank: Rank
+    host: Text
+    url: Text
+    """Base URL of the node agent, as others reach it; empty when it serves nothing."""
+    sent_unix_seconds: float
+    """By the node's own clock."""
+    expected_ranks: Ranks
+    """All ranks that belong to this node, those that have not shown up yet included."""
+    known_ranks: Ranks
+    """Those whose shares are known."""
+    statuses: Annotated[tuple[RankStatus, ...], Meta(max_length=_RANKS_MAX)]
+    probe_errors: Index
+    records_dropped: Index
+    final: bool = False
+    """All ranks have ended, and this report has the last of their rows."""
+
+    step_columns: tuple[Text, ...] = ()
+    gradient_columns: tuple[Text, ...] = ()
+    shares: Annotated[tuple[NodeShare, ...], Meta(max_length=_NAMES_MAX)] = ()
+    held: tuple[Index, ...] = ()
+    """The shares that the ranks hold now."""
+    holdings: Annotated[tuple[tuple[Index, ...], ...], Meta(max_length=_NAMES_MAX)] = ()
+    """The sets of shares that they held at the steps of this report."""
+    layouts: tuple[Layout, ...] = ()
+
+    after: Sequence_ = 0
+    """Steps up to this one were in earlier reports, or are not to be had."""
+    oldest: Sequence_ = 0
+    """Steps up to this one are not to be had any more."""
+    position: Sequence_ = 0
+    """Nothing up to this step will come in later reports."""
+    steps: Annotated[tuple[NodeStep, ...], Meta(max_length=STEPS_PER_REPORT)] = ()
+
+    layers_after: Sequence_ = 0
+    layers_oldest: Sequence_ = 0
+    layers_position: Sequence_ = 0
+    layers: Annotated[tuple[NodeLayers, ...], Meta(max_length=TABLES_PER_REPORT)] = ()
+    """The same for layer tables."""
+
+
+class Receipt(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """The root's answer to a report."""
+
+    session: Text
+    """Of the report that is answered."""
+    taken: bool
+    """False: the rows were refused, and are to be sent again, from after `position` on."""
+    position: Sequence_
+    """Steps up to this one need not be sent (again)."""
+    layers_position: Sequence_
+    settled: Sequence_
+    """Steps up to this one will not be asked for again: their merge is in the root's ledger."""
+    layers_settled: Sequence_
+    flight: FlightRequest | None = None
+    """The last flight record that the root wants of all nodes."""
+    conditions: Annotated[bytes, Meta(max_length=CONDITIONS_BYTES_MAX)] = b""
+    """The run's conditions, for the ranks of the node, while they are news."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNode:
+    """A node of the run as its root knows it."""
+
+    node_rank: int
+    host: str
+    url: str
+    ranks: tuple[int, ...]
+    active: bool
+    """Whether a rank of it goes on, by its last word."""
+    silent_seconds: float
+    """Time since that word; 0 for the root's own node."""
+
+
+_REPORTS = msgspec.msgpack.Decoder(tuple[int, NodeReport])
+_RECEIPTS = msgspec.msgpack.Decoder(tuple[int, Receipt])
+_FORMATS = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_report(report: NodeReport) -> bytes:
+    """Return a report as bytes."""
+    return _ENCODER.encode((FORMAT, report))
+
+
+def decode_report(data: bytes) -> NodeReport:
+    """Return the report that `data` holds. Raises ReportError, which says what is wrong."""
+    if len(data) > REPORT_BYTES_MAX:
+        raise ReportError(f"a report of {len(data)} bytes; at most {REPORT_BYTES_MAX} are read")
+    report: NodeReport = _decode(_REPORTS, data, "report")
+    check_report(report)
+    return report
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """Return a receipt as bytes."""
+    return _ENCODER.encode((FORMAT, receipt))
+
+
+def decode_receipt(data: bytes) -> Receipt:
+    """Return the receipt that `data` holds. Raises ReportError, which says what is wrong."""
+    receipt: Receipt = _decode(_RECEIPTS, data, "receipt")
+    return receipt
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes, what: str) -> Any:
+    try:
+        found, _ = _FORMATS.decode(data)
+        if found != FORMAT:
+            raise ReportError(f"{what} of format {found}; this agent reads format {FORMAT}")
+        return decoder.decode(data)[1]
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
+        raise ReportError(f"not a {what}: {error}") from error

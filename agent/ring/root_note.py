@@ -1,0 +1,73 @@
+"""The note in a run's directory that says where the root node agent is.
+
+A rank's short-lived helper writes it (`mp_agent.probe.rendezvous`), the node agent reads it.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.ring.files import open_private, replace_atomically
+
+_BYTES_MAX = 1 << 14
+_URL_CHARACTERS_MAX = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootNote:
+    """Where the root of one attempt is, as the job's own store told."""
+
+    asked_by_unix_ns: int
+    """When the ring was made of the local rank that asked: tells whose attempt this belongs to."""
+    attempt: int = 0
+    """Of rank 0; the launchers of other nodes may count otherwise."""
+    created_unix_ns: int = 0
+    """When rank 0's ring was made, by its clock: names the attempt; 0 while it is not known."""
+    url: str = ""
+    """Base URL of the root agent; assumed, from MASTER_ADDR, when there is a `problem`."""
+    token: str = field(default="", repr=False)
+    """Secret of the attempt; empty when the setting `token` is used."""
+    address: str = ""
+    """Under which this node is reached, as far as the rank could tell."""
+    problem: str = ""
+    """Why the store told nothing."""
+    superseded: bool = False
+    """Whether this root was told that the run goes on under another."""
+
+
+def root_note_path(run_dir: Path) -> Path:
+    """Return the file of the note."""
+    return run_dir / "root.json"
+
+
+def read_root_note(run_dir: Path) -> RootNote | None:
+    """Return the note, or None when nothing valid is there."""
+    try:
+        fd = open_private(root_note_path(run_dir))
+    except (OSError, RingError):
+        return None
+    try:
+        note = RootNote(**json.loads(os.read(fd, _BYTES_MAX)))
+    except (OSError, ValueError, TypeError):
+        return None
+    finally:
+        os.close(fd)
+    return note if is_base_url(note.url) or not note.url else None
+
+
+def write_root_note(run_dir: Path, note: RootNote) -> None:
+    """Replace the note; its file is readable by its owner alone. Raises OSError."""
+    replace_atomically(root_note_path(run_dir), json.dumps(asdict(note)).encode())
+
+
+def is_base_url(text: object) -> bool:
+    """Return whether `text` may be the URL of a node agent."""
+    return (
+        isinstance(text, str)
+        and text.startswith(("http://", "https://"))
+        and len(text) <= _URL_CHARACTERS_MAX
+        and text.isprintable()
+        and not set(text) & set(" @?#")
+    )

@@ -1,0 +1,142 @@
+"""Clients that stall, stay silent or come in crowds shut nobody out."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from mp_agent.node import connections
+from mp_agent.node.connections import GuardedListener
+
+BODY = b"x" * 8_000_000
+"""More than the buffers between two processes hold."""
+
+
+@asynccontextmanager
+async def serving(**limits: float) -> AsyncIterator[tuple[str, int]]:
+    """Serve `/` and `/large` behind a guarded listener with these limits."""
+
+    async def short(request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def large(request: web.Request) -> web.Response:
+        return web.Response(body=BODY)
+
+    app = web.Application()
+    app.router.add_get("/", short)
+    app.router.add_get("/large", large)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    assert runner.server is not None
+    listener = GuardedListener(runner.server, **limits)  # type: ignore[arg-type]
+    sock = socket.create_server(("127.0.0.1", 0))
+    await listener.start(sock)
+    try:
+        yield sock.getsockname()
+    finally:
+        listener.close()
+        await runner.cleanup()
+
+
+async def ask(address: tuple[str, int], path: str = "/") -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return answer
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+def test_requests_are_answered_whole() -> None:
+    async def test() -> None:
+        async with serving() as address:
+            assert (await ask(address)).endswith(b"ok")
+            assert (await ask(address, "/large")).endswith(BODY)
+
+    run(test)
+
+
+def test_half_open_connections_beyond_the_limit_push_out_the_oldest_and_nobody_else() -> None:
+    async def test() -> None:
+        async with serving(connections_at_most=5) as address:
+            silent = [await asyncio.open_connection(*address) for _ in range(20)]
+            assert (await ask(address)).endswith(b"ok")
+            assert await _was_cut(silent[0][0])
+            for _, writer in silent:
+                writer.close()
+
+    run(test)
+
+
+def test_a_connection_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
+
+    async def test() -> None:
+        async with serving(quiet_seconds_at_most=0.2) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET / HTTP/1.1\r\nHost:")
+            assert await _was_cut(reader)
+            writer.close()
+
+    run(test)
+
+
+def test_a_scraper_that_takes_nothing_is_cut_and_others_are_served_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
+
+    async def test() -> None:
+        async with serving(quiet_seconds_at_most=0.5) as address:
+            stalled = socket.create_connection(address)
+            stalled.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await ask(address)).endswith(b"ok")
+            await asyncio.sleep(1.0)  # Only time tells that the stalled one was given up.
+            received = await asyncio.to_thread(_drain, stalled)
+            assert received < len(BODY)
+
+    run(test)
+
+
+def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
+
+    async def test() -> None:
+        async with serving(quiet_seconds_at_most=1.0) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            received = 0
+            while chunk := await reader.read(500_000):
+                received += len(chunk)
+                await asyncio.sleep(0.1)
+            assert received > len(BODY)
+            writer.close()
+
+    run(test)
+
+
+async def _was_cut(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(), 20) == b""
+    except ConnectionError:
+        return True
+
+
+def _drain(stalled: socket.socket) -> int:
+    """Return how many bytes were still to be had until the connection was reset."""
+    received = 0
+    stalled.settimeout(10)
+    try:
+        while chunk := stalled.recv(1 << 20):
+            received += len(chunk)
+    except ConnectionError:
+        pass
+    finally:
+        stalled.close()
+    return received

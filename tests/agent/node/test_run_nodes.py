@@ -1,0 +1,322 @@
+"""A run over two nodes, from real rings to the root's metrics; reports carried by hand."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mp_agent.errors import ReportError
+from mp_agent.node.run import Run
+from mp_agent.records.rows import decode_receipt, decode_report, encode_receipt, encode_report
+from mp_agent.records.schema import Share
+from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
+from mp_agent.ring.conditions_file import read_conditions
+from mp_agent.settings import Settings
+from tests.agent.node.fake_rank import FakeRank
+from tests.agent.node.test_run import shown
+
+DEADLINE_SECONDS = 20.0
+
+
+class Node:
+    """One node of two ranks: its directory, its ranks and its agent."""
+
+    def __init__(self, base: Path, number: int, settings: Settings, stack: ExitStack) -> None:
+        self.run_dir = locations.run_directory(base / f"node{number}", "llama")
+        self.number = number
+        self._settings = settings
+        self._stack = stack
+        self.ranks: list[FakeRank] = []
+
+    def start_ranks(
+        self, share_of: Callable[[int], Share | None] = lambda rank: None, **options: Any
+    ) -> None:
+        self.ranks = [
+            self._stack.enter_context(
+                FakeRank(
+                    self.run_dir,
+                    2 * self.number + local,
+                    world_size=4,
+                    local_rank=local,
+                    local_world_size=2,
+                    node_rank=self.number,
+                    host=f"host{self.number}",
+                    share=share_of(2 * self.number + local),
+                    **{**options, "launch": f"launcher{self.number}"},
+                )
+            )
+            for local in range(2)
+        ]
+
+    def restart(self) -> None:
+        """Start the agent, again if need be."""
+        self.run = Run(self.run_dir, self._settings)
+        self._stack.callback(self.run.close)
+        self.run.poll(0.0)
+
+    def steps(self, count: int = 1, **values: Any) -> None:
+        for rank in self.ranks:
+            rank.steps(count, **values)
+
+
+class Nodes:
+    def __init__(self, root: Node, other: Node) -> None:
+        self.root, self.other = root, other
+
+    def poll(self, now_seconds: float = 0.0) -> None:
+        for node in (self.other, self.root):
+            node.run.poll(now_seconds)
+
+    def push(self, now_seconds: float = 0.0) -> int:
+        """Bring what is new to the root, as the transport would; return how many reports."""
+        self.poll(now_seconds)
+        count = 0
+        while (report := self.other.run.take_report()) is not None:
+            receipt = self.root.run.receive(decode_report(encode_report(report)))
+            self.other.run.acknowledge(decode_receipt(encode_receipt(receipt)))
+            count += 1
+        self.root.run.poll(now_seconds)
+        return count
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, settings: Settings) -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        pair = Nodes(*(Node(tmp_path, number, settings, stack) for number in range(2)))
+        for node in (pair.root, pair.other):
+            node.start_ranks()
+            node.restart()
+        yield pair
+
+
+def test_the_root_shows_the_run_and_each_node_its_ranks(nodes: Nodes):
+    nodes.root.steps(3, loss=1.0, compute_seconds=0.25, gradients={"sum_squares": 4.0})
+    nodes.other.steps(3, loss=3.0, compute_seconds=0.5, gradients={"sum_squares": 4.0})
+    nodes.push()
+
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 3
+    assert values["loss"] == 2.0
+    assert values["grad_norm"] == 2.0
+    assert values["coverage_ratio"] == 1.0
+    assert "rank_step{2}" not in values
+    last = nodes.root.run._account.progress.last
+    assert last is not None
+    assert last.compute_seconds == {0: 0.25, 1: 0.25, 2: 0.5, 3: 0.5}
+
+    others = shown(nodes.other.run)
+    assert others["rank_step{2}"] == 3
+    assert "run_active" not in others
+    assert nodes.root.run.is_root
+    assert not nodes.other.run.is_root
+
+
+def test_a_nonfinite_loss_is_blamed_on_its_rank_wherever_it_is(nodes: Nodes):
+    nodes.root.steps()
+    nodes.other.ranks[0].steps()
+    nodes.other.ranks[1].steps(loss_nonfinite=1.0)
+    nodes.push()
+
+    assert shown(nodes.root.run)["first_nonfinite_info{1,3,,forward}"] == 1
+    assert shown(nodes.other.run)["rank_loss_nonfinite_steps_total{3}"] == 1
+
+
+def test_the_run_ends_when_the_ranks_of_both_nodes_have(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(2)
+    nodes.push()
+    for rank in nodes.root.ranks:
+        rank.end(EndReason.COMPLETED)
+    nodes.push(1.0)
+    assert shown(nodes.root.run)["run_active"] == 1
+
+    for rank in nodes.other.ranks:
+        rank.kill()
+    nodes.push(1.0)
+    assert shown(nodes.root.run)["run_end_info{killed}"] == 1
+    assert nodes.other.run.end is EndReason.KILLED
+
+
+def test_a_node_that_falls_silent_costs_coverage_and_never_a_stall(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(2)
+    nodes.push()
+    nodes.root.steps(2)
+    nodes.root.run.poll(1.0)
+    assert shown(nodes.root.run)["steps_total"] == 2
+
+    nodes.root.run.poll(1.0 + DEADLINE_SECONDS)
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 4
+    assert values["coverage_ratio"] == 0.5
+    assert values["missing_rank_info{2}"] == values["missing_rank_info{3}"] == 1
+    assert values["grad_norm"] == 1.0, "replicas of what is missing are here"
+
+
+def test_restarts_of_both_agents_count_nothing_twice_and_lose_nothing(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(3, loss_nonfinite=1.0)
+    nodes.push()
+    nodes.root.run.commit()
+    nodes.push(10.0)
+    nodes.other.run.commit()
+    for node in (nodes.root, nodes.other):
+        node.steps(2, loss_nonfinite=1.0)
+    nodes.push(20.0)
+    nodes.other.run.commit()
+    assert shown(nodes.root.run)["steps_total"] == 5
+
+    nodes.other.restart()
+    nodes.root.restart()
+    assert shown(nodes.root.run)["steps_total"] == 3, "what the ledger says"
+    nodes.push()
+    nodes.push(10.0)
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 5
+    assert values["loss_nonfinite_steps_total"] == 5
+    assert values["coverage_ratio"] == 1.0
+    assert values["records_dropped_total{0}"] == 0
+    assert shown(nodes.other.run)["rank_loss_nonfinite_steps_total{3}"] == 5
+
+
+def test_the_root_alone_restarts_and_is_told_again_what_it_had_not_committed(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    nodes.push()
+    assert shown(nodes.root.run)["steps_total"] == 3
+
+    nodes.root.restart()
+    nodes.other.steps(1)
+    nodes.root.steps(1)
+    nodes.push(10.0)
+    nodes.push(20.0)
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 4
+    assert values["coverage_ratio"] == 1.0
+
+
+def test_the_next_attempt_of_all_nodes_is_another_run_of_steps(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    nodes.push()
+    session = nodes.other.run.session
+    for node in (nodes.root, nodes.other):
+        for rank in node.ranks:
+            rank.kill()
+    stale = nodes.other.run.take_report()
+    for number, node in enumerate((nodes.root, nodes.other)):
+        node.start_ranks(attempt=1, created_unix_ns=9_000 + number)
+        node.steps(2)
+    nodes.poll(10.0)
+    assert nodes.other.run.session != session
+    if stale is not None:
+        nodes.root.run.receive(stale)
+    nodes.push(10.0)
+
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 5
+    assert values["step"] == 2
+    assert values["coverage_ratio"] == 1.0
+    assert values["run_active"] == 1
+
+
+def test_layers_that_every_rank_has_are_not_sent(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps()
+        for rank in node.ranks:
+            rank.layer_table(sum_squares=9.0)
+    nodes.poll()
+    report = nodes.other.run.take_report()
+    assert report is not None
+    assert report.layers == ()
+
+    nodes.root.run.receive(report)
+    nodes.root.run.poll(0.0)
+    assert shown(nodes.root.run)["layer_grad_norm{weight}"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("share_of", "label", "norm"),
+    [
+        (lambda rank: Share(group="fsdp", shard_index=rank, shard_count=4), "weight", 6.0),
+        (
+            lambda rank: Share(
+                group=f"stage{rank // 2}",
+                replica_index=rank % 2,
+                replica_count=2,
+                home="2-3" if rank > 1 else "0-1",
+            ),
+            "weight@2-3",
+            3.0,
+        ),
+    ],
+)
+def test_layers_that_the_root_does_not_hold_itself_are(
+    tmp_path: Path, settings: Settings, share_of: Callable[[int], Share], label: str, norm: float
+):
+    with ExitStack() as stack:
+        pair = Nodes(*(Node(tmp_path, number, settings, stack) for number in range(2)))
+        for node in (pair.root, pair.other):
+            node.start_ranks(share_of)
+            node.restart()
+            node.steps()
+            for rank in node.ranks:
+                rank.layer_table(sum_squares=9.0)
+        pair.push()
+
+        assert shown(pair.root.run)[f"layer_grad_norm{{{label}}}"] == norm
+
+
+def test_a_report_of_another_run_is_refused(nodes: Nodes):
+    nodes.other.steps()
+    nodes.poll()
+    report = nodes.other.run.take_report()
+    assert report is not None
+
+    with pytest.raises(ReportError, match="run 'llama', not of 'other'"):
+        Run.receive(_Renamed(), report)  # type: ignore[arg-type]
+
+
+class _Renamed:
+    name = "other"
+
+
+def test_between_two_reports_a_node_is_quiet_unless_something_ends(nodes: Nodes):
+    nodes.other.steps()
+    assert nodes.push() == 1
+    nodes.other.steps()
+    assert nodes.push(1.0) == 0
+    assert nodes.push(3.0) == 1, "half of the push interval has passed"
+
+    nodes.other.ranks[0].end(EndReason.FAILED)
+    assert nodes.push(3.1) == 1
+
+
+def test_the_roster_has_the_nodes_with_their_urls(nodes: Nodes):
+    nodes.root.run.url, nodes.other.run.url = "http://a:1", "http://b:2"
+    nodes.push()
+
+    known = nodes.root.run.nodes
+    assert [(node.node_rank, node.host, node.url) for node in known] == [
+        (0, "host0", "http://a:1"),
+        (1, "host1", "http://b:2"),
+    ]
+    assert [node.url for node in nodes.other.run.nodes] == ["http://b:2"]
+
+
+def test_what_the_root_finds_reaches_the_ranks_of_the_other_node(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(2, gradients={"sum_squares": 1e8})
+    nodes.push(1.0)
+    assert read_conditions(nodes.other.run_dir) is None, "the root had judged nothing yet"
+    found = read_conditions(nodes.root.run_dir)
+    assert found is not None
+    assert [event.condition.name for event in found.after(0)] == ["MpAgentGradientExplosion"]
+
+    for node in (nodes.root, nodes.other):
+        node.steps()
+    nodes.push(10.0)
+    assert read_conditions(nodes.other.run_dir) == found
