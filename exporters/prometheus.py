@@ -44,7 +44,7 @@ def _gauge(family: Family) -> Metric:
         family.metric.prometheus_name, family.metric.help, labels=family.metric.label_names
     )
     for sample in family.samples:
-        exposed.add_metric(sample.labels, _number(sample))
+        exposed.add_metric(_labels(family, sample), _number(sample))
     return exposed
 
 
@@ -53,7 +53,7 @@ def _counter(family: Family) -> Metric:
         family.metric.prometheus_name, family.metric.help, labels=family.metric.label_names
     )
     for sample in family.samples:
-        exposed.add_metric(sample.labels, _number(sample))
+        exposed.add_metric(_labels(family, sample), _number(sample))
     return exposed
 
 
@@ -80,6 +80,15 @@ def _histogram(family: Family) -> Metric:
         buckets = list(zip(bounds, sample.value.cumulative_counts, strict=True))
         exposed.add_metric(sample.labels, buckets, sample.value.sum)
     return exposed
+
+
+def _labels(family: Family, sample: Sample) -> tuple[str, ...]:
+    """Return a series' label values, without the optional ones that it lacks; those come last."""
+    count = len(sample.labels)
+    optional = len(family.metric.optional_labels)
+    while optional and not sample.labels[count - 1]:
+        count, optional = count - 1, optional - 1
+    return sample.labels[:count]
 
 
 def _number(sample: Sample) -> float:

@@ -98,7 +98,7 @@ def prometheus(
         f"--storage.tsdb.path={directory / 'data'}",
         f"--rules.alert.resend-delay={interval}",
     ]
-    with _serving(binary, arguments, directory / "prometheus.log") as url:
+    with serving(binary, arguments, directory / "prometheus.log") as url:
         yield Prometheus(url, targets_file, directory / "prometheus.log")
 
 
@@ -113,7 +113,7 @@ def alertmanager(binary: Path, directory: Path, configuration: str) -> Iterator[
         f"--storage.path={directory / 'data'}",
         "--cluster.listen-address=",
     ]
-    with _serving(binary, arguments, directory / "alertmanager.log") as url:
+    with serving(binary, arguments, directory / "alertmanager.log") as url:
         yield url
 
 
@@ -123,10 +123,30 @@ def read_json(url: str) -> Any:
         return json.load(response)
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """How a server is told its address, and the path that answers once it is ready."""
+
+    option: str = "--web.listen-address"
+    ready_path: str = "/-/ready"
+
+
+PROMETHEUS_STYLE = Listening()
+VICTORIA_STYLE = Listening("-httpListenAddr", "/health")
+
+
 @contextmanager
-def _serving(binary: Path, arguments: Sequence[str], log_file: Path) -> Iterator[str]:
-    """Run a server on a free port, wait until it is ready, yield its URL, end it."""
-    process, url = _start(binary, arguments, log_file)
+def serving(
+    binary: Path,
+    arguments: Sequence[str],
+    log_file: Path,
+    listening: Listening = PROMETHEUS_STYLE,
+) -> Iterator[str]:
+    """Run a server on a free port, wait until it is ready, yield its URL, end it.
+
+    What it keeps in `data` beside its log is removed at the end.
+    """
+    process, url = _start(binary, arguments, log_file, listening)
     try:
         yield url
     finally:
@@ -135,20 +155,20 @@ def _serving(binary: Path, arguments: Sequence[str], log_file: Path) -> Iterator
 
 
 def _start(
-    binary: Path, arguments: Sequence[str], log_file: Path
+    binary: Path, arguments: Sequence[str], log_file: Path, listening: Listening
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server; a port that somebody took in the meantime is exchanged for another."""
     for _ in range(_PORT_ATTEMPTS):
         address = f"{_HOST}:{free_port()}"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [str(binary), *arguments, f"--web.listen-address={address}"],
+                [str(binary), *arguments, f"{listening.option}={address}"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=start_directory(binary) or log_file.parent,
             )
-        if _ready(process, f"http://{address}/-/ready"):
+        if _ready(process, f"http://{address}{listening.ready_path}"):
             return process, f"http://{address}"
         stop(process)
     tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-5:])

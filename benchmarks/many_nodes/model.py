@@ -1,0 +1,209 @@
+"""A model laid out over many ranks, whose rows cost nothing to make and whose truth is known."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import fsum, nan, sqrt
+
+import numpy as np
+
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
+
+RUN = "llama-70b-pretraining"
+LAUNCHED_UNIX_NS = 1_700_000_000_000_000_000
+"""Of every rank; the launch has a name, so that no clock is asked."""
+
+_KINDS = (
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "adapter.weight",
+)
+_ELEMENTS = 2.0**22
+_SPREAD = 4099
+"""Prime: so many layer tables start at different places of the pool."""
+_GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
+
+
+@dataclass(frozen=True)
+class Model:
+    """Who holds what, and the rows that each rank writes.
+
+    placement: `ddp`, every rank has all layers; `fsdp`, every rank has a shard of all layers;
+    `hsdp`, so has every rank of a node, and the nodes are replicas.
+    """
+
+    nodes: int
+    placement: str
+    layers: int = 1000
+    ranks_per_node: int = 8
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def shards(self) -> int:
+        """Parts into which each tensor is split."""
+        return {"ddp": 1, "fsdp": self.world_size, "hsdp": self.ranks_per_node}[self.placement]
+
+    def ranks(self, node: int) -> range:
+        """Return the ranks of a node."""
+        first = node * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
+    def identity(self, rank: int) -> RankIdentity:
+        """Return who a rank says that it is."""
+        node, local = divmod(rank, self.ranks_per_node)
+        return RankIdentity(
+            run=RUN,
+            attempt=0,
+            launch="simulation",
+            rank=rank,
+            world_size=self.world_size,
+            local_rank=local,
+            local_world_size=self.ranks_per_node,
+            node_rank=node,
+            host=f"node-{node:04d}.cluster.example",
+            pid=1000 + local,
+            created_unix_ns=LAUNCHED_UNIX_NS + rank,
+            torch_version="2.13.0",
+            version="",
+        )
+
+    def schema(self, rank: int) -> Schema:
+        """Return how a rank's rows are to be read."""
+        share = Share(
+            group=self.placement,
+            shard_index=rank % self.shards,
+            shard_count=self.shards,
+            replica_index=rank // self.shards,
+            replica_count=self.world_size // self.shards,
+            home=f"0-{self.world_size - 1}",
+        )
+        return Schema(
+            step_columns=STEP_COLUMN_NAMES,
+            gradient_columns=GRADIENT_COLUMN_NAMES,
+            shares=(share,),
+            layers=self._named_layers,
+            facts=(("strategy", self.placement), ("precision", "fp16"), ("scaler", "GradScaler")),
+        )
+
+    def step(self, rank: int, sequence: int, *, sampled: bool = False) -> StepRecord:
+        """Return what a rank writes of a step; sampled: whether layers are looked at on it."""
+        own = _fraction(rank, sequence)
+        values = {
+            "loss": self._loss(rank, sequence),
+            "loss_nonfinite": 0.0,
+            "loss_scale": 65536.0,
+            "skipped": 0.0,
+            "clip_max_norm": 1.0,
+            "clip_norm": self.norm_of(0, sequence),
+            "learning_rate": 3e-4 * (1 - sequence / 1e6),
+            "step_seconds": 1.0 + own / 100,
+            "compute_seconds": 0.2 + own / 100,
+            "probe_seconds": 1e-3 + own / 1e4,
+            "weight_digest": float(self._digest(rank, sequence)) if sampled else nan,
+        }
+        shard = rank % self.shards
+        row = self._row(self._sum_squares(shard, sequence), 0.25 + own / 4)
+        return StepRecord(
+            sequence=sequence,
+            step=sequence,
+            time_unix_ns=LAUNCHED_UNIX_NS + sequence * 10**9,
+            values=np.array([values.get(name, nan) for name in STEP_COLUMN_NAMES]),
+            gradients=row[np.newaxis],
+        )
+
+    def table(self, rank: int, sequence: int) -> LayerTable:
+        """Return what a rank writes of the layers of a step: a view into a pool that all share."""
+        start = self._place(rank % self.shards, sequence)
+        return LayerTable(sequence=sequence, rows=self._pool[start : start + self.layers])
+
+    def norm(self, sequence: int) -> float:
+        """Return the norm of all gradients of a step, by the closed form of the shards' rows."""
+        return sqrt(fsum(self._sum_squares(shard, sequence) for shard in range(self.shards)))
+
+    def norm_of(self, shard: int, sequence: int) -> float:
+        """Return the norm of one shard."""
+        return sqrt(self._sum_squares(shard, sequence))
+
+    def loss(self, sequence: int) -> float:
+        """Return the mean of the ranks' losses of a step."""
+        losses = (self._loss(rank, sequence) for rank in range(self.world_size))
+        return fsum(losses) / self.world_size
+
+    def layer_norms(self, sequence: int) -> FloatArray:
+        """Return the norm of each layer on a sampled step."""
+        column = GRADIENT_COLUMN_NAMES.index("sum_squares")
+        tables = [
+            self._pool[place : place + self.layers, column]
+            for place in (self._place(shard, sequence) for shard in range(self.shards))
+        ]
+        return np.sqrt([fsum(layer) for layer in zip(*tables, strict=True)])
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the layers, in module order."""
+        return tuple(layer.name for layer in self._named_layers)
+
+    @cached_property
+    def _named_layers(self) -> tuple[Layer, ...]:
+        elements = max(int(_ELEMENTS) // self.shards, 1)
+        blocks = (divmod(index, len(_KINDS)) for index in range(self.layers))
+        return tuple(
+            Layer(name=f"model.layers.{block}.{_KINDS[kind]}", share=0, elements=elements)
+            for block, kind in blocks
+        )
+
+    @cached_property
+    def _pool(self) -> FloatArray:
+        """Rows of layers [N, C] with numbers like real ones, which no compression makes small."""
+        random = np.random.default_rng(17)
+        rows = self.layers + _SPREAD
+        columns = {
+            "sum_squares": random.lognormal(-6.0, 2.0, rows),
+            "abs_max": random.lognormal(-9.0, 1.0, rows).astype(np.float32),
+            "zero_elements": random.poisson(40.0, rows),
+            "elements": np.full(rows, max(_ELEMENTS // self.shards, 1.0)),
+        }
+        return np.stack(
+            [np.asarray(columns.get(n, np.zeros(rows)), float) for n in GRADIENT_COLUMN_NAMES],
+            axis=1,
+        )
+
+    def _row(self, sum_squares: float, abs_max: float) -> FloatArray:
+        elements = self.layers * max(_ELEMENTS // self.shards, 1.0)
+        row = {"sum_squares": sum_squares, "abs_max": abs_max, "elements": elements}
+        return np.array([row.get(name, 0.0) for name in GRADIENT_COLUMN_NAMES])
+
+    def _sum_squares(self, shard: int, sequence: int) -> float:
+        return 0.5 + _fraction(shard, sequence)
+
+    def _loss(self, rank: int, sequence: int) -> float:
+        return float(np.float32(2.0 + _fraction(rank, sequence) / 4))
+
+    def _digest(self, rank: int, sequence: int) -> int:
+        return (rank % self.shards * 2654435761 + sequence * 40503) % 2**48
+
+    def _place(self, shard: int, sequence: int) -> int:
+        return (shard * 31 + sequence * 7) % _SPREAD
+
+
+def _fraction(place: int, sequence: int) -> float:
+    """Return a number in [0, 1) with all bits of a float64 in use."""
+    return ((place + 1) * _GOLDEN + sequence * _PLASTIC) % 1.0
+
+
+def sampled_up_to(sampled: Iterable[int], after: int, newest: int) -> list[int]:
+    """Return the sampled steps in (after, newest], ascending."""
+    return sorted(sequence for sequence in sampled if after < sequence <= newest)

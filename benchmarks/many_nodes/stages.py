@@ -1,0 +1,228 @@
+"""Processor time of each thing that the root does, one after the other in a single process."""
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.many_nodes.model import Model
+from benchmarks.many_nodes.node import SimulatedNode
+from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.exporters.prometheus import render
+from mp_agent.node.accumulate import Accumulator, Progress
+from mp_agent.node.conditions import ConditionTracker
+from mp_agent.node.counters import CounterBook
+from mp_agent.node.governor import LayerGovernor
+from mp_agent.node.ledger import ProbeTotals
+from mp_agent.node.push.wire import pack, unpack
+from mp_agent.node.root import MergedTable
+from mp_agent.node.snapshot_builder import RunExport, SnapshotBuilder
+from mp_agent.node.views import agent_view, rank_view, run_view
+from mp_agent.node.window import ValueWindow
+from mp_agent.records.conditions import ConditionMemory
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.rows import NodeReport, decode_receipt, encode_receipt
+from mp_agent.settings import Settings
+
+T = TypeVar("T")
+
+_PERIOD_STEPS = 5
+"""Steps between two reports of a node."""
+_STEPS = 3 * _PERIOD_STEPS
+_SAMPLED = _STEPS
+
+
+@dataclass(slots=True, kw_only=True)
+class Stages:
+    """Seconds of processor time, at the root unless it says otherwise."""
+
+    nodes: int
+    report_bytes: float = 0.0
+    """Body of a report of five steps, the mean over the nodes."""
+    table_report_bytes: float = 0.0
+    """Body of one with a layer table besides."""
+    make_report: float = 0.0
+    """On a node: one report taken, encoded and compressed."""
+    unpack_report: float = 0.0
+    """Of one node: decompressed, decoded and checked."""
+    receive_report: float = 0.0
+    """Of one node: entered into the steps that are open."""
+    merge_step: float = 0.0
+    """Of all nodes: closed, merged."""
+    fold_step: float = 0.0
+    """Entered into the run's account, without judging."""
+    take_table: float = 0.0
+    """Of one node: a report with a table unpacked and entered, less one without."""
+    merge_table: float = 0.0
+    """Of all nodes: closed, merged and entered into the account."""
+
+
+class Root:
+    """The root's part of a run, without rings and HTTP."""
+
+    def __init__(self, model: Model, directory: Path, settings: Settings) -> None:
+        self.node = SimulatedNode(model, 0, settings, sampled=(_SAMPLED,))
+        thresholds = resolve(settings.thresholds)
+        self.account = Accumulator(
+            thresholds, progress=Progress(), counters=CounterBook(), norms=ValueWindow(120.0)
+        )
+        self.builder = SnapshotBuilder(thresholds, settings.max_series)
+        self._governor = LayerGovernor()
+        self._conditions = ConditionTracker(
+            directory, values_in_force(settings.thresholds), memory=ConditionMemory()
+        )
+        self.last_step: MergedStep | None = None
+
+    def fold(self, item: MergedStep | MergedTable) -> None:
+        """Enter what was merged into the account, as `Run` does."""
+        if isinstance(item, MergedStep):
+            self.account.fold_step(item)
+            self.last_step = item
+        else:
+            self.account.fold_layers(item.sequence, item.layers, step_judged=True)
+
+    def snapshot(self) -> Snapshot:
+        """Return what /metrics is made of."""
+        attempt = self.node.attempt
+        view = run_view(self.node.exchange, self.account, self._conditions, time.time())
+        export = RunExport(
+            run=self.node.name,
+            node_rank=0,
+            view=view,
+            layers=tuple(self.account.layers.values()),
+            ranks=[rank_view(source) for source in attempt.sources.values()],
+            faded_ranks=frozenset(),
+            agent=agent_view(attempt, ProbeTotals(), scrape_duration_seconds=None),
+            counters=self.account.counters,
+            governor=self._governor,
+        )
+        return self.builder.build([export], time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a scrape takes, in processor time, and brings."""
+
+    layers: int
+    size_bytes: int
+    series: int
+    first_seconds: float
+    """The first after a layer table: the governor arranges the layers anew."""
+    seconds: float
+    """The ones after it."""
+
+
+def measure_stages(model: Model) -> Stages:
+    """Bring two periods of steps and a layer table from all nodes to a root; return the costs."""
+    settings = Settings()
+    stages = Stages(nodes=model.nodes)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Root(model, Path(directory), settings)
+        bodies = [_bodies(model, number, settings, stages) for number in range(1, model.nodes)]
+        gc.collect()
+        for period in range(len(range(_PERIOD_STEPS, _STEPS + 1, _PERIOD_STEPS))):
+            _take_period(root, [own[period] for own in bodies], period, stages)
+    others = max(model.nodes - 1, 1)
+    stages.make_report /= others
+    stages.report_bytes /= others
+    stages.table_report_bytes /= others
+    _check(model, root)
+    return stages
+
+
+def measure_rendering(layers: int, *, settings: Settings | None = None) -> Rendering:
+    """Render the metrics of a run with so many layers, again and again."""
+    settings = settings or Settings()
+    model = Model(nodes=1, placement="ddp", layers=layers)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Root(model, Path(directory), settings)
+        root.node.write(_STEPS)
+        for item in root.node.poll(0.0):
+            if isinstance(item, MergedStep | MergedTable):
+                root.fold(item)
+        rounds = [_timed(lambda: render(root.snapshot())) for _ in range(4)]
+    body = rounds[-1][1][0]
+    series = sum(not line.startswith(b"#") for line in body.splitlines())
+    times = [seconds for seconds, _ in rounds]
+    return Rendering(layers, len(body), series, times[0], min(times[1:]))
+
+
+def _bodies(model: Model, number: int, settings: Settings, stages: Stages) -> list[bytes]:
+    """Return the bodies of a node's reports."""
+    node = SimulatedNode(model, number, settings, sampled=(_SAMPLED,))
+    bodies = []
+    for period, last in enumerate(range(_PERIOD_STEPS, _STEPS + 1, _PERIOD_STEPS)):
+        node.write(last)
+        node.poll(period * settings.push_interval_seconds)
+        seconds, body = _timed(lambda: _body(node))
+        bodies.append(body)
+        if period == 1:
+            stages.make_report += seconds
+            stages.report_bytes += len(body)
+        elif period == 2:
+            stages.table_report_bytes += len(body)
+    return bodies
+
+
+def _body(node: SimulatedNode) -> bytes:
+    report = node.take_report()
+    assert report is not None
+    return pack(report)
+
+
+def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -> None:
+    now_seconds = 5.0 * period
+    root.node.write(_PERIOD_STEPS * (period + 1))
+    for item in root.node.poll(now_seconds):
+        if isinstance(item, MergedStep | MergedTable):
+            root.fold(item)
+    unpacking, receiving = 0.0, 0.0
+    for body in bodies:
+        seconds, report = _timed(lambda body=body: unpack(body))  # type: ignore[misc]
+        unpacking += seconds
+        seconds, _ = _timed(lambda report=report: _receive(root, report))  # type: ignore[misc]
+        receiving += seconds
+    seconds, items = _timed(lambda: root.node.poll(now_seconds))
+    steps = [item for item in items if isinstance(item, MergedStep)]
+    tables = [item for item in items if isinstance(item, MergedTable)]
+    folding, _ = _timed(lambda: [root.fold(step) for step in steps])
+    if period == 1:
+        reports = max(len(bodies), 1)
+        stages.unpack_report, stages.receive_report = unpacking / reports, receiving / reports
+        stages.merge_step, stages.fold_step = seconds / len(steps), folding / len(steps)
+    elif period == 2:
+        before = stages.unpack_report + stages.receive_report
+        stages.take_table = (unpacking + receiving) / max(len(bodies), 1) - before
+        closing, merged = _timed(lambda: list(root.node.exchange.close_all()))
+        tables += [item for item in merged if isinstance(item, MergedTable)]
+        entering, _ = _timed(lambda: [root.fold(table) for table in tables])
+        steps_seconds = stages.merge_step * len(steps)
+        stages.merge_table = max(seconds - steps_seconds, 0.0) + closing + entering
+
+
+def _receive(root: Root, report: NodeReport) -> None:
+    decode_receipt(encode_receipt(root.node.receive(report)))
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    begun = time.process_time()
+    result = work()
+    return time.process_time() - begun, result
+
+
+def _check(model: Model, root: Root) -> None:
+    """Raise unless what was merged is what the model says."""
+    step = root.last_step
+    assert step is not None
+    norm = step.grad_norm
+    if step.coverage != 1.0 or norm is None or norm != model.norm(step.sequence):
+        raise AssertionError(f"step {step.sequence}: {norm}, not {model.norm(step.sequence)}")
+    found = [root.account.layers[name].values["sum_squares"] ** 0.5 for name in model.layer_names]
+    truth = model.layer_norms(_SAMPLED).tolist()
+    if any(abs(a - b) > 1e-12 * b for a, b in zip(found, truth, strict=True)):
+        raise AssertionError(f"layers of step {_SAMPLED} are not those of the model")

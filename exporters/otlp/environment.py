@@ -1,0 +1,147 @@
+"""What the standard OTEL_* variables ask for; the official exporters read the rest themselves.
+
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/ lists them. Headers, endpoints and
+certificates are left to the exporters, so no secret is held here.
+"""
+
+import logging
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from enum import Enum
+from math import isfinite
+
+log = logging.getLogger("mp_agent.otlp")
+
+DEFAULT_INTERVAL_SECONDS = 15.0
+"""As Prometheus scrapes. The specification's minute would show rules two points per window."""
+DEFAULT_TIMEOUT_SECONDS = 10.0
+DEFAULT_EXPORT_TIMEOUT_SECONDS = 30.0
+
+_HTTP = "http/protobuf"
+_PROTOCOLS = (_HTTP, "grpc")
+_COMPRESSIONS = {"none": False, "gzip": True}
+_MILLISECONDS = 1e-3
+_MEANT_FOR_INSTRUMENTS = {
+    "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "cumulative",
+    "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
+}
+"""Variables with the only value that loses nothing here."""
+
+
+class Signal(Enum):
+    """What can be sent by OTLP. The value is the word in the variables' names."""
+
+    METRICS = "METRICS"
+    LOGS = "LOGS"
+    TRACES = "TRACES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport:
+    """How one signal travels."""
+
+    signal: Signal
+    grpc: bool
+    gzip_over_grpc: bool
+    """Of no account over HTTP, where the exporter reads the compression itself."""
+    timeout_seconds: float
+    """For one request, repetitions of it included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpEnvironment:
+    """The variables' values, defaults filled in."""
+
+    transports: Mapping[Signal, Transport]
+    """Of the signals that are on."""
+    interval_seconds: float
+    export_timeout_seconds: float
+    """For all requests of one push."""
+
+
+def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:
+    """Return what `variables` ask for; a wrong value is logged by its name, and the default used.
+
+    Takes out of `variables` what the exporters would trip over: empty values, which count as not
+    set, and wrong ones.
+    """
+    _drop_empty(variables)
+    for name, only in _MEANT_FOR_INSTRUMENTS.items():
+        if variables.get(name, only).strip().lower() != only:
+            log.warning("%s is not followed: what is sent is always %s", name, only)
+    limit_seconds = _seconds(
+        variables, "OTEL_METRIC_EXPORT_TIMEOUT", DEFAULT_EXPORT_TIMEOUT_SECONDS, _MILLISECONDS
+    )
+    interval_seconds = _seconds(
+        variables, "OTEL_METRIC_EXPORT_INTERVAL", DEFAULT_INTERVAL_SECONDS, _MILLISECONDS
+    )
+    return OtlpEnvironment(
+        transports={
+            signal: _transport(variables, signal, limit_seconds)
+            for signal in Signal
+            if _is_on(variables, signal)
+        },
+        interval_seconds=interval_seconds,
+        export_timeout_seconds=limit_seconds,
+    )
+
+
+def _transport(
+    variables: MutableMapping[str, str], signal: Signal, limit_seconds: float
+) -> Transport:
+    grpc = _choice(variables, signal, "PROTOCOL", _PROTOCOLS, _HTTP) == "grpc"
+    gzip = grpc and _choice(variables, signal, "COMPRESSION", tuple(_COMPRESSIONS), "none")
+    timeout_seconds = DEFAULT_TIMEOUT_SECONDS
+    for name in reversed(_names(signal, "TIMEOUT")):
+        # Seconds, as everywhere in Python's exporters; the specification says milliseconds.
+        timeout_seconds = _seconds(variables, name, timeout_seconds, 1.0)
+    return Transport(
+        signal=signal,
+        grpc=grpc,
+        gzip_over_grpc=gzip == "gzip",
+        timeout_seconds=min(timeout_seconds, limit_seconds),
+    )
+
+
+def _is_on(variables: Mapping[str, str], signal: Signal) -> bool:
+    if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return variables.get(f"OTEL_{signal.value}_EXPORTER", "").strip().lower() != "none"
+
+
+def _names(signal: Signal, what: str) -> tuple[str, str]:
+    """Return the signal's own variable, which wins, and the one for all signals."""
+    return f"OTEL_EXPORTER_OTLP_{signal.value}_{what}", f"OTEL_EXPORTER_OTLP_{what}"
+
+
+def _choice(
+    variables: Mapping[str, str], signal: Signal, what: str, known: tuple[str, ...], default: str
+) -> str:
+    for name in _names(signal, what):
+        value = variables.get(name, "").strip().lower()
+        if value in known:
+            return value
+        if value:
+            log.warning("%s has value %r: known are %s", name, value, ", ".join(known))
+    return default
+
+
+def _seconds(
+    variables: MutableMapping[str, str], name: str, default_seconds: float, unit_seconds: float
+) -> float:
+    if name not in variables:
+        return default_seconds
+    try:
+        seconds = float(variables[name]) * unit_seconds
+    except ValueError:
+        seconds = 0.0
+    if isfinite(seconds) and seconds > 0:
+        return seconds
+    log.warning("%s has value %r: must be a number above 0", name, variables.pop(name))
+    return default_seconds
+
+
+def _drop_empty(variables: MutableMapping[str, str]) -> None:
+    for name in [name for name in variables if name.startswith("OTEL_")]:
+        if not variables[name].strip():
+            del variables[name]

@@ -1,0 +1,163 @@
+"""Pushes of one signal: one at a time, each in a thread of its own that nothing waits for."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from mp_agent.exporters.otlp.clients import Client, ExportError
+from mp_agent.records.merged import ExportAccount
+
+log = logging.getLogger("mp_agent.otlp")
+
+_FINISH_POLL_SECONDS = 0.02
+_GRACE_SECONDS = 1.0
+_LOST_THREADS_MAX = 4
+
+
+class OpenClient(Protocol):
+    """Makes a client, with the transport's own timeout unless another is given."""
+
+    def __call__(self, *, timeout_seconds: float | None = None) -> Client:
+        """Return a client; ExportError when none can be made."""
+
+
+class Push:
+    """One push under way."""
+
+    def __init__(
+        self,
+        make_requests: Callable[[], Iterable[Any]],
+        get_client: Callable[[], Client],
+        limit_seconds: float,
+    ) -> None:
+        """Begin; `make_requests` and `get_client` are called in the thread."""
+        self._make_requests = make_requests
+        self._get_client = get_client
+        self._limit_seconds = limit_seconds
+        self.started_seconds = time.monotonic()
+        self.error: ExportError | None = None
+        # Not an executor: its threads are waited for when the interpreter ends.
+        self._thread = threading.Thread(target=self._run, name="otlp push", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or with `error`."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._get_client().send(self._make_requests(), limit_seconds=self._limit_seconds)
+        except ExportError as error:
+            self.error = error
+        except Exception as error:
+            log.exception("a push could not be made")
+            self.error = ExportError(type(error).__name__)
+
+
+class Lane:
+    """All pushes of one signal, their account, and the client that they share.
+
+    Everything but the pushes themselves happens in the thread of the caller.
+    """
+
+    def __init__(self, name: str, open_client: OpenClient, *, limit_seconds: float) -> None:
+        """name: of the exporter in the metrics; limit_seconds: for one push."""
+        self._name = name
+        self._open_client = open_client
+        self._limit_seconds = limit_seconds
+        self._client: Client | None = None
+        self._push: Push | None = None
+        self._lost: list[Push] = []
+        self._failures = 0
+        self._failing = False
+        self._last_success_unix_seconds: float | None = None
+
+    @property
+    def account(self) -> ExportAccount:
+        """How the pushes went so far."""
+        return ExportAccount(
+            exporter=self._name,
+            failures=self._failures,
+            last_success_unix_seconds=self._last_success_unix_seconds,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether a push is under way."""
+        return self._push is not None
+
+    @property
+    def free(self) -> bool:
+        """Whether a push can begin."""
+        self._lost = [push for push in self._lost if not push.done]
+        return self._push is None and len(self._lost) < _LOST_THREADS_MAX
+
+    def begin(self, make_requests: Callable[[], Iterable[Any]]) -> None:
+        """Begin a push. Only when `free`."""
+        self._push = Push(make_requests, self._get_client, self._limit_seconds)
+
+    def settle(self) -> Push | None:
+        """Return the push that has ended since this was last asked, and account for it.
+
+        One that is stuck, because the other side goes on answering without end, is given up.
+        """
+        push = self._push
+        if push is None:
+            return None
+        if not push.done:
+            stuck_seconds = 2 * self._limit_seconds + _GRACE_SECONDS
+            if time.monotonic() - push.started_seconds < stuck_seconds:
+                return None
+            self._lost.append(push)
+            self._client = None
+            push.error = ExportError(f"no end of it after {stuck_seconds:g} s")
+        self._push = None
+        self._note(push.error)
+        return push
+
+    async def finish(
+        self, make_requests: Callable[[], Iterable[Any]] | None, deadline_seconds: float
+    ) -> Push | None:
+        """Push once more, if there is something, and end by the deadline at the latest.
+
+        One under way is left to itself. The last push has a connection of its own: the one before
+        may wait for an answer that comes too late.
+        """
+        if self._client is not None:
+            self._client.close()
+        remaining_seconds = deadline_seconds - time.monotonic()
+        if make_requests is None or remaining_seconds <= 0:
+            return None
+        self._client = None
+        self._open_client = partial(self._open_client, timeout_seconds=remaining_seconds)
+        last = Push(make_requests, self._get_client, remaining_seconds)
+        while not last.done and time.monotonic() < deadline_seconds:
+            await asyncio.sleep(_FINISH_POLL_SECONDS)
+        if not last.done:
+            last.error = ExportError("no answer before the end")
+        elif self._client is not None:
+            self._client.close()
+        self._note(last.error)
+        return last
+
+    def _get_client(self) -> Client:
+        if self._client is None:
+            self._client = self._open_client()
+        return self._client
+
+    def _note(self, error: ExportError | None) -> None:
+        """Account for a push; only a change is logged, since an outage may last for hours."""
+        if error is None:
+            self._last_success_unix_seconds = time.time()
+            if self._failing:
+                log.info("%s: pushes arrive again, after %d failures", self._name, self._failures)
+        else:
+            self._failures += 1
+            if not self._failing:
+                log.warning("%s: a push failed: %s", self._name, error)
+        self._failing = error is not None

@@ -1,0 +1,50 @@
+"""The official exporters over HTTP, with sessions that look at the answers."""
+
+import os
+from collections.abc import Callable
+
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+
+from mp_agent.exporters.otlp.answers import CheckedSession
+from mp_agent.exporters.otlp.clients import Exporter
+from mp_agent.exporters.otlp.environment import Signal, Transport
+from mp_agent.exporters.otlp.vanished import NoRecordedValues, flag_all
+
+
+class MetricExporter(OTLPMetricExporter):
+    """Knows besides how to say that series have no value any more."""
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: object
+    ) -> MetricExportResult:
+        """Send; see the base class."""
+        if isinstance(metrics_data, NoRecordedValues):
+            return self._export_batch(flag_all(encode_metrics(metrics_data)))
+        return super().export(metrics_data, timeout_millis)
+
+
+_EXPORTERS: dict[Signal, Callable[..., Exporter]] = {
+    Signal.METRICS: MetricExporter,
+    Signal.LOGS: OTLPLogExporter,
+    Signal.TRACES: OTLPSpanExporter,
+}
+
+
+def open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporter, CheckedSession]:
+    """Return an exporter, configured by the OTEL_* variables, and its session."""
+    session = CheckedSession(transport.signal)
+    # A session given by hand would take the place of the one that a credential provider makes.
+    given = None if _has_credential_provider(transport.signal) else session
+    return _EXPORTERS[transport.signal](session=given, timeout=timeout_seconds), session
+
+
+def _has_credential_provider(signal: Signal) -> bool:
+    names = (
+        "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+        f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal.value}_CREDENTIAL_PROVIDER",
+    )
+    return any(os.environ.get(name) for name in names)
