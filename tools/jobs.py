@@ -122,6 +122,7 @@ def _start(
         "MP_AGENT_RUN": run,
         "MP_AGENT_DIR": str(directory),
         "MP_AGENT_LOG_DIR": str(log_file.parent / "agent-log"),
+        "MP_AGENT_FLIGHT_DIR": str(log_file.parent / "flight"),
         "MP_AGENT_PORT": "0",
         "MP_AGENT_BIND": "127.0.0.1",
         "OMP_NUM_THREADS": "1",

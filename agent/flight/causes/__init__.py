@@ -1,0 +1,23 @@
+"""One module per family of causes: each looks at a case and yields what it finds."""
+
+from collections.abc import Callable, Iterator
+
+from mp_agent.flight.case import Case
+from mp_agent.flight.causes.ends import ends
+from mp_agent.flight.causes.explosion import explosion
+from mp_agent.flight.causes.loss import diverging_loss
+from mp_agent.flight.causes.loss_scale import loss_scale
+from mp_agent.flight.causes.nonfinite import nonfinite
+from mp_agent.flight.causes.small_gradients import underflow, vanishing
+from mp_agent.flight.findings import Finding
+
+DETECTIVES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    nonfinite,
+    loss_scale,
+    explosion,
+    vanishing,
+    underflow,
+    diverging_loss,
+    ends,
+)
+"""All that look at a case."""

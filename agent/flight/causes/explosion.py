@@ -1,0 +1,112 @@
+"""Gradients that become too large."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from mp_agent.flight.case import Case, norm_of
+from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.records.merged import MergedStep
+
+_CALM_STEPS = 50
+"""Steps below the limit after which a norm above it is another episode."""
+_GROWTH = 10.0
+_AFTER_STEPS = 5
+_START_STEPS = 10
+
+
+def explosion(case: Case) -> Iterator[Finding]:
+    """Yield the worst episode of norms above the limit."""
+    high = case.limit("grad_norm_high")
+    episodes = _episodes([step for step in case.judged if norm_of(step) > high])
+    if not episodes:
+        return
+    worst = max(episodes, key=lambda steps: max(map(norm_of, steps)))
+    first = worst[0]
+    layer, share = _largest_layer(case, first.sequence)
+    speaks_for = [*_size(case, worst), *_growth(case, worst), *_loss_rises(case, worst)]
+    if layer:
+        speaks_for.append(
+            Argument(f"Layer {layer} holds {share:.0%} of the squared norm there.", WEAK)
+        )
+    if not any(_clipped(step) for step in worst):
+        speaks_for.append(Argument("Nothing clipped these gradients.", WEAK))
+    yield Finding(
+        cause=Causes.GRADIENT_EXPLOSION.value,
+        sequence=first.sequence,
+        step=first.step,
+        layer=layer,
+        phase="backward",
+        speaks_for=tuple(speaks_for),
+        speaks_against=tuple(_against(case, worst)),
+    )
+
+
+def _episodes(above: Sequence[MergedStep]) -> list[list[MergedStep]]:
+    episodes: list[list[MergedStep]] = []
+    for step in above:
+        if episodes and step.sequence - episodes[-1][-1].sequence <= _CALM_STEPS:
+            episodes[-1].append(step)
+        else:
+            episodes.append([step])
+    return episodes
+
+
+def _size(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
+    high, extreme = case.limit("grad_norm_high"), case.limit("grad_norm_extreme")
+    largest = max(map(norm_of, episode))
+    wrecking = sum(norm_of(step) > extreme for step in episode)
+    if wrecking:
+        text = (
+            f"The gradient norm was above {extreme:g} on {wrecking} step(s), {largest:.3g} at most."
+        )
+        yield Argument(text, STRONG)
+    yield Argument(
+        f"It was above {high:g} on {len(episode)} step(s), from step {episode[0].step} on.",
+        MEDIUM if len(episode) > 1 else WEAK,
+    )
+
+
+def _growth(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
+    earlier = case.judged_before(episode[0].sequence, 50)
+    usual = median(map(norm_of, earlier)) if earlier else 0.0
+    largest = max(map(norm_of, episode))
+    if usual > 0 and largest >= _GROWTH * usual:
+        text = f"It grew {largest / usual:.3g}-fold from {usual:.3g}, the median before."
+        yield Argument(text, MEDIUM)
+
+
+def _loss_rises(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
+    band = case.loss_band(episode[0].sequence)
+    after = case.losses([step for step in case.steps if step.sequence >= episode[0].sequence])
+    if band and after and median(after[-_AFTER_STEPS:]) > band[1]:
+        risen = median(after[-_AFTER_STEPS:])
+        yield Argument(f"The loss left its baseline of {band[0]:.3g}, to {risen:.3g}.", MEDIUM)
+    first = episode[0].sequence
+    if any(step.flag("loss_nonfinite") for step in case.steps if step.sequence > first):
+        yield Argument("Afterwards the loss was NaN or Inf.", WEAK)
+
+
+def _against(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
+    if all(_clipped(step) for step in episode):
+        limit = episode[0].get("clip_max_norm") or 0.0
+        yield Argument(f"All of these steps were clipped to {limit:g}.", STRONG)
+        if not any(_loss_rises(case, episode)):
+            yield Argument("The loss stayed within its baseline.", STRONG)
+    early = episode[0].sequence <= _START_STEPS
+    if early and norm_of(case.judged[-1]) <= case.limit("grad_norm_high"):
+        text = "It was so in the first steps of the training, and fell below the limit by itself."
+        yield Argument(text, STRONG + MEDIUM)
+
+
+def _clipped(step: MergedStep) -> bool:
+    return (step.clip_coefficient or 1.0) < 1.0
+
+
+def _largest_layer(case: Case, sequence: int) -> tuple[str, float]:
+    """Return the layer with the largest norm, and its share of the squared norm."""
+    table = case.layers_at(sequence)
+    if table is None or not table.names:
+        return "", 0.0
+    squares = table.column("sum_squares")
+    index, total = int(squares.argmax()), float(squares.sum())
+    return (table.names[index], float(squares[index]) / total) if total > 0 else ("", 0.0)

@@ -1,0 +1,161 @@
+"""NaN and Inf: born in the forward pass of some ranks, of all, or in backward."""
+
+from collections.abc import Iterator
+
+from mp_agent.flight.case import Case, norm_of
+from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.records.merged import FirstNonfinite, MergedStep
+
+
+def nonfinite(case: Case) -> Iterator[Finding]:
+    """Yield where the latest incident was born, and what it did to the weights."""
+    first = case.history.first_nonfinite
+    step = case.step_at(case.history.first_nonfinite_sequence)
+    if first is not None and step is not None:
+        if first.phase == "backward":
+            yield _born_in_backward(case, step, first)
+        elif first.rank and len(step.present_ranks) > 1:
+            yield _born_on_ranks(case, step, first)
+        else:
+            yield _born_in_forward(case, step)
+    yield from _updates(case)
+
+
+def _born_on_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Finding:
+    blamed = step.nonfinite_loss_ranks
+    others = len(step.present_ranks) - len(blamed)
+    text = (
+        f"On step {step.step} the loss of {ranks_text(blamed)} was NaN or Inf, and that of "
+        f"{others} other(s) finite: seen before gradients were mixed."
+    )
+    return _finding(
+        case,
+        Causes.NONFINITE_ON_ONE_RANK,
+        step,
+        rank=first.rank,
+        phase="forward",
+        arguments=[Argument(text, DECISIVE), *_sudden(case, step)],
+    )
+
+
+def _born_in_forward(case: Case, step: MergedStep) -> Finding:
+    everybody = len(step.present_ranks)
+    if everybody > 1:
+        arguments = [
+            Argument(
+                f"On step {step.step} the loss of all {everybody} ranks was NaN or Inf at once.",
+                STRONG,
+            )
+        ]
+    else:
+        arguments = [Argument(f"On step {step.step} the loss was NaN or Inf.", STRONG)]
+    stuck = _skipped_nonfinite(case, step.sequence)
+    if stuck > 1:
+        arguments.append(
+            Argument(
+                f"It was so on {stuck} skipped steps: the forward pass itself overflows, which no "
+                "loss scale changes.",
+                MEDIUM,
+            )
+        )
+    if "fp16" in case.evidence.facts.get("precision", ""):
+        arguments.append(Argument("The forward pass is in FP16, which ends at 65504.", WEAK))
+    arguments += _sudden(case, step)
+    return _finding(case, Causes.NONFINITE_FORWARD, step, phase="forward", arguments=arguments)
+
+
+def _born_in_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Finding:
+    elements = step.gradient_nonfinite_elements
+    arguments = [
+        Argument(
+            f"On step {step.step} the loss was finite on all ranks, and {elements:.0f} gradient "
+            "element(s) were NaN or Inf.",
+            STRONG,
+        )
+    ]
+    if first.layer:
+        arguments.append(
+            Argument(
+                f"Of the layers affected, {first.layer} is nearest to the output, where backward "
+                "begins.",
+                MEDIUM,
+            )
+        )
+    arguments += _sudden(case, step)
+    return _finding(
+        case,
+        Causes.NONFINITE_BACKWARD,
+        step,
+        layer=first.layer,
+        phase="backward",
+        arguments=arguments,
+    )
+
+
+def _updates(case: Case) -> Iterator[Finding]:
+    updates = [
+        step for step in case.steps if not step.skipped and step.gradient_nonfinite_elements > 0
+    ]
+    if not updates:
+        return
+    first = updates[0]
+    arguments = [
+        Argument(
+            f"From step {first.step} on, {len(updates)} step(s) of the optimizer took NaN or Inf "
+            "gradients in; the weights they touch are lost.",
+            STRONG,
+        )
+    ]
+    if not case.has_scaler:
+        arguments.append(Argument("There is no GradScaler that would skip such steps.", MEDIUM))
+    yield _finding(case, Causes.NONFINITE_UPDATE, first, phase="optimizer", arguments=arguments)
+
+
+def _sudden(case: Case, step: MergedStep) -> list[Argument]:
+    """Return that nothing had announced it, if so."""
+    earlier = case.judged_before(step.sequence, 20)
+    if not earlier or max(map(norm_of, earlier)) > case.limit("grad_norm_high"):
+        return []
+    last = earlier[-1]
+    return [
+        Argument(
+            f"The gradients were ordinary until then: norm {norm_of(last):.3g} on step "
+            f"{last.step}.",
+            WEAK,
+        )
+    ]
+
+
+def _skipped_nonfinite(case: Case, sequence: int) -> int:
+    return sum(
+        step.skipped and step.flag("loss_nonfinite")
+        for step in case.steps
+        if step.sequence >= sequence
+    )
+
+
+def _finding(
+    case: Case,
+    cause: Causes,
+    step: MergedStep,
+    *,
+    arguments: list[Argument],
+    rank: str = "",
+    layer: str = "",
+    phase: str = "",
+) -> Finding:
+    return Finding(
+        cause=cause.value,
+        sequence=step.sequence,
+        step=step.step,
+        rank=rank,
+        layer=layer,
+        phase=phase,
+        speaks_for=tuple(arguments),
+    )
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """Return some ranks in words."""
+    numbers = ", ".join(map(str, ranks))
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

@@ -1,0 +1,41 @@
+"""From a case to its findings, causes before what follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mp_agent.flight.case import Case
+from mp_agent.flight.causes import DETECTIVES
+from mp_agent.flight.findings import POSSIBLE, Cause, Causes, Finding
+
+_BIRTHS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
+_SCALE = (Causes.LOSS_SCALE_COLLAPSE, Causes.LOSS_SCALE_FALLING)
+_EXPLOSION = Causes.GRADIENT_EXPLOSION
+
+_FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
+    Causes.NONFINITE_ON_ONE_RANK: (_EXPLOSION,),
+    Causes.NONFINITE_FORWARD: (_EXPLOSION,),
+    Causes.NONFINITE_BACKWARD: (_EXPLOSION,),
+    Causes.NONFINITE_UPDATE: (_EXPLOSION, *_BIRTHS),
+    Causes.LOSS_SCALE_COLLAPSE: (_EXPLOSION, Causes.NONFINITE_ON_ONE_RANK),
+    Causes.LOSS_SCALE_FALLING: (_EXPLOSION, Causes.NONFINITE_ON_ONE_RANK),
+    Causes.LOSS_DIVERGING: (_EXPLOSION, *_BIRTHS, *_SCALE),
+    Causes.GRADIENT_VANISHING: _SCALE,
+    Causes.RANK_FAILED: (Causes.RANK_KILLED, *_BIRTHS),
+}
+"""What a cause can be the consequence of, if that showed no later; the likeliest first."""
+
+
+def diagnose(case: Case) -> tuple[Finding, ...]:
+    """Return what is found, the most likely cause first, consequences last; none in a clean run."""
+    found = [finding for look in DETECTIVES for finding in look(case) if finding.score > 0]
+    by_cause = {finding.cause: finding for finding in found}
+    explained = [_explained(finding, by_cause) for finding in found]
+    return tuple(sorted(explained, key=lambda f: (bool(f.follows), -f.score, f.sequence)))
+
+
+def _explained(finding: Finding, by_cause: Mapping[Cause, Finding]) -> Finding:
+    for cause in _FOLLOWS_FROM.get(Causes(finding.cause), ()):
+        earlier = by_cause.get(cause.value)
+        if earlier and earlier.score >= POSSIBLE and earlier.sequence <= finding.sequence:
+            return replace(finding, follows=cause.value.name)
+    return finding

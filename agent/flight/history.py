@@ -1,0 +1,50 @@
+"""The steps and layers of a run, merged over its ranks by the same code as the live ones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mp_agent.records.flight import RankLog
+from mp_agent.records.merged import FirstNonfinite, MergedStep
+from mp_agent.records.steps import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerHistory:
+    """All layers at one sampled step, in module order: values [L, C], finite."""
+
+    sequence: int
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: FloatArray
+    complete: bool
+    """Whether every shard of every tensor was present."""
+
+    def column(self, name: str) -> FloatArray:
+        """Return one column [L]; zeros when the probe did not measure it."""
+        if name not in self.columns:
+            return np.zeros(len(self.names))
+        column: FloatArray = self.values[:, self.columns.index(name)]
+        return column
+
+    @property
+    def nonfinite(self) -> FloatArray:
+        """NaN and Inf elements per layer [L]."""
+        elements: FloatArray = self.column("nan_elements") + self.column("inf_elements")
+        return elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class History:
+    """Steps and tables ascend; there may be tables of steps before the first one kept."""
+
+    steps: tuple[MergedStep, ...]
+    tables: tuple[LayerHistory, ...] = ()
+    first_nonfinite: FirstNonfinite | None = None
+    """Where the latest incident began, as the live agent tells it."""
+    first_nonfinite_sequence: int = 0
+
+
+Merge = Callable[[Sequence[RankLog]], History]
+"""Merges the rows of an attempt's ranks. The node agent's own merge stands behind it."""

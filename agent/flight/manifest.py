@@ -1,0 +1,166 @@
+"""The manifest of a flight record's file, and what stands in it of ranks and their arrays.
+
+The file `node<k>.npz` is a zip archive of NumPy arrays, as `numpy.savez` writes them, with
+`manifest.json` beside the arrays. A zip keeps a checksum of each member and its directory at the
+end, so that a truncated file is never taken for a whole one; every language reads it, and
+`unzip -p node0.npz manifest.json` is enough to see what it is. Arrays are little-endian, float64 or
+int64; NaN stands for "not observed".
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mp_agent.errors import FlightError
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.flight import FlightRequest
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.steps import EndReason, RankState
+
+FORMAT = "mp_agent flight record"
+VERSION = 1
+"""Rises with every change that a reader of an older version would read wrongly."""
+
+MANIFEST = "manifest.json"
+
+
+class Names(Struct, frozen=True, kw_only=True):
+    """Layers by column: there may be a hundred thousand, the same ones on every rank."""
+
+    names: tuple[str, ...]
+    shares: tuple[int, ...]
+    elements: tuple[int, ...]
+
+
+class SchemaEntry(Struct, frozen=True, kw_only=True):
+    """A `Schema`; its layers are those of `Manifest.layers` at an index."""
+
+    step_columns: tuple[str, ...]
+    gradient_columns: tuple[str, ...]
+    shares: tuple[Share, ...]
+    layers: int
+    facts: tuple[tuple[str, str], ...]
+
+
+class TableEntry(Struct, frozen=True, kw_only=True):
+    """A layer table: its array is [L, C], one row per layer. Equal tables share an array."""
+
+    sequence: int
+    array: str
+
+
+class SegmentEntry(Struct, frozen=True, kw_only=True):
+    """Rows of a rank under one schema.
+
+    Arrays of N steps: sequence, step and time_unix_ns [N], values [N, S], gradients [N, G, C].
+    """
+
+    schema: int
+    sequence: str
+    step: str
+    time_unix_ns: str
+    values: str
+    gradients: str
+    tables: tuple[TableEntry, ...]
+
+
+class RankEntry(Struct, frozen=True, kw_only=True):
+    """One rank."""
+
+    identity: RankIdentity
+    state: RankState
+    end: EndReason
+    segments: tuple[SegmentEntry, ...]
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """All of a file that is not an array; names of arrays are names of members."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    request: FlightRequest
+    run: str
+    node_rank: int
+    host: str
+    written_unix_seconds: float
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    thresholds: dict[str, float]
+    conditions: tuple[ActiveCondition, ...]
+    left_out: int
+    layers: tuple[Names, ...]
+    schemas: tuple[SchemaEntry, ...]
+    ranks: tuple[RankEntry, ...]
+
+
+class _Kind(Struct, frozen=True):
+    format: str = ""
+    version: int = 0
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON; names that are no UTF-8 get question marks."""
+    return msgspec.json.format(msgspec.json.encode(_utf8(msgspec.to_builtins(manifest))), indent=1)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Return the manifest in `data`. Raises FlightError, which says what is wrong."""
+    try:
+        kind = msgspec.json.decode(data, type=_Kind)
+        if kind.format != FORMAT:
+            raise FlightError("not a flight record: its manifest is of another kind")
+        if kind.version != VERSION:
+            raise FlightError(f"format version {kind.version}; this release reads {VERSION}")
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise FlightError(f"its manifest cannot be read: {error}") from error
+
+
+def names_of(schema: Schema) -> Names:
+    """Return the layers of a schema."""
+    return Names(
+        names=tuple(layer.name for layer in schema.layers),
+        shares=tuple(layer.share for layer in schema.layers),
+        elements=tuple(layer.elements for layer in schema.layers),
+    )
+
+
+def schema_entry(schema: Schema, layers: int) -> SchemaEntry:
+    """Return the entry of a schema whose layers are at an index."""
+    return SchemaEntry(
+        step_columns=schema.step_columns,
+        gradient_columns=schema.gradient_columns,
+        shares=schema.shares,
+        layers=layers,
+        facts=schema.facts,
+    )
+
+
+def schema_of(entry: SchemaEntry, layers: tuple[Names, ...]) -> Schema:
+    """Return the schema of an entry. Raises FlightError when it refers to what is not there."""
+    try:
+        known = layers[entry.layers]
+        rows = zip(known.names, known.shares, known.elements, strict=True)
+        found = tuple(Layer(name=n, share=share, elements=e) for n, share, e in rows)
+    except (IndexError, ValueError) as error:
+        raise FlightError(f"its manifest contradicts itself: {error}") from error
+    if any(not 0 <= layer.share < len(entry.shares) for layer in found):
+        raise FlightError("its manifest contradicts itself: a layer of no share")
+    return Schema(
+        step_columns=entry.step_columns,
+        gradient_columns=entry.gradient_columns,
+        shares=entry.shares,
+        layers=found,
+        facts=entry.facts,
+    )
+
+
+def _utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_utf8(key): _utf8(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_utf8(item) for item in value]
+    return value

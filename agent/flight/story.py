@@ -1,0 +1,226 @@
+"""The story of a run: what went wrong first, what moved before it, why, and what to do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.flight.case import Case, headroom_bits
+from mp_agent.flight.diagnose import diagnose
+from mp_agent.flight.evidence import Evidence
+from mp_agent.flight.findings import Cause, Finding
+from mp_agent.flight.history import History, LayerHistory
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.steps import EndReason
+
+_STEPS_BEFORE, _STEPS_AFTER = 8, 5
+_LONG_BEFORE, _JUST_BEFORE = 50, 5
+_MOVED = 1.5
+_MOVED_TIME = 3.0
+"""Step times vary by themselves."""
+_LAYERS_SHOWN = 10
+
+_GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """How one quantity stood long before the first bad step, just before it, and at it.
+
+    Medians over steps 6 to 50 and 1 to 5 before; None where nothing was observed.
+    """
+
+    name: str
+    long_before: float | None
+    just_before: float | None
+    at: float | None
+
+    @property
+    def moved(self) -> bool:
+        """Whether it changed by half or more, a step time threefold, headroom by a bit."""
+        values = [v for v in (self.long_before, self.just_before, self.at) if v is not None]
+        if len(values) < 2:
+            return False
+        low, high = min(values), max(values)
+        if self.name == "headroom_bits":
+            return high - low >= 1.0
+        factor = _MOVED_TIME if self.name == "step_seconds" else _MOVED
+        return high > factor * low if low > 0 else high != low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What to do about a cause, from the conditions catalog."""
+
+    condition: str
+    confirm: str
+    remedies: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerStanding:
+    """A layer at the step that is looked at."""
+
+    name: str
+    norm: float
+    abs_max: float
+    nonfinite_elements: float
+    elements: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Story:
+    """Everything that a post-mortem says. `first_bad` is the first of `findings`, if any."""
+
+    evidence: Evidence
+    history: History
+    end: EndReason
+    """RUNNING if it went on when the record was made."""
+    findings: tuple[Finding, ...]
+    remedies: tuple[Remedy, ...]
+    """Of the first finding."""
+    moves: tuple[Move, ...]
+    around: tuple[MergedStep, ...]
+    """Steps before and after the first bad one; the last ones when there is none."""
+    layers: tuple[LayerStanding, ...]
+    """The worst layers, at `layers_step`."""
+    layers_step: int
+    """In the trainer's count; the first bad one, or the one looked at last before it."""
+    limits: tuple[tuple[str, float], ...]
+    """Thresholds of the gradient norm, by name."""
+
+    @property
+    def first_bad(self) -> Finding | None:
+        """Return where it began."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def ended_unix_seconds(self) -> float | None:
+        """When the last step was complete."""
+        return self.history.steps[-1].time_unix_seconds if self.history.steps else None
+
+
+def tell(evidence: Evidence, history: History) -> Story:
+    """Return the story of an attempt."""
+    case = Case(evidence, history)
+    findings = diagnose(case)
+    first = findings[0] if findings else None
+    table = _table_for(case, first)
+    return Story(
+        evidence=evidence,
+        history=history,
+        end=run_end([log.end for log in evidence.ranks]),
+        findings=findings,
+        remedies=remedies_for(first.cause) if first else (),
+        moves=tuple(_moves(case, first.sequence)) if first else (),
+        around=_around(case, first),
+        layers=_worst_layers(table) if table else (),
+        layers_step=case.number_of(table.sequence) if table else 0,
+        limits=tuple(
+            (name, case.limit(name))
+            for name in ("grad_norm_extreme", "grad_norm_high", "grad_norm_low")
+        ),
+    )
+
+
+def run_end(ranks: Sequence[EndReason]) -> EndReason:
+    """Return how a run ended: the gravest of its ranks' ends; RUNNING while one goes on."""
+    if not ranks or EndReason.RUNNING in ranks:
+        return EndReason.RUNNING
+    return next(reason for reason in _GRAVITY if reason in ranks)
+
+
+def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
+    """Return the catalog's remedies for a cause; an alert that is not in the catalog is left out.
+
+    What two alerts both advise is said once.
+    """
+    known = {condition.name: condition for condition in CONDITIONS}
+    said: set[str] = set()
+    found = []
+    for name in cause.conditions:
+        if name not in known:
+            continue
+        condition = known[name]
+        new = tuple(remedy for remedy in condition.remedies if remedy not in said)
+        said.update(new)
+        if new:
+            found.append(
+                Remedy(condition=name, confirm=condition.confirm, remedies=new, why=condition.why)
+            )
+    return tuple(found)
+
+
+QUANTITIES: tuple[tuple[str, Callable[[MergedStep], float | None]], ...] = (
+    ("loss", lambda step: step.get("loss")),
+    ("grad_norm", lambda step: step.grad_norm if step.gradients_judged else None),
+    ("grad_abs_max", lambda step: step.get("abs_max") if step.gradients_judged else None),
+    ("loss_scale", lambda step: step.get("loss_scale")),
+    ("headroom_bits", headroom_bits),
+    ("clip_coefficient", lambda step: step.clip_coefficient),
+    ("learning_rate", lambda step: step.get("learning_rate")),
+    ("step_seconds", lambda step: step.get("step_seconds")),
+)
+"""What is watched on the way to the first bad step."""
+
+
+def _moves(case: Case, sequence: int) -> list[Move]:
+    long_before = case.before(sequence - _JUST_BEFORE, _LONG_BEFORE - _JUST_BEFORE)
+    just_before = case.before(sequence, _JUST_BEFORE)
+    at = case.step_at(sequence)
+    moves = []
+    for name, read in QUANTITIES:
+        move = Move(
+            name=name,
+            long_before=_median(map(read, long_before)),
+            just_before=_median(map(read, just_before)),
+            at=read(at) if at else None,
+        )
+        if any(value is not None for value in (move.long_before, move.just_before, move.at)):
+            moves.append(move)
+    return moves
+
+
+def _median(values: "map[float | None]") -> float | None:
+    observed = [value for value in values if value is not None]
+    return median(observed) if observed else None
+
+
+def _around(case: Case, first: Finding | None) -> tuple[MergedStep, ...]:
+    shown = _STEPS_BEFORE + _STEPS_AFTER
+    if first is None:
+        return case.steps[-shown:]
+    begin, end = first.sequence - _STEPS_BEFORE, first.sequence + _STEPS_AFTER
+    found = tuple(step for step in case.steps if begin <= step.sequence <= end)
+    return found or case.steps[-shown:]
+
+
+def _table_for(case: Case, first: Finding | None) -> LayerHistory | None:
+    """Return the layers at the first bad step, else those looked at last before it."""
+    tables = case.history.tables
+    if not tables:
+        return None
+    if first is None:
+        return tables[-1]
+    earlier = [table for table in tables if table.sequence <= first.sequence]
+    return case.layers_at(first.sequence) or (earlier[-1] if earlier else tables[0])
+
+
+def _worst_layers(table: LayerHistory) -> tuple[LayerStanding, ...]:
+    """Return the layers with most NaN and Inf, then with the largest norm."""
+    standing = [
+        LayerStanding(
+            name=name, norm=squares**0.5, abs_max=largest, nonfinite_elements=bad, elements=elements
+        )
+        for name, squares, largest, bad, elements in zip(
+            table.names,
+            table.column("sum_squares").tolist(),
+            table.column("abs_max").tolist(),
+            table.nonfinite.tolist(),
+            table.column("elements").tolist(),
+            strict=True,
+        )
+    ]
+    standing.sort(key=lambda layer: (-layer.nonfinite_elements, -layer.norm))
+    return tuple(standing[:_LAYERS_SHOWN])

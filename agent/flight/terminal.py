@@ -1,0 +1,131 @@
+"""A story in the terminal."""
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from mp_agent.flight.findings import NOT_MEASURED, Finding
+from mp_agent.flight.story import Story
+from mp_agent.flight.words import (
+    NAMES,
+    STEP_HEADINGS,
+    facts,
+    number,
+    step_cells,
+    verdict,
+)
+
+_STYLES = {
+    "likely": "bold white on red",
+    "possible": "black on yellow",
+    "unlikely": "black on bright_black",
+    "consequence": "black on cyan",
+}
+
+
+def print_story(story: Story, console: Console) -> None:
+    """Print the story."""
+    style = "red" if story.first_bad else "green"
+    console.print(Panel(Text(verdict(story), style="bold"), border_style=style, expand=False))
+    console.print(_pairs(facts(story)))
+    for finding in story.findings:
+        console.print(_finding(finding))
+    if story.remedies:
+        console.print(Rule("What to do", align="left"))
+        for remedy in story.remedies:
+            for text in remedy.remedies:
+                console.print(Padding(Text(f"• {text}"), (0, 0, 0, 2)))
+        console.print(Padding(Text(story.remedies[0].why, style="dim"), (0, 0, 1, 2)))
+    if story.moves:
+        console.print(Rule("What moved before it", align="left"))
+        console.print(_moves(story))
+    if story.around:
+        console.print(
+            Rule("The steps around it" if story.findings else "The last steps", align="left")
+        )
+        console.print(_steps(story))
+    if story.layers:
+        console.print(_layers(story))
+    console.print(Rule("Ranks and conditions", align="left"))
+    console.print(_ranks(story))
+    for condition in story.evidence.conditions:
+        console.print(
+            Text(
+                f"In force: {condition.name} ({condition.severity}) since step "
+                f"{condition.since_step}. {condition.description}"
+            )
+        )
+    missing = ", ".join(text for _, text in NOT_MEASURED)
+    console.print(Text(f"Not measured, so neither shown nor ruled out: {missing}.", style="dim"))
+    for note in story.evidence.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
+
+
+def _pairs(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, Text(text))
+    return table
+
+
+def _finding(finding: Finding) -> Padding:
+    head = Text.assemble(
+        (f" {finding.likelihood} ", _STYLES[finding.likelihood]),
+        (f" {finding.cause.title}", "bold"),
+        f"\n   step {finding.step}" + (f", {finding.place}" if finding.place else ""),
+        f"; follows from {finding.follows}" if finding.follows else "",
+    )
+    lines = [head]
+    lines += [Text(f"   + {argument.text}", style="") for argument in finding.speaks_for]
+    lines += [Text(f"   − {argument.text}", style="dim") for argument in finding.speaks_against]
+    return Padding(Group(*lines), (1, 0, 0, 0))
+
+
+def _moves(story: Story) -> Table:
+    table = Table("", "6–50 steps before", "1–5 steps before", "at the step", box=None)
+    for move in story.moves:
+        values = (move.long_before, move.just_before, move.at)
+        table.add_row(NAMES[move.name], *map(number, values), style="bold" if move.moved else "dim")
+    return table
+
+
+def _steps(story: Story) -> Table:
+    table = Table(*STEP_HEADINGS, box=None)
+    for heading in table.columns[:-1]:
+        heading.justify = "right"
+    bad = story.first_bad.sequence if story.first_bad else None
+    for step in story.around:
+        cells = [Text(cell) for cell in step_cells(step)]
+        table.add_row(*cells, style="bold red" if step.sequence == bad else "")
+    return table
+
+
+def _layers(story: Story) -> Group:
+    table = Table("layer", "gradient norm", "largest", "NaN/Inf", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for layer in story.layers:
+        nonfinite = f"{layer.nonfinite_elements:.0f}" if layer.nonfinite_elements else ""
+        table.add_row(Text(layer.name), number(layer.norm), number(layer.abs_max), nonfinite)
+    title = f"The worst layers at step {story.layers_step}"
+    return Group(Rule(title, align="left"), table)
+
+
+def _ranks(story: Story) -> Table:
+    table = Table("rank", "host", "end", "stood in", "step", box=None)
+    shown = [log for log in story.evidence.ranks if log.end.name != "COMPLETED"]
+    for log in (shown or story.evidence.ranks)[:16]:
+        identity, state = log.identity, log.state
+        table.add_row(
+            str(identity.rank),
+            Text(identity.host),
+            log.end.name.lower(),
+            Text(state.phase_name),
+            str(state.started_sequence),
+        )
+    return table

@@ -1,0 +1,114 @@
+"""How a story's parts are put into words, for the terminal and the page alike."""
+
+from datetime import datetime, timezone
+
+from mp_agent.flight.case import headroom_bits
+from mp_agent.flight.story import Story
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.steps import EndReason
+
+NAMES = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "grad_abs_max": "largest gradient",
+    "loss_scale": "loss scale",
+    "headroom_bits": "FP16 headroom (bits)",
+    "clip_coefficient": "clip coefficient",
+    "learning_rate": "learning rate",
+    "step_seconds": "step time (s)",
+}
+"""Of the quantities that a post-mortem follows."""
+
+_WHOLE_MAX = 1e7
+
+STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "clipped", "remarks")
+
+
+def number(value: float | None) -> str:
+    """Return a number to four digits, whole ones as they are; a dash for none."""
+    if value is None:
+        return "–"
+    whole = abs(value) < _WHOLE_MAX and value == int(value)
+    return f"{value:.0f}" if whole else f"{value:.4g}"
+
+
+def moment(time_unix_seconds: float | None) -> str:
+    """Return a time in UTC."""
+    if time_unix_seconds is None:
+        return "–"
+    return f"{datetime.fromtimestamp(time_unix_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def verdict(story: Story) -> str:
+    """Return the story in one sentence."""
+    first = story.first_bad
+    if first is None:
+        return "Nothing found: the numbers of this run were in order."
+    where = f" ({first.place})" if first.place else ""
+    return f"{first.cause.title}, since step {first.step}{where}."
+
+
+def ending(story: Story) -> str:
+    """Return when and how the run ended."""
+    when = moment(story.ended_unix_seconds)
+    steps = story.history.steps
+    last = f"step {steps[-1].step}" if steps else "no step"
+    if story.end is EndReason.RUNNING:
+        return f"was running; {last}, {when}"
+    return f"{story.end.name.lower()} after {last}, {when}"
+
+
+def facts(story: Story) -> list[tuple[str, str]]:
+    """Return what is known of the run, by name."""
+    evidence, identity = story.evidence, story.evidence.identity
+    known = evidence.facts
+    hosts = sorted({log.identity.host for log in evidence.ranks})
+    versions = dict(evidence.versions) or {
+        "mp_agent": identity.version,
+        "torch": identity.torch_version,
+    }
+    rows = [
+        ("run", f"{identity.run}, attempt {identity.attempt}"),
+        ("ended", ending(story)),
+        ("ranks", f"{len(evidence.ranks)} of {identity.world_size}, on {', '.join(hosts)}"),
+        (
+            "training",
+            ", ".join(
+                f"{k} {known[k]}" for k in ("strategy", "precision", "scaler") if known.get(k)
+            ),
+        ),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("from", f"{evidence.source}"),
+    ]
+    if evidence.reasons:
+        rows.insert(2, ("recorded for", ", ".join(evidence.reasons)))
+    return [(name, text) for name, text in rows if text]
+
+
+def step_cells(step: MergedStep) -> tuple[str, ...]:
+    """Return one row of the table of steps, in the order of `STEP_HEADINGS`."""
+    norm = step.grad_norm
+    coefficient = step.clip_coefficient
+    clipped = "" if coefficient is None or coefficient >= 1.0 else f"×{coefficient:.3g}"
+    return (
+        str(step.step),
+        "NaN/Inf" if step.flag("loss_nonfinite") else number(step.get("loss")),
+        number(norm) if step.gradients_judged else f"({number(norm)})",
+        number(step.get("loss_scale")),
+        number(headroom_bits(step)),
+        clipped,
+        ", ".join(_remarks(step)),
+    )
+
+
+def _remarks(step: MergedStep) -> list[str]:
+    remarks = []
+    if step.skipped:
+        remarks.append("skipped")
+    if step.gradient_nonfinite_elements > 0:
+        remarks.append(f"{step.gradient_nonfinite_elements:.0f} NaN/Inf gradients")
+    if step.nonfinite_loss_ranks and len(step.nonfinite_loss_ranks) < len(step.present_ranks):
+        remarks.append("loss of rank " + ", ".join(map(str, step.nonfinite_loss_ranks)))
+    if step.missing_ranks:
+        remarks.append("without rank " + ", ".join(map(str, step.missing_ranks)))
+    return remarks
