@@ -1,27 +1,30 @@
 """`mp-agent rules`: the Prometheus rule file, with this site's numbers."""
 
 import difflib
+import re
 import shlex
 from pathlib import Path
 
 import click
 
-from mp_agent.alerting.condition import RUNBOOK_BASE
-from mp_agent.alerting.durations import DURATIONS
+from mp_agent.alerting.condition import DASHBOARD_BASE, RUNBOOK_BASE
 from mp_agent.alerting.rules import render_rules, rules_heading
-from mp_agent.alerting.values import Values, parse_assignments, values_in_force
-from mp_agent.catalog.thresholds import THRESHOLDS
+from mp_agent.alerting.site import known_names, site_values
+from mp_agent.alerting.values import Values
+from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import SettingError
 from mp_agent.settings import load_settings
 
-_NAMES = ", ".join(known.name for known in (*THRESHOLDS, *DURATIONS))
+_ADDRESS = re.compile(r"https?://[^\s{}<>\"]+")
+_COUNTED_AGAINST = dict.fromkeys(name for metric in METRICS for name in metric.thresholds)
 
 
 @click.command(
     "rules",
-    epilog="Thresholds of the setting `thresholds` apply here as well, before --set. Give those "
-    "that the node agent counts against (grad_norm_high, grad_norm_extreme, loss_scale_floor) to "
-    f"the jobs too. Names that --set knows: {_NAMES}.",
+    epilog="The settings `thresholds` and `alerts` apply here as well, before --set. Give the "
+    "thresholds that the node agent counts against to the jobs too: "
+    f"{', '.join(_COUNTED_AGAINST)}. Names that --set knows, alerts being followed by a level, "
+    f"`.severity` or nothing: {', '.join(known_names())}.",
 )
 @click.option(
     "--output",
@@ -34,7 +37,9 @@ _NAMES = ", ".join(known.name for known in (*THRESHOLDS, *DURATIONS))
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Change a threshold (a number) or a duration (seconds, or 90s, 1m30s); repeatable.",
+    help="Change a threshold (a number), a duration (seconds, or 90s, 1m30s), a severity "
+    "(MpAgentLossSpike.severity=info, MpAgentGradientExplosion.info=off, MpAgentLossSpike=off) or "
+    'a selector (selectors.series=cluster="a"); repeatable.',
 )
 @click.option(
     "--time-scale",
@@ -51,14 +56,29 @@ _NAMES = ", ".join(known.name for known in (*THRESHOLDS, *DURATIONS))
     show_default=True,
     help="Address below which the runbooks are published.",
 )
+@click.option(
+    "--dashboard-base",
+    default=DASHBOARD_BASE,
+    show_default=True,
+    help="Address of Grafana.",
+)
 @click.option("--check", is_flag=True, help="Write nothing; fail if --output is out of date.")
 def rules_command(
-    output: Path, assignments: tuple[str, ...], time_scale: float, runbook_base: str, check: bool
+    output: Path,
+    assignments: tuple[str, ...],
+    time_scale: float,
+    runbook_base: str,
+    dashboard_base: str,
+    check: bool,
 ) -> None:
     """Write the Prometheus alerting rules."""
+    for name, address in (("runbook-base", runbook_base), ("dashboard-base", dashboard_base)):
+        _check_address(name, address)
     values = _values(assignments, time_scale)
-    heading = _heading(assignments, time_scale, runbook_base)
-    text = render_rules(values, heading=heading, runbook_base=runbook_base)
+    heading = _heading(assignments, time_scale, runbook_base, dashboard_base)
+    text = render_rules(
+        values, heading=heading, runbook_base=runbook_base, dashboard_base=dashboard_base
+    )
     if check:
         _check(output, text)
     elif output == Path("-"):
@@ -67,18 +87,23 @@ def rules_command(
         output.write_text(text, encoding="utf-8")
 
 
+def _check_address(name: str, address: str) -> None:
+    """Refuse what is no address: it goes into templates that Prometheus would fail on."""
+    if not _ADDRESS.fullmatch(address):
+        raise click.UsageError(f"--{name} has value {address!r}; it must be an http(s) address")
+
+
 def _values(assignments: tuple[str, ...], time_scale: float) -> Values:
     try:
-        thresholds, durations = parse_assignments(assignments)
         settings, _ = load_settings()
-        return values_in_force(
-            {**settings.thresholds, **thresholds}, durations, time_scale=time_scale
-        )
+        return site_values(settings, assignments, time_scale=time_scale)
     except SettingError as error:
         raise click.UsageError(str(error)) from error
 
 
-def _heading(assignments: tuple[str, ...], time_scale: float, runbook_base: str) -> str:
+def _heading(
+    assignments: tuple[str, ...], time_scale: float, runbook_base: str, dashboard_base: str
+) -> str:
     words = ["mp-agent", "rules"]
     for assignment in assignments:
         words += ["--set", assignment]
@@ -86,6 +111,8 @@ def _heading(assignments: tuple[str, ...], time_scale: float, runbook_base: str)
         words += ["--time-scale", f"{time_scale:g}"]
     if runbook_base != RUNBOOK_BASE:
         words += ["--runbook-base", runbook_base]
+    if dashboard_base != DASHBOARD_BASE:
+        words += ["--dashboard-base", dashboard_base]
     return rules_heading(shlex.join(words))
 
 

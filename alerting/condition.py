@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mp_agent.alerting import metrics
+from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.examples import Example
 from mp_agent.alerting.expressions import walk
-from mp_agent.alerting.predicates import Gone, Predicate
+from mp_agent.alerting.predicates import Gone, Predicate, Silent, kept_labels
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Mean, Series
-from mp_agent.alerting.values import Values, check_marks
+from mp_agent.alerting.signals import Count, Series
+from mp_agent.alerting.values import Values
 from mp_agent.catalog.metric import Metric
 from mp_agent.errors import CatalogError
 
@@ -23,6 +25,23 @@ COMPONENT = "mp-agent"
 RUNBOOK_BASE = "https://mp-agent.example/runbooks"
 """Where runbooks are published; a placeholder domain until `--runbook-base` names a real one."""
 
+DASHBOARD_BASE = "https://mp-agent.example/grafana"
+"""Where Grafana is; a placeholder domain until `--dashboard-base` names a real one."""
+
+ALERT_LABELS = ("cluster", "namespace", "job", "run")
+"""Labels that every alert has, beside those that its predicate keeps."""
+
+_DASHBOARD = "/d/mp-agent-run/?" + "&".join(
+    f"var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in ALERT_LABELS[1:]
+)
+_SINCE_STEP = (
+    f'{{{{ with printf "min({metrics.CONDITION_SINCE_STEP.prometheus_name}'
+    '{condition=%q,namespace=%q,job=%q,run=%q})" "NAME" '
+    "$labels.namespace $labels.job $labels.run | query }}"
+    '{{ . | first | value | printf "%.0f" }}{{ end }}'
+)
+"""Where the condition began, by the node agent's own detectors, which see every step."""
+
 _NAME = re.compile(r"MpAgent([A-Z][a-z]+)+")
 
 
@@ -31,9 +50,9 @@ class Level:
     """A condition at one severity.
 
     when: the runs that have it. hold: how long they must have it before the alert fires.
-    keep: how long the alert outlasts it.
-    description: what happened to this run: an alert template. `<name>` of a threshold or duration
-    stands for its value; `$value` is that of the first signal in `when`.
+    keep: how long the alert outlasts it. reason: why it waits so long, or does not.
+    description: what happened to this run, with the marks of `descriptions`; the value is that of
+    the first signal in `when`.
     """
 
     severity: Severity
@@ -41,6 +60,13 @@ class Level:
     description: str
     hold: Duration | None = None
     keep: Duration | None = None
+    reason: str = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The description, its marks told apart."""
+        labels = (*ALERT_LABELS, *kept_labels(self.when))
+        return parse_description(self.severity.value, self.description, labels)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -51,7 +77,7 @@ class Level:
     def metrics(self) -> frozenset[Metric]:
         """The metrics that the level looks at."""
         nodes = walk(self.when)
-        return frozenset(n.metric for n in nodes if isinstance(n, Count | Gone | Mean | Series))
+        return frozenset(n.metric for n in nodes if isinstance(n, Count | Gone | Series | Silent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +104,22 @@ class Condition:
         problems = [*self._problems_of_text(), *self._problems_of_levels(), *self._untested()]
         if problems:
             raise CatalogError(f"{self.name}: {'; '.join(problems)}")
-        for level in self.levels:
-            check_marks(self.name, level.description)
 
     def annotations(
-        self, level: Level, values: Values, runbook_base: str = RUNBOOK_BASE
+        self,
+        level: Level,
+        values: Values,
+        runbook_base: str = RUNBOOK_BASE,
+        dashboard_base: str = DASHBOARD_BASE,
     ) -> Mapping[str, str]:
         """Return the annotations of the rule for one level."""
         return {
             "summary": self.summary,
-            "description": values.fill(level.description),
+            "description": prometheus_template(level.parts, values),
             "remedy": " ".join(self.remedies),
             "runbook_url": f"{runbook_base.rstrip('/')}/{self.name.lower()}",
+            "dashboard_url": dashboard_base.rstrip("/") + _DASHBOARD,
+            "step": _SINCE_STEP.replace("NAME", self.name),
         }
 
     def _problems_of_text(self) -> list[str]:
@@ -99,7 +129,7 @@ class Condition:
         texts = (self.summary, self.meaning, self.confirm, *self.remedies, self.why)
         if not self.remedies or not all(text.endswith(".") for text in texts):
             problems.append("summary, meaning, confirm, remedies and why are whole sentences")
-        if any("{{" in text or "<" in text for text in texts):
+        if any("{" in text or "<" in text for text in texts):
             problems.append("only descriptions are templates")
         return problems
 
@@ -107,11 +137,17 @@ class Condition:
         severities = [level.severity for level in self.levels]
         if not severities or severities != [known for known in Severity if known in severities]:
             return ["levels stand from the worst severity to the mildest, each once"]
-        return [
+        problems = [
             f"{level.severity.value} looks at no metric"
             for level in self.levels
             if not level.metrics
         ]
+        for level in self.levels:
+            try:
+                _ = level.parts
+            except CatalogError as error:
+                problems.append(str(error))
+        return problems
 
     def _untested(self) -> list[str]:
         fired = {severity for example in self.firing for severity in example.fires}

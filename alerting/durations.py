@@ -47,6 +47,16 @@ DURATIONS = (
         meaning="how long a loss scale alert outlasts its condition",
     ),
     Duration(
+        name="loss_scale_reduced_hold",
+        seconds=15 * _MINUTE,
+        meaning="how long a loss scale below loss_scale_reduced must last",
+    ),
+    Duration(
+        name="loss_scale_very_low_hold",
+        seconds=10 * _MINUTE,
+        meaning="how long a loss scale below loss_scale_very_low must last",
+    ),
+    Duration(
         name="floor_window",
         seconds=5 * _MINUTE,
         meaning="over which skips at the loss scale's floor are counted",
@@ -67,11 +77,6 @@ DURATIONS = (
         meaning="makes a gradient norm that is merely high hold for two evaluations",
     ),
     Duration(
-        name="loss_baseline_window",
-        seconds=30 * _MINUTE,
-        meaning="before the explosion window: the loss's own baseline",
-    ),
-    Duration(
         name="vanishing_low_hold",
         seconds=30 * _MINUTE,
         meaning="how long a norm below grad_norm_low must last",
@@ -87,19 +92,39 @@ DURATIONS = (
         meaning="how long a norm below grad_norm_vanished must last",
     ),
     Duration(
+        name="underflow_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long too many layers must underflow: some looks at them",
+    ),
+    Duration(
+        name="layer_keep",
+        seconds=10 * _MINUTE,
+        meaning="how long an alert on layers outlasts the look that ended it",
+    ),
+    Duration(
         name="loss_trend_window",
         seconds=5 * _MINUTE,
         meaning="whose mean loss is compared with that of the same time before",
     ),
     Duration(
+        name="loss_spike_window",
+        seconds=5 * _MINUTE,
+        meaning="how long a spike of the loss stays news",
+    ),
+    Duration(
+        name="diverging_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long the loss must be seen to rise",
+    ),
+    Duration(
+        name="diverging_keep",
+        seconds=10 * _MINUTE,
+        meaning="how long a rising loss outlasts its fall below the limit",
+    ),
+    Duration(
         name="incident_window",
         seconds=10 * _MINUTE,
         meaning="how long a non-finite loss or update stays news",
-    ),
-    Duration(
-        name="repeat_window",
-        seconds=5 * _MINUTE,
-        meaning="over which non-finite losses of skipped steps are counted",
     ),
     Duration(
         name="stall_window",
@@ -115,6 +140,36 @@ DURATIONS = (
         name="slow_stall_window",
         seconds=2 * _HOUR,
         meaning="without a step: a stall even where steps take many minutes",
+    ),
+    Duration(
+        name="rank_stall_window",
+        seconds=5 * _MINUTE,
+        meaning="without a step: ranks that lag are named",
+    ),
+    Duration(
+        name="straggler_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long the same run must have a straggler",
+    ),
+    Duration(
+        name="coverage_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long merges must lack a rank",
+    ),
+    Duration(
+        name="rank_keep",
+        seconds=5 * _MINUTE,
+        meaning="how long an alert on ranks outlasts its condition",
+    ),
+    Duration(
+        name="telemetry_window",
+        seconds=10 * _MINUTE,
+        meaning="how long an error or a loss of the telemetry stays news",
+    ),
+    Duration(
+        name="silent_window",
+        seconds=30 * _MINUTE,
+        meaning="how long a target may be without series, as while a job starts",
     ),
     Duration(
         name="end_window",

@@ -28,29 +28,21 @@ class Track:
 
     metric: a catalog metric, or the name of a series that the scraper itself makes.
     labels: beside those of TARGET and the run; a threshold stands for its label text.
-    suffix: of a histogram's component series.
     """
 
     metric: Metric | str
     values: tuple[Value, ...]
     labels: Mapping[str, str | Limit] = field(default_factory=dict)
-    suffix: str = ""
 
     @property
     def name(self) -> str:
         """The series' metric name."""
-        return (
-            self.metric
-            if isinstance(self.metric, str)
-            else self.metric.prometheus_name + self.suffix
-        )
+        return self.metric if isinstance(self.metric, str) else self.metric.prometheus_name
 
     @property
     def is_seconds(self) -> bool:
         """Whether the values are durations, which a time scale shortens with everything else."""
-        return (
-            isinstance(self.metric, Metric) and self.metric.unit == "s" and self.suffix != "_count"
-        )
+        return isinstance(self.metric, Metric) and self.metric.unit == "s"
 
     def over(self, minutes: int) -> tuple[Value, ...]:
         """Return the samples of minutes 0 to `minutes`."""
@@ -69,7 +61,8 @@ class Example:
     without: metrics that this run does not have.
     ends: minute at which all series of the healthy run end.
     fires: the condition's own severities that fire, each with its description as it comes out.
-    labels: that the alerts have beside severity, component and those of the run.
+    labels: that the alerts have beside severity, component and those of the run; an empty one is
+    not there.
     at: minute at which exactly `fires` are firing; `not_yet`: minutes at which none of them is.
     also: severities of other conditions that this example fires, by name.
     """
@@ -94,7 +87,7 @@ class Example:
                 )
 
 
-def flat(value: float, samples: int) -> tuple[float, ...]:
+def flat(value: Value, samples: int) -> tuple[Value, ...]:
     """Return the same value `samples` times."""
     return (value,) * samples
 

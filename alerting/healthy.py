@@ -14,16 +14,41 @@ _CONSTANT: Mapping[Metric, float] = {
     metrics.GRAD_FINITE: 1,
     metrics.GRAD_NORM: 1.2,
     metrics.GRAD_NORM_WINDOW_MAX: 1.9,
+    metrics.LAYERS_DEAD: 0,
+    metrics.LAYERS_UNDERFLOWING: 0,
+    metrics.LOSS_MEDIAN: 2,
     metrics.LOSS_SCALE: 65536,
+    metrics.LOSS_SCALE_CALIBRATED: 65536,
+    metrics.LOSS_SCALE_CONSECUTIVE_DECREASES: 0,
     metrics.LOSS_SCALE_INITIAL: 65536,
-    metrics.LOSS_SCALE_DECREASES: 0,
-    metrics.LOSS_SCALE_INCREASES: 0,
-    metrics.LOSS_SCALE_FLOOR_SKIPS: 0,
-    metrics.SKIPPED_STEPS: 0,
-    metrics.CLIPPED_STEPS: 0,
-    metrics.LOSS_NONFINITE_STEPS: 0,
-    metrics.NONFINITE_UPDATES: 0,
+    metrics.LOSS_TREND: -0.4,
+    metrics.RANKS_LAGGING: 0,
+    metrics.STEP_USUAL: 1,
+    metrics.STRAGGLER_DELAY: 0.03,
+    metrics.STRAGGLER_SLOWDOWN: 1.05,
 }
+_COUNTERS = (
+    metrics.CLIPPED_STEPS,
+    metrics.LOSS_NONFINITE_REPEATED,
+    metrics.LOSS_NONFINITE_STEPS,
+    metrics.LOSS_NONFINITE_UNSKIPPED,
+    metrics.LOSS_SCALE_DECREASES,
+    metrics.LOSS_SCALE_FLOOR_STALLS,
+    metrics.LOSS_SCALE_INCREASES,
+    metrics.LOSS_SPIKE_STEPS,
+    metrics.NONFINITE_UPDATES,
+    metrics.SKIPPED_STEPS,
+)
+_NODE_COUNTERS = (
+    metrics.PROBE_ERRORS,
+    metrics.RECORDS_DROPPED,
+    metrics.SERIES_DROPPED,
+    metrics.SETTING_ERRORS,
+)
+_BOUNDS = tuple({"bound": limit(name)} for name in ("grad_norm_high", "grad_norm_extreme"))
+_REPLICAS = ("gradients", "weights")
+NODE = {"node_rank": "0"}
+"""Label of what a node agent tells of itself."""
 
 
 def healthy_tracks(minutes: int) -> tuple[Track, ...]:
@@ -31,15 +56,17 @@ def healthy_tracks(minutes: int) -> tuple[Track, ...]:
     samples = minutes + 1
     return (
         *(Track(metric, (value,)) for metric, value in _CONSTANT.items()),
-        *(
-            Track(metrics.GRAD_NORM_EXCEEDED, (0,), {"bound": limit(name)})
-            for name in ("grad_norm_high", "grad_norm_extreme")
-        ),
+        *(Track(metric, (0,)) for metric in _COUNTERS),
+        *(Track(metric, (0,), NODE) for metric in _NODE_COUNTERS),
+        *(Track(metrics.GRAD_NORM_EXCEEDED, (0,), bound) for bound in _BOUNDS),
+        *(Track(metrics.GRAD_NORM_UNCLIPPED, (0,), bound) for bound in _BOUNDS),
+        *(Track(metrics.REPLICA_DIVERGENCE, (0,), {"kind": kind}) for kind in _REPLICAS),
+        *(Track(metrics.REPLICA_DIVERGENCE_STEPS, (0,), {"kind": kind}) for kind in _REPLICAS),
+        Track(metrics.BUILD, (1,), {**NODE, "version": "0.1.0"}),
         Track(metrics.PHASE, (1,), {"phase": "forward"}),
+        Track(metrics.RUN_INFO, (1,), {"world_size": "8"}),
         Track(metrics.STEP, ramp(5000, _STEPS_PER_MINUTE, samples)),
         Track(metrics.STEPS, ramp(5000, _STEPS_PER_MINUTE, samples)),
-        Track(metrics.STEP_DURATION, ramp(5000, 60, samples), suffix="_sum"),
-        Track(metrics.STEP_DURATION, ramp(5000, _STEPS_PER_MINUTE, samples), suffix="_count"),
         Track(metrics.LOSS, noisy(2.0, samples)),
         Track("up", (1,)),
     )

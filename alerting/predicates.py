@@ -1,11 +1,16 @@
-"""Predicates: the runs for which something holds. Their value is that of the first signal."""
+"""Predicates: the runs for which something holds. Their value is that of the first signal.
+
+With `signals` these are all nodes there are. A predicate over a signal without a value does not
+hold. Where a signal keeps labels, each value of them is judged by itself, and goes by the run when
+it is joined with a predicate that keeps others.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions import Expression
-from mp_agent.alerting.signals import Signal
+from mp_agent.alerting.signals import Series, Signal
 from mp_agent.catalog.metric import Metric
 
 
@@ -16,7 +21,7 @@ class Predicate(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Compare(Predicate):
-    """Runs whose left signal compares so with the right one."""
+    """Runs that have both signals and whose left one compares so with the right one."""
 
     left: Signal
     operator: Literal["<", "<=", ">", ">=", "==", "!="]
@@ -35,6 +40,19 @@ class Gone(Predicate):
     """Runs whose metric was 1 when last seen, within `window`, at a target that does not fail.
 
     A target that is still listed but cannot be scraped (`up` is 0) says nothing about the run.
+    Only who scrapes can tell: inside the node agent it never holds by itself.
+    """
+
+    metric: Metric
+    window: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Silent(Predicate):
+    """Jobs with targets that show no series of `metric` for `window`; the value: how many do not.
+
+    Targets that are there and were so long ago, by the selector `targets` of `Values`. They have
+    no run, so neither has this. Only who scrapes can tell: inside the node agent it never holds.
     """
 
     metric: Metric
@@ -62,3 +80,15 @@ def any_of(*parts: Predicate) -> Joined:
 def unless(claim: Predicate, *excuses: Predicate) -> Joined:
     """Return: runs for which `claim` holds and none of the excuses does."""
     return Joined("unless", (claim, *excuses))
+
+
+def kept_labels(expression: Expression) -> tuple[str, ...]:
+    """Return the labels that the result has beside those of the run."""
+    match expression:
+        case Series():
+            return expression.keep
+        case Compare(left=signal) | Seen(signal):
+            return kept_labels(signal)
+        case Joined(parts=parts):
+            return kept_labels(parts[0])
+    return ()

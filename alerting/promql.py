@@ -4,21 +4,22 @@ from enum import IntEnum
 
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Expression
-from mp_agent.alerting.predicates import Compare, Gone, Joined, Seen
+from mp_agent.alerting.predicates import Compare, Gone, Joined, Seen, Silent, kept_labels
 from mp_agent.alerting.signals import (
     Arithmetic,
     Count,
     Either,
     Length,
     Limit,
-    Mean,
     Number,
+    Recorded,
     Series,
     Where,
 )
-from mp_agent.alerting.values import Values
+from mp_agent.alerting.values import Values, number_text
 from mp_agent.catalog.metric import Metric
-from mp_agent.catalog.thresholds import bound_label
+
+__all__ = ["RUN_LABELS", "label_text", "number_text", "promql", "quoted"]
 
 RUN_LABELS = ("cluster", "namespace", "job", "run")
 """What a scraper knows a run by; every alert is of one run."""
@@ -26,6 +27,7 @@ RUN_LABELS = ("cluster", "namespace", "job", "run")
 _BY_RUN = f"by ({', '.join(RUN_LABELS)})"
 _ON_RUN = f"on ({', '.join(RUN_LABELS)})"
 _ON_TARGET = "on (cluster, namespace, job, instance)"
+_BY_JOB = f"by ({', '.join(RUN_LABELS[:-1])})"
 _BIRTH_WINDOW = duration("birth_window")
 _WIDTH = 120
 
@@ -46,17 +48,17 @@ def promql(expression: Expression, values: Values) -> str:
     """Return the expression with the numbers in force."""
     match expression:
         case Limit(threshold):
-            return number_text(values.limit(threshold))
+            return values.limit_text(threshold)
         case Number(value):
             return number_text(value)
         case Length(length):
-            return number_text(round(values.seconds[length.name], 3))
+            return values.length_text(length)
         case Series():
             return _series(expression, values)
         case Count():
             return _count(expression, values)
-        case Mean(metric):
-            return _mean(metric)
+        case Recorded(name):
+            return name
         case Either(first, second):
             return _infix(promql(first, values), "or", promql(second, values))
         case Arithmetic():
@@ -67,14 +69,11 @@ def promql(expression: Expression, values: Values) -> str:
             return promql(signal, values)
         case Gone():
             return _gone(expression, values)
+        case Silent():
+            return _silent(expression, values)
         case Joined():
             return _joined(expression, values)
     raise TypeError(f"{type(expression).__name__} has no PromQL")
-
-
-def number_text(value: float) -> str:
-    """Return a number exactly, a whole one without a point."""
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def quoted(text: str) -> str:
@@ -85,7 +84,7 @@ def quoted(text: str) -> str:
 
 def label_text(value: str | Limit, values: Values) -> str:
     """Return a label's value; a threshold is written as the node agent writes it."""
-    return value if isinstance(value, str) else bound_label(values.limit(value.threshold))
+    return value if isinstance(value, str) else values.bound_text(value.threshold)
 
 
 def _series(series: Series, values: Values) -> str:
@@ -95,8 +94,7 @@ def _series(series: Series, values: Values) -> str:
     if series.before:
         text += f" offset {values.duration(*series.before)}"
     if series.over:
-        leading = (number_text(argument) for argument in series.arguments)
-        text = f"{series.over[0]}({', '.join((*leading, text))})"
+        text = f"{series.over[0]}({text})"
     return f"{series.aggregate} by ({', '.join((*RUN_LABELS, *series.keep))}) ({text})"
 
 
@@ -113,14 +111,11 @@ def _count(count: Count, values: Values) -> str:
     return f"sum {_BY_RUN} {_enclosed(either)}"
 
 
-def _mean(metric: Metric) -> str:
-    name = metric.prometheus_name
-    return _infix(f"sum {_BY_RUN} ({name}_sum)", "/", f"(sum {_BY_RUN} ({name}_count) > 0)")
-
-
 def _arithmetic(node: Arithmetic, values: Values) -> str:
     binding = _binding(node)
     left, right = _operand(node.left, values, binding), _operand(node.right, values, binding)
+    if node.operator == "/" and not isinstance(node.right, Limit | Number | Length):
+        right = _enclosed(f"{promql(node.right, values)} != 0")
     return _infix(left, node.operator, right)
 
 
@@ -133,9 +128,16 @@ def _comparison(node: Compare, values: Values) -> str:
 
 
 def _gone(node: Gone, values: Values) -> str:
-    series = f"{node.metric.prometheus_name}[{values.duration(node.window)}]"
+    series = f"{_selector(node.metric, (), values)}[{values.duration(node.window)}]"
     at_target = f"(last_over_time({series}) == 1)\nunless {_ON_TARGET}\n(up == 0)"
     return f"max {_BY_RUN} {_enclosed(at_target)}"
+
+
+def _silent(node: Silent, values: Values) -> str:
+    targets, window = f"up{{{values.selectors['targets']}}}", values.duration(node.window)
+    shown = f"present_over_time({_selector(node.metric, (), values)}[{window}])"
+    without = f"{targets}\nand\n{targets} offset {window}\nunless {_ON_TARGET}\n{shown}"
+    return f"count {_BY_JOB} {_enclosed(without)}"
 
 
 def _joined(node: Joined, values: Values) -> str:
@@ -144,7 +146,7 @@ def _joined(node: Joined, values: Values) -> str:
     chains = _binding(first) >= binding
     text = promql(first, values) if chains else _operand(first, values, binding)
     for other in others:
-        alike = _kept_labels(other) == _kept_labels(first)
+        alike = kept_labels(other) == kept_labels(first)
         operator = node.operator if alike else f"{node.operator} {_ON_RUN}"
         text += f"\n{operator}\n{_operand(other, values, binding)}"
     return text
@@ -160,25 +162,11 @@ def _binding(expression: Expression) -> _Binding:
             return _Binding.COMPARISON
         case Arithmetic(operator="+" | "-"):
             return _Binding.SUM
-        case Arithmetic() | Mean():
+        case Arithmetic():
             return _Binding.PRODUCT
         case Seen(signal):
             return _binding(signal)
     return _Binding.ATOM
-
-
-def _kept_labels(expression: Expression) -> tuple[str, ...]:
-    """Return the labels that the result has beside those of the run."""
-    match expression:
-        case Series():
-            return expression.keep
-        case Compare(left):
-            return _kept_labels(left)
-        case Seen(signal):
-            return _kept_labels(signal)
-        case Joined(parts=parts):
-            return _kept_labels(parts[0])
-    return ()
 
 
 def _operand(expression: Expression, values: Values, operator: _Binding) -> str:
@@ -188,10 +176,11 @@ def _operand(expression: Expression, values: Values, operator: _Binding) -> str:
 
 
 def _selector(metric: Metric, where: tuple[Where, ...], values: Values) -> str:
-    matchers = ",".join(
+    own = (
         f"{matcher.label}{matcher.operator}{quoted(label_text(matcher.value, values))}"
         for matcher in where
     )
+    matchers = ",".join(filter(None, (*own, values.selectors["series"])))
     return f"{metric.prometheus_name}{{{matchers}}}" if matchers else metric.prometheus_name
 
 

@@ -2,19 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote_plus
 
-from mp_agent.alerting.condition import RUNBOOK_BASE, Condition
+from mp_agent.alerting.condition import DASHBOARD_BASE, RUNBOOK_BASE, Condition
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
 from mp_agent.alerting.examples import RUN, TARGET, Example, Track, Value
 from mp_agent.alerting.healthy import healthy_tracks, same_series
 from mp_agent.alerting.promql import label_text, number_text, quoted
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.routine import ROUTINE
 from mp_agent.alerting.values import Values
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.metric import Metric
 
-ALL_EXAMPLES = tuple((condition, (*condition.firing, *condition.quiet)) for condition in CONDITIONS)
+Examples = Sequence[tuple[Condition | None, tuple[Example, ...]]]
+"""Conditions with their examples; None: what is routine for all of them."""
+
+ALL_EXAMPLES: Examples = (
+    *((condition, (*condition.firing, *condition.quiet)) for condition in CONDITIONS),
+    (None, ROUTINE),
+)
 
 _MINUTE = 60.0
 _FIRED = 'count by (alertname, severity) (count_over_time(ALERTS{alertstate="firing"}[%s]))'
@@ -24,13 +32,15 @@ def render_tests(
     values: Values,
     rules_file: str,
     *,
-    examples: Sequence[tuple[Condition, tuple[Example, ...]]] = ALL_EXAMPLES,
+    examples: Examples = ALL_EXAMPLES,
     heading: str,
     runbook_base: str = RUNBOOK_BASE,
+    dashboard_base: str = DASHBOARD_BASE,
 ) -> str:
     """Return the test file for `rules_file`, which was rendered with the same arguments."""
+    bases = (runbook_base, dashboard_base)
     tests = [
-        _test(condition, example, values, runbook_base)
+        _test(condition, example, values, bases)
         for condition, its_examples in examples
         for example in its_examples
     ]
@@ -43,19 +53,28 @@ def render_tests(
 
 
 def _test(
-    condition: Condition, example: Example, values: Values, runbook_base: str
+    condition: Condition | None, example: Example, values: Values, bases: tuple[str, str]
 ) -> dict[str, Any]:
     verb = "fires on" if example.fires else "is quiet on"
+    title = f"{condition.name} {verb} {example.title}" if condition else example.title
     return {
-        "name": f"{condition.name} {verb} {example.title}",
+        "name": title,
         "interval": _minutes(1, values),
         "input_series": [
             {"series": _series(track, values), "values": notation(_samples(track, example, values))}
             for track in _tracks(example)
         ],
         "promql_expr_test": [_whatever_fired(condition, example, values)],
-        "alert_rule_test": [*_moments(condition, example, values, runbook_base)],
+        **_moments_test(condition, example, values, bases),
     }
+
+
+def _moments_test(
+    condition: Condition | None, example: Example, values: Values, bases: tuple[str, str]
+) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {"alert_rule_test": [*_moments(condition, example, values, bases)]}
 
 
 def _tracks(example: Example) -> list[Track]:
@@ -111,11 +130,15 @@ def _word(sample: Value) -> str:
     return sample if isinstance(sample, str) else number_text(float(f"{sample:.10g}"))
 
 
-def _whatever_fired(condition: Condition, example: Example, values: Values) -> dict[str, Any]:
+def _whatever_fired(
+    condition: Condition | None, example: Example, values: Values
+) -> dict[str, Any]:
     """Ask, at the end, for every alert that ever fired: these, and no others."""
-    expected: dict[str, tuple[Severity, ...]] = {**example.also}
-    if example.fires:
-        expected[condition.name] = tuple(example.fires)
+    own = {condition.name: tuple(example.fires)} if condition and example.fires else {}
+    expected = {
+        name: tuple(filter(None, (values.severity(name, severity) for severity in severities)))
+        for name, severities in {**example.also, **own}.items()
+    }
     return {
         "expr": _FIRED % _minutes(example.minutes + 1, values),
         "eval_time": _minutes(example.minutes, values),
@@ -128,25 +151,40 @@ def _whatever_fired(condition: Condition, example: Example, values: Values) -> d
 
 
 def _moments(
-    condition: Condition, example: Example, values: Values, runbook_base: str
+    condition: Condition, example: Example, values: Values, bases: tuple[str, str]
 ) -> Iterator[dict[str, Any]]:
     """Ask at single moments: silence at `not_yet`, and at `at` the alerts, word for word."""
     for minute in example.not_yet:
         yield _moment(condition, minute, values)
     if not example.fires:
         return
-    alerts = [
-        {
-            "exp_labels": {**_alert_labels(example), **level.labels},
-            "exp_annotations": {
-                **condition.annotations(level, values, runbook_base),
+    alerts = []
+    for level in condition.levels:
+        severity = values.severity(condition.name, level.severity)
+        if level.severity in example.fires and severity is not None:
+            labels = _alert_labels(example)
+            annotations = {
+                **condition.annotations(level, values, *bases),
                 "description": values.fill(example.fires[level.severity]),
-            },
-        }
-        for level in condition.levels
-        if level.severity in example.fires
-    ]
+                "step": "",  # of the detectors' own series, which an example does not have
+            }
+            alerts.append(
+                {
+                    "exp_labels": {**labels, **level.labels, "severity": severity.value},
+                    "exp_annotations": {
+                        name: _with_labels(text, labels) for name, text in annotations.items()
+                    },
+                }
+            )
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
+
+
+def _with_labels(url: str, labels: Labels) -> str:
+    """Return an address with its templates of labels filled in."""
+    for label in ("namespace", "job", "run"):
+        template = f"{{{{ $labels.{label} | urlquery }}}}"
+        url = url.replace(template, quote_plus(labels.get(label, "")))
+    return url
 
 
 def _moment(condition: Condition, minute: int, values: Values) -> dict[str, Any]:
@@ -154,7 +192,8 @@ def _moment(condition: Condition, minute: int, values: Values) -> dict[str, Any]
 
 
 def _alert_labels(example: Example) -> dict[str, str]:
-    return {"namespace": TARGET["namespace"], "job": TARGET["job"], "run": RUN, **example.labels}
+    own = {"namespace": TARGET["namespace"], "job": TARGET["job"], "run": RUN, **example.labels}
+    return {label: value for label, value in own.items() if value}
 
 
 def _minutes(count: int, values: Values) -> str:

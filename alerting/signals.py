@@ -1,5 +1,15 @@
-"""Signals: numbers per run that a condition looks at, taken from catalog metrics."""
+"""Signals: numbers per run that a condition looks at, taken from catalog metrics.
 
+The nodes here and in `predicates` are all there are, and each says what it means without speaking
+of a query language: `promql` renders them as rules, the detectors work them out in the process, and
+both must come to the same result.
+
+A signal has one value per run, or none: where a series is not there now, or was not within the
+range of time, and where a division is by zero. With `keep` it has one per run and value of those
+labels.
+"""
+
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +18,23 @@ from mp_agent.alerting.expressions import Expression
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.thresholds import THRESHOLDS, Threshold
 from mp_agent.errors import CatalogError
+
+Function = Literal[
+    "min_over_time",
+    "max_over_time",
+    "avg_over_time",
+    "stddev_over_time",
+    "last_over_time",
+    "present_over_time",
+    "changes",
+    "resets",
+]
+"""What may be made of one series' samples within a range that ends now (or `before` ago):
+smallest, largest, mean and standard deviation (of the population) of them; the last; 1 if there is
+any; how often a sample differs from the one before it; how often it is lower. No sample: nothing.
+"""
+
+_RECORDED_NAME = re.compile(r"[a-z_]+:mp_agent_[a-z0-9_]+:[a-z0-9_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +94,16 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series(Signal):
-    """The series of one metric, made one per run by `aggregate`.
+    """The series of one metric that match `where`, made one per run by `aggregate`.
 
-    over: the PromQL function and the range that it is first applied to, per series; else the
-    present value is taken. arguments: of that function, in front of the range.
-    before: how long ago, added up. keep: labels that stay beside those of the run.
+    over: the function and the range that it is first applied to, per series; else the present
+    value is taken. before: how long ago all this was, added up.
+    keep: labels that stay beside those of the run: one value for each of their values.
     """
 
     metric: Metric
     aggregate: Literal["max", "min"] = "max"
-    over: tuple[str, Duration] | None = None
-    arguments: tuple[float, ...] = ()
+    over: tuple[Function, Duration] | None = None
     before: tuple[Duration, ...] = ()
     where: tuple[Where, ...] = ()
     keep: tuple[str, ...] = ()
@@ -87,9 +113,10 @@ class Series(Signal):
 class Count(Signal):
     """How often a counter's event happened within a `window` that ended `before` ago.
 
-    A counter first seen within the window counts from 0 rather than from its first value, since a
-    run may be scraped for the first time after the event. First seen means: not within
-    `birth_window` before, else one failed scrape would bring back the events of days ago.
+    All series of the run that match `where` are added up; there is none when none was there within
+    the window. A counter first seen within the window counts from 0 rather than from its first
+    value, since a run may be scraped for the first time after the event. First seen means: not
+    within `birth_window` before, else one failed scrape would bring back the events of days ago.
     """
 
     metric: Metric
@@ -99,15 +126,28 @@ class Count(Signal):
 
 
 @dataclass(frozen=True, slots=True)
-class Mean(Signal):
-    """The mean of all that a histogram has observed."""
+class Recorded(Signal):
+    """A signal that several conditions look at: its value, under a name of its own.
 
-    metric: Metric
+    Prometheus works it out once, in a recording rule of this name (`level:metric:operations`) in
+    the group of those conditions. Elsewhere it is the signal itself. It has no range and no
+    `before`, since what was recorded does not reach back to before the rule.
+    """
+
+    name: str
+    signal: Signal
+
+    def __post_init__(self) -> None:
+        if not _RECORDED_NAME.fullmatch(self.name):
+            raise CatalogError(f"{self.name}: a recorded signal is level:metric:operations")
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic(Signal):
-    """Two signals of the same run, combined; a Limit, Number or Length may stand for either."""
+    """Two signals of the same run, combined; a Limit, Number or Length may stand for either.
+
+    Where one has no value, or the divisor is 0, there is none.
+    """
 
     left: Signal
     operator: Literal["+", "-", "*", "/"]

@@ -6,51 +6,33 @@ from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, Value, flat, ramp
 from mp_agent.alerting.healthy import noisy
-from mp_agent.alerting.predicates import Compare, Joined, Seen, all_of, unless
+from mp_agent.alerting.predicates import Compare, Joined, Predicate, Seen, all_of, unless
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Limit, Number, Series, Where, limit
+from mp_agent.alerting.signals import Count, Limit, Number, Recorded, Series, Where, limit
+from mp_agent.catalog.metric import Metric
 
 _WINDOW = duration("explosion_window")
-_BASELINE = duration("loss_baseline_window")
-_ONE_DEVIATION_BELOW = 0.159
-"""The quantile of a normal distribution that lies a standard deviation below the median."""
-
 _HIGH, _EXTREME = limit("grad_norm_high"), limit("grad_norm_extreme")
 
 
-def _steps_above(bound: Limit) -> Count:
-    where = (Where("bound", "=", bound),)
-    return Count(metric=metrics.GRAD_NORM_EXCEEDED, window=_WINDOW, where=where)
+def _steps(metric: Metric, bound: Limit, name: str) -> Recorded:
+    count = Count(metric=metric, window=_WINDOW, where=(Where("bound", "=", bound),))
+    return Recorded(f"run:mp_agent_{bound.threshold.name}_{name}:increase", count)
 
 
-def _all_clipped(bound: Limit) -> Compare:
-    """Tell whether no fewer steps were clipped than were above the bound.
-
-    Clipping below the bound catches all of these and more; above it, only some of them.
-    """
-    clipped = Count(metric=metrics.CLIPPED_STEPS, window=_WINDOW)
-    return Compare(clipped, ">=", _steps_above(bound))
+def _steps_above(bound: Limit) -> Recorded:
+    return _steps(metrics.GRAD_NORM_EXCEEDED, bound, "steps")
 
 
-def _usual_loss(quantile: float) -> Series:
-    over = ("quantile_over_time", _BASELINE)
-    return Series(metric=metrics.LOSS, over=over, arguments=(quantile,), before=(_WINDOW,))
+def _all_clipped(bound: Limit) -> Predicate:
+    return Compare(_steps(metrics.GRAD_NORM_UNCLIPPED, bound, "unclipped_steps"), "==", Number(0))
 
 
 def _loss_calm() -> Joined:
-    """Tell whether the loss stayed within its baseline; without one it is not calm.
-
-    The baseline's spread is taken from its lower half: a loss that soars for minutes is part of
-    the baseline then, and must not widen it.
-    """
-    median = _usual_loss(0.5)
-    deviation = median - _usual_loss(_ONE_DEVIATION_BELOW)
-    highest = Series(metric=metrics.LOSS, over=("max_over_time", _WINDOW))
+    """Tell whether the loss stayed within its baseline; without one it is not calm."""
     return unless(
-        all_of(
-            Compare(highest, "<=", median + limit("loss_deviations") * deviation),
-            Seen(Series(metric=metrics.LOSS, before=(_WINDOW, _WINDOW))),
-        ),
+        Seen(Series(metric=metrics.LOSS_MEDIAN)),
+        happened(Count(metric=metrics.LOSS_SPIKE_STEPS, window=_WINDOW)),
         happened(Count(metric=metrics.LOSS_NONFINITE_STEPS, window=_WINDOW)),
     )
 
@@ -63,9 +45,9 @@ def _single_clipped() -> Joined:
     return all_of(Compare(_steps_above(_EXTREME), "<", Number(2)), _all_clipped(_EXTREME))
 
 
-_COUNT = '{{ printf "%.0f" $value }}'
+_COUNT = "{value|count}"
 _DESCRIPTION = (
-    f"The gradient norm of run {{{{ $labels.run }}}} was above <LIMIT> on {_COUNT} step(s) in "
+    f"The gradient norm of run {{run}} was above <LIMIT> on {_COUNT} step(s) in "
     "the last <explosion_window>"
 )
 _CONTAINED = "; all of them were clipped, and the loss stayed within its baseline"
@@ -76,19 +58,35 @@ def _describe(bound: Limit, end: str = "") -> str:
 
 
 def _fires(bound: Limit, steps: int, end: str = "") -> str:
-    return _describe(bound, end).replace("{{ $labels.run }}", "demo").replace(_COUNT, str(steps))
+    return _describe(bound, end).replace("{run}", "demo").replace(_COUNT, str(steps))
 
 
-def _above(high: tuple[Value, ...], extreme: tuple[Value, ...]) -> tuple[Track, ...]:
+def _above(
+    high: tuple[Value, ...], extreme: tuple[Value, ...], *, clipped: bool = False
+) -> tuple[Track, ...]:
+    """Return the counters of steps above the bounds; clipped: what they are if all were."""
+    unclipped = (
+        ()
+        if clipped
+        else (
+            Track(metrics.GRAD_NORM_UNCLIPPED, high, {"bound": _HIGH}),
+            Track(metrics.GRAD_NORM_UNCLIPPED, extreme, {"bound": _EXTREME}),
+        )
+    )
     return (
         Track(metrics.GRAD_NORM_EXCEEDED, high, {"bound": _HIGH}),
         Track(metrics.GRAD_NORM_EXCEEDED, extreme, {"bound": _EXTREME}),
+        *unclipped,
     )
 
 
 _ONE = (*flat(0, 10), 1.0)
 _EVERY = (*flat(0, 50), *ramp(60, 60, 11))
-_CLIPPING = Track(metrics.CLIPPED_STEPS, ramp(5000, 60, 61))
+_SOARING = (
+    Track(metrics.LOSS, (*noisy(2.0, 50), 9.0)),
+    Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 50), *ramp(59, 60, 11))),
+)
+_SPIKE = {"MpAgentLossSpike": (Severity.WARNING,)}
 
 _UNCLIPPED = Example(
     title="one unclipped step above the extreme limit",
@@ -120,7 +118,8 @@ _HIGH_ONLY = Example(
 _DIVERGING = Example(
     title="every step above the extreme limit clipped, and the loss soars nevertheless",
     minutes=60,
-    tracks=(_CLIPPING, *_above(_EVERY, _EVERY), Track(metrics.LOSS, (*noisy(2.0, 50), 9.0))),
+    tracks=(*_above(_EVERY, _EVERY, clipped=True), *_SOARING),
+    also=_SPIKE,
     fires={Severity.CRITICAL: _fires(_EXTREME, 300), Severity.WARNING: _fires(_HIGH, 300)},
     at=58,
     not_yet=(49,),
@@ -129,7 +128,8 @@ _DIVERGING = Example(
 _DIVERGING_HIGH = Example(
     title="every step above the high limit clipped, and the loss soars nevertheless",
     minutes=60,
-    tracks=(_CLIPPING, *_above(_EVERY, (0,)), Track(metrics.LOSS, (*noisy(2.0, 50), 9.0))),
+    tracks=(*_above(_EVERY, (0,), clipped=True), *_SOARING),
+    also=_SPIKE,
     fires={Severity.WARNING: _fires(_HIGH, 300)},
     at=58,
     not_yet=(49,),
@@ -138,7 +138,7 @@ _DIVERGING_HIGH = Example(
 _CONTAINED_EXTREME = Example(
     title="every step above the extreme limit clipped, the loss calm: one severity lower",
     minutes=60,
-    tracks=(_CLIPPING, *_above(_EVERY, _EVERY)),
+    tracks=_above(_EVERY, _EVERY, clipped=True),
     fires={
         Severity.WARNING: _fires(_HIGH, 300),
         Severity.INFO: _fires(_HIGH, 300, _CONTAINED),
@@ -150,18 +150,21 @@ _CONTAINED_EXTREME = Example(
 _CONTAINED_HIGH = Example(
     title="every step above the high limit clipped, the loss calm: one severity lower",
     minutes=60,
-    tracks=(_CLIPPING, *_above(_EVERY, (0,))),
+    tracks=_above(_EVERY, (0,), clipped=True),
     fires={Severity.INFO: _fires(_HIGH, 300, _CONTAINED)},
     at=58,
     not_yet=(49, 50),
 )
 
-_NONFINITE = Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 50), *ramp(1, 1, 11)))
+_NONFINITE = tuple(
+    Track(metric, (*flat(0, 50), *ramp(1, 1, 11)))
+    for metric in (metrics.LOSS_NONFINITE_STEPS, metrics.LOSS_NONFINITE_UNSKIPPED)
+)
 
 _CLIPPED_EXTREME_WITH_NAN = Example(
     title="every step above the extreme limit clipped, but some losses are NaN",
     minutes=60,
-    tracks=(_CLIPPING, *_above(_EVERY, _EVERY), _NONFINITE),
+    tracks=(*_above(_EVERY, _EVERY, clipped=True), *_NONFINITE),
     fires={Severity.CRITICAL: _fires(_EXTREME, 300), Severity.WARNING: _fires(_HIGH, 300)},
     at=58,
     not_yet=(49,),
@@ -171,22 +174,18 @@ _CLIPPED_EXTREME_WITH_NAN = Example(
 _CLIPPED_HIGH_WITH_NAN = Example(
     title="every step above the high limit clipped, but some losses are NaN",
     minutes=60,
-    tracks=(_CLIPPING, *_above(_EVERY, (0,)), _NONFINITE),
+    tracks=(*_above(_EVERY, (0,), clipped=True), *_NONFINITE),
     fires={Severity.WARNING: _fires(_HIGH, 300)},
     at=58,
     not_yet=(49,),
     also={"MpAgentLossNonFinite": (Severity.CRITICAL,)},
 )
 
-_YOUNG = (
-    Track(metrics.CLIPPED_STEPS, ramp(0, 60, 10)),
-    Track(metrics.LOSS, (2,)),
-)
-
 _YOUNG_EXTREME = Example(
     title="a run without a baseline, every step above the extreme limit and clipped",
     minutes=9,
-    tracks=(*_YOUNG, *_above(ramp(0, 60, 10), ramp(0, 60, 10))),
+    tracks=_above(ramp(0, 60, 10), ramp(0, 60, 10), clipped=True),
+    without=(metrics.LOSS_MEDIAN,),
     fires={Severity.CRITICAL: _fires(_EXTREME, 300), Severity.WARNING: _fires(_HIGH, 300)},
     at=8,
 )
@@ -194,7 +193,8 @@ _YOUNG_EXTREME = Example(
 _YOUNG_HIGH = Example(
     title="a run without a baseline, every step above the high limit and clipped",
     minutes=9,
-    tracks=(*_YOUNG, *_above(ramp(0, 60, 10), (0,))),
+    tracks=_above(ramp(0, 60, 10), (0,), clipped=True),
+    without=(metrics.LOSS_MEDIAN,),
     fires={Severity.WARNING: _fires(_HIGH, 300)},
     at=8,
 )
@@ -202,10 +202,8 @@ _YOUNG_HIGH = Example(
 _SINGLE_CLIPPED_SPIKE = Example(
     title="a single clipped spike, even of a run without a baseline: never critical",
     minutes=12,
-    tracks=(
-        Track(metrics.CLIPPED_STEPS, (*flat(0, 3), 1)),
-        *_above((*flat(0, 3), 1), (*flat(0, 3), 1)),
-    ),
+    tracks=_above((*flat(0, 3), 1), (*flat(0, 3), 1), clipped=True),
+    without=(metrics.LOSS_MEDIAN,),
     fires={Severity.WARNING: _fires(_HIGH, 1)},
     at=5,
     not_yet=(11,),
@@ -263,6 +261,7 @@ GRADIENT_EXPLOSION = Condition(
                 _single_clipped(),
             ),
             description=_describe(_EXTREME),
+            reason="It does not wait: a single such step can cost the weights.",
         ),
         Level(
             severity=Severity.WARNING,
@@ -272,12 +271,15 @@ GRADIENT_EXPLOSION = Condition(
             ),
             hold=duration("explosion_hold"),
             description=_describe(_HIGH),
+            reason="Two evaluations must see it, as the documents have it; the counter keeps the "
+            "step in sight for as long as explosion_window.",
         ),
         Level(
             severity=Severity.INFO,
             when=all_of(happened(_steps_above(_HIGH)), _tamed(_HIGH)),
             hold=duration("explosion_hold"),
             description=_describe(_HIGH, _CONTAINED),
+            reason="As the warning, whose place it takes.",
         ),
     ),
     firing=(

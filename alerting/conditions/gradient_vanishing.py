@@ -33,11 +33,15 @@ def _below(bound: Limit, hold: Duration) -> tuple[Predicate, Predicate, Predicat
 
 def _description(bound: Limit, hold: Duration) -> str:
     return (
-        "The gradient norm of run {{ $labels.run }} has been below "
-        f'<{bound.threshold.name}> for <{hold.name}>; it is {{{{ printf "%.3g" $value }}}}.'
+        "The gradient norm of run {run} has been below "
+        f"<{bound.threshold.name}> for <{hold.name}>; it is {{value|number}}."
     )
 
 
+_REASON = (
+    "The fainter the sign, the longer it must last: small norms come and go, and a step above the "
+    "limit within window_seconds ends the wait."
+)
 _LOW, _LOW_HOLD = limit("grad_norm_low"), duration("vanishing_low_hold")
 _VERY_LOW, _VERY_LOW_HOLD = limit("grad_norm_very_low"), duration("vanishing_very_low_hold")
 _VANISHED, _HOLD = limit("grad_norm_vanished"), duration("vanishing_hold")
@@ -45,7 +49,7 @@ _VANISHED, _HOLD = limit("grad_norm_vanished"), duration("vanishing_hold")
 
 def _fires(bound: Limit, hold: Duration, norm: str) -> str:
     text = _description(bound, hold)
-    return text.replace("{{ $labels.run }}", "demo").replace('{{ printf "%.3g" $value }}', norm)
+    return text.replace("{run}", "demo").replace("{value|number}", norm)
 
 
 def _norms(*values: Value) -> tuple[Track, ...]:
@@ -121,6 +125,7 @@ _PARTIAL = Example(
     title="merges that lack a rank",
     minutes=60,
     tracks=(*_norms(1e-7), Track(metrics.COVERAGE, (0.75,))),
+    also={"MpAgentCoverageLow": (Severity.WARNING,)},
 )
 
 _INTERRUPTED = Example(
@@ -150,18 +155,21 @@ GRADIENT_VANISHING = Condition(
             severity=Severity.CRITICAL,
             when=unless(*_below(_VANISHED, _HOLD), _loss_falling()),
             hold=_HOLD,
+            reason=_REASON,
             description=_description(_VANISHED, _HOLD),
         ),
         Level(
             severity=Severity.WARNING,
             when=unless(*_below(_VERY_LOW, _VERY_LOW_HOLD), _loss_falling()),
             hold=_VERY_LOW_HOLD,
+            reason=_REASON,
             description=_description(_VERY_LOW, _VERY_LOW_HOLD),
         ),
         Level(
             severity=Severity.INFO,
             when=unless(*_below(_LOW, _LOW_HOLD)),
             hold=_LOW_HOLD,
+            reason=_REASON,
             description=_description(_LOW, _LOW_HOLD),
         ),
     ),

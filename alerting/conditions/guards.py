@@ -2,10 +2,32 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, any_of
-from mp_agent.alerting.signals import Count, Number, Series, limit
+from mp_agent.alerting.predicates import (
+    Compare,
+    Joined,
+    Predicate,
+    Seen,
+    all_of,
+    any_of,
+    unless,
+)
+from mp_agent.alerting.signals import (
+    Count,
+    Either,
+    Length,
+    Number,
+    Recorded,
+    Series,
+    Where,
+    limit,
+)
+from mp_agent.catalog.metric import Metric
+from mp_agent.records.steps import Phase
 
 _ZERO = Number(0)
+_TRAINING = "|".join(
+    phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+)
 
 
 def calibrated(window: Duration) -> Joined:
@@ -15,25 +37,52 @@ def calibrated(window: Duration) -> Joined:
     """
     return all_of(
         *(
-            Compare(
-                Series(metric=metric, aggregate="min", over=("min_over_time", window)),
-                ">",
-                limit("calibration_steps"),
-            )
+            Compare(_lowest(metric, window), ">", limit("calibration_steps"))
             for metric in (metrics.STEP, metrics.STEPS)
         )
     )
 
 
+def _lowest(metric: Metric, window: Duration) -> Recorded:
+    signal = Series(metric=metric, aggregate="min", over=("min_over_time", window))
+    name = metric.prometheus_name.removesuffix("_total")
+    return Recorded(f"run:{name}:min_{window.name}", signal)
+
+
 def restarted() -> Predicate:
     """Tell whether the step went back: the job was resumed, its scaler may start anew."""
-    over = ("resets", duration("restart_window"))
-    return Compare(Series(metric=metrics.STEP, over=over), ">", _ZERO)
+    resets = Series(metric=metrics.STEP, over=("resets", duration("restart_window")))
+    return Compare(Recorded("run:mp_agent_step:resets", resets), ">", _ZERO)
 
 
 def standing(window: Duration) -> Predicate:
     """Tell whether no step was made in the window. By change: clocks of nodes differ."""
     return Compare(Series(metric=metrics.STEP, over=("changes", window)), "==", _ZERO)
+
+
+def stopped(window: Duration) -> Joined:
+    """Tell whether no step was made for `window`, active at its start and training throughout.
+
+    A run whose usual step takes a tenth of the window or more is not judged.
+    """
+    changes = Either(
+        Series(metric=metrics.STEP, over=("changes", window)),
+        Series(metric=metrics.STEPS, over=("changes", window)),
+    )
+    elsewhere = (Where("phase", "!~", _TRAINING),)
+    return unless(
+        all_of(
+            Compare(changes, "==", _ZERO),
+            Compare(Series(metric=metrics.RUN_ACTIVE, before=(window,)), "==", Number(1)),
+        ),
+        Seen(Series(metric=metrics.PHASE, over=("present_over_time", window), where=elsewhere)),
+        Compare(limit("stall_steps") * Series(metric=metrics.STEP_USUAL), ">", Length(window)),
+    )
+
+
+def active() -> Compare:
+    """Tell whether the run goes on."""
+    return Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1))
 
 
 def unjudgeable() -> Predicate:
@@ -49,20 +98,5 @@ def happened(count: Count) -> Predicate:
     return Compare(count, ">", _ZERO)
 
 
-def first_nonfinite() -> str:
-    """Return the template that says where an incident began, as far as evidence names it."""
-    matchers = ",".join(f"{label}=%q" for label in _IDENTITY)
-    arguments = " ".join(f"$labels.{label}" for label in _IDENTITY)
-    query = f'printf "{metrics.FIRST_NONFINITE.prometheus_name}{{{matchers}}}" {arguments}'
-    named = "".join(
-        f'{{{{ with . | label "{label}" }}}}, {label} {{{{ . }}}}{{{{ end }}}}'
-        for label in ("rank", "layer", "phase")
-    )
-    return (
-        f"{{{{ with {query} | query }}}}{{{{ with . | first }}}}"
-        f' First seen at step {{{{ . | label "step" }}}}{named}.'
-        f"{{{{ end }}}}{{{{ end }}}}"
-    )
-
-
-_IDENTITY = ("namespace", "job", "run")
+FIRST_NONFINITE = "{mp_agent_first_nonfinite_info| First seen at |step rank layer phase}"
+"""Says in a description where an incident began, as far as evidence names it."""

@@ -2,25 +2,18 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import first_nonfinite
+from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
 from mp_agent.alerting.conditions.nonfinite import NONFINITE_REMEDIES, WHY_NONFINITE_ENDS
-from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
-from mp_agent.alerting.predicates import Compare, any_of
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, limit
+from mp_agent.alerting.signals import Count
 
-_INCIDENT, _REPEAT = duration("incident_window"), duration("repeat_window")
-
-
-def _nonfinite(window: Duration) -> Count:
-    return Count(metric=metrics.LOSS_NONFINITE_STEPS, window=window)
-
-
-_MORE_THAN_SKIPPED = Compare(
-    _nonfinite(_INCIDENT), ">", Count(metric=metrics.SKIPPED_STEPS, window=_INCIDENT)
+_WINDOW = duration("incident_window")
+_STEPS = Count(metric=metrics.LOSS_NONFINITE_UNSKIPPED, window=_WINDOW) + Count(
+    metric=metrics.LOSS_NONFINITE_REPEATED, window=_WINDOW
 )
-"""At least one step with such a loss was not skipped."""
+"""Those on which the weights were updated, and those that skipping does not end."""
 
 
 def _fires(steps: int) -> str:
@@ -30,7 +23,10 @@ def _fires(steps: int) -> str:
 _ONE_UNSKIPPED = Example(
     title="one NaN loss on a step that was not skipped",
     minutes=30,
-    tracks=(Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),),
+    tracks=(
+        Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),
+        Track(metrics.LOSS_NONFINITE_UNSKIPPED, (*flat(0, 10), 1)),
+    ),
     fires={Severity.CRITICAL: _fires(1)},
     at=12,
     not_yet=(9, 25),
@@ -39,7 +35,10 @@ _ONE_UNSKIPPED = Example(
 _BORN = Example(
     title="NaN losses before the first scrape",
     minutes=20,
-    tracks=(Track(metrics.LOSS_NONFINITE_STEPS, (None, None, 5)),),
+    tracks=(
+        Track(metrics.LOSS_NONFINITE_STEPS, (None, None, 5)),
+        Track(metrics.LOSS_NONFINITE_UNSKIPPED, (None, None, 5)),
+    ),
     fires={Severity.CRITICAL: _fires(5)},
     at=2,
     not_yet=(1, 15),
@@ -50,11 +49,12 @@ _THREE_SKIPPED = Example(
     minutes=30,
     tracks=(
         Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(metrics.LOSS_NONFINITE_REPEATED, (*flat(0, 12), 1)),
         Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 32768, 16384, 8192)),
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 32768, 16384, 8192, 16384)),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), *ramp(1, 1, 3))),
     ),
-    fires={Severity.CRITICAL: _fires(3)},
+    fires={Severity.CRITICAL: _fires(1)},
     at=13,
     not_yet=(11, 25),
 )
@@ -64,9 +64,9 @@ _ONE_IN_CALIBRATION = Example(
     minutes=30,
     tracks=(
         Track(metrics.LOSS_NONFINITE_STEPS, (0, 0, 1)),
-        Track(metrics.SKIPPED_STEPS, (0, 3, 5)),
-        Track(metrics.LOSS_SCALE, (65536, 8192, 2048)),
-        Track(metrics.LOSS_SCALE_DECREASES, (0, 3, 5)),
+        Track(metrics.SKIPPED_STEPS, (0, 1, 2)),
+        Track(metrics.LOSS_SCALE, (65536, 32768, 16384)),
+        Track(metrics.LOSS_SCALE_DECREASES, (0, 1, 2)),
         Track(metrics.STEP, ramp(0, 20, 31)),
         Track(metrics.STEPS, ramp(0, 20, 31)),
     ),
@@ -90,11 +90,11 @@ LOSS_NONFINITE = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            when=any_of(
-                _MORE_THAN_SKIPPED, Compare(_nonfinite(_REPEAT), ">=", limit("nonfinite_losses"))
-            ),
-            description="The loss of run {{ $labels.run }} was NaN or Inf on "
-            '{{ printf "%.0f" $value }} recent step(s).' + first_nonfinite(),
+            when=happened(_STEPS),
+            description="The loss of run {run} was NaN or Inf on "
+            "{value|count} recent step(s)." + FIRST_NONFINITE,
+            reason="It does not wait: each such step counts, and is counted; the first two "
+            "skipped ones in a row are not.",
         ),
     ),
     firing=(_ONE_UNSKIPPED, _BORN, _THREE_SKIPPED),

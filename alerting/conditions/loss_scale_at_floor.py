@@ -2,6 +2,7 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
@@ -9,11 +10,9 @@ from mp_agent.alerting.predicates import Compare, all_of, any_of
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Series, limit
 
-_WINDOW = duration("floor_window")
 _FLOOR = limit("loss_scale_floor")
 _SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
-_SKIPS = Count(metric=metrics.LOSS_SCALE_FLOOR_SKIPS, window=_WINDOW)
-_TOLERATED_SKIPS = limit("floor_skip_share") * Count(metric=metrics.STEPS, window=_WINDOW)
+_STALLS = Count(metric=metrics.LOSS_SCALE_FLOOR_STALLS, window=duration("floor_window"))
 
 _STUCK = Example(
     title="steps overflow at a scale that is held at 1; the alert outlasts it",
@@ -21,7 +20,7 @@ _STUCK = Example(
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(4, 10), *flat(1, 6), 2)),
         Track(metrics.LOSS_SCALE_INITIAL, (16,)),
-        Track(metrics.LOSS_SCALE_FLOOR_SKIPS, (*flat(0, 11), *ramp(30, 60, 10))),
+        Track(metrics.LOSS_SCALE_FLOOR_STALLS, (*flat(0, 11), *ramp(30, 60, 10))),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo is down to 1 and gradients still overflow: "
@@ -37,7 +36,6 @@ _STORM = Example(
     tracks=(
         Track(metrics.LOSS_SCALE, (None, None, 0.25)),
         Track(metrics.LOSS_SCALE_DECREASES, (None, None, 18)),
-        Track(metrics.LOSS_SCALE_FLOOR_SKIPS, (None, None, 2)),
         Track(metrics.SKIPPED_STEPS, (None, None, 18)),
         Track(metrics.STEP, (None, None, 18)),
         Track(metrics.STEPS, (None, None, 18)),
@@ -61,25 +59,13 @@ _ONE_DIP = Example(
     ),
 )
 
-_SKIPS_FAR_APART = Example(
-    title="some skips at the floor among hundreds of clean steps",
+_ENDED_AT_FLOOR = Example(
+    title="a storm of overflow that is over, the scale on its way up again",
     minutes=40,
     tracks=(
-        Track(metrics.LOSS_SCALE, (1,)),
+        Track(metrics.LOSS_SCALE, (4,)),
         Track(metrics.LOSS_SCALE_INITIAL, (16,)),
-        Track(metrics.LOSS_SCALE_FLOOR_SKIPS, (*flat(0, 10), 1, 2, 3, 4)),
-    ),
-)
-
-_TWO_SLOW_SKIPS = Example(
-    title="two skips at the floor in a run that makes a step a minute",
-    minutes=9,
-    tracks=(
-        Track(metrics.LOSS_SCALE, (1,)),
-        Track(metrics.LOSS_SCALE_INITIAL, (16,)),
-        Track(metrics.LOSS_SCALE_FLOOR_SKIPS, (*flat(0, 5), 1, 2)),
-        Track(metrics.STEP, ramp(5000, 1, 10)),
-        Track(metrics.STEPS, ramp(5000, 1, 10)),
+        Track(metrics.LOSS_SCALE_FLOOR_STALLS, (*flat(0, 10), 1, 2, 3, 4)),
     ),
 )
 
@@ -102,17 +88,15 @@ LOSS_SCALE_AT_FLOOR = Condition(
             severity=Severity.CRITICAL,
             when=any_of(
                 Compare(_SCALE, "<", _FLOOR),
-                all_of(
-                    Compare(_SCALE, "<=", _FLOOR),
-                    Compare(_SKIPS, ">=", limit("floor_skips")),
-                    Compare(_SKIPS, ">=", _TOLERATED_SKIPS),
-                ),
+                all_of(Compare(_SCALE, "<=", _FLOOR), happened(_STALLS)),
             ),
             keep=duration("loss_scale_keep"),
-            description="The loss scale of run {{ $labels.run }} is down to "
-            '{{ printf "%.4g" $value }} and gradients still overflow: GradScaler skips its steps.',
+            reason="It does not wait, since no step is lost sooner than these; it outlasts the "
+            "single clean steps between skipped ones.",
+            description="The loss scale of run {run} is down to "
+            "{value|number} and gradients still overflow: GradScaler skips its steps.",
         ),
     ),
     firing=(_STUCK, _STORM),
-    quiet=(_ONE_DIP, _SKIPS_FAR_APART, _TWO_SLOW_SKIPS, _NO_SCALER),
+    quiet=(_ONE_DIP, _ENDED_AT_FLOOR, _NO_SCALER),
 )

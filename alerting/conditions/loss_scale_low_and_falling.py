@@ -2,18 +2,17 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import calibrated, restarted, standing
+from mp_agent.alerting.conditions.loss_scale import INITIAL, SCALE, WINDOW, after_calibration
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
-from mp_agent.alerting.predicates import Compare, all_of, unless
+from mp_agent.alerting.predicates import Compare
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Series, limit
+from mp_agent.alerting.signals import Count, limit
 
-_WINDOW = duration("loss_scale_window")
 _LOW = limit("loss_scale_low")
-_NET_DECREASES = Count(metric=metrics.LOSS_SCALE_DECREASES, window=_WINDOW) - Count(
-    metric=metrics.LOSS_SCALE_INCREASES, window=_WINDOW
+_NET_DECREASES = Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW) - Count(
+    metric=metrics.LOSS_SCALE_INCREASES, window=WINDOW
 )
 
 _COLLAPSE = Example(
@@ -31,14 +30,22 @@ _COLLAPSE = Example(
     },
     at=40,
     not_yet=(28, 30),
-    also={"MpAgentOverflowRatioHigh": (Severity.WARNING,)},
+    also={
+        "MpAgentLossScaleFarBelowInitial": (Severity.CRITICAL,),
+        "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
+        "MpAgentOverflowRatioHigh": (Severity.WARNING,),
+    },
 )
+
+_STAYS_LOW = {"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)}
 
 _SAWTOOTH = Example(
     title="a sawtooth between 64 and 128",
     minutes=60,
     tracks=(
         Track(metrics.LOSS_SCALE, (64, 64, 128, 64) * 15),
+        Track(metrics.LOSS_SCALE_INITIAL, (128,)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (128,)),
         Track(metrics.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(61))),
         Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(61))),
     ),
@@ -49,11 +56,13 @@ _CALIBRATION = Example(
     minutes=40,
     tracks=(
         Track(metrics.LOSS_SCALE, (65536, 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
         Track(metrics.LOSS_SCALE_DECREASES, (0, 10)),
         Track(metrics.SKIPPED_STEPS, (0, 10)),
         Track(metrics.STEP, ramp(1, 60, 41)),
         Track(metrics.STEPS, ramp(1, 60, 41)),
     ),
+    also=_STAYS_LOW,
 )
 
 _CALIBRATION_ELSEWHERE = Example(
@@ -61,11 +70,13 @@ _CALIBRATION_ELSEWHERE = Example(
     minutes=40,
     tracks=(
         Track(metrics.LOSS_SCALE, (65536, 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
         Track(metrics.LOSS_SCALE_DECREASES, (0, 10)),
         Track(metrics.SKIPPED_STEPS, (0, 10)),
         Track(metrics.STEP, ramp(90_000, 60, 41)),
         Track(metrics.STEPS, ramp(1, 60, 41)),
     ),
+    also=_STAYS_LOW,
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
@@ -73,6 +84,7 @@ _SLOW_CALIBRATION_AGAIN = Example(
     minutes=60,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 42), *ramp(6, 1, 5))),
         Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 51))),
     ),
@@ -83,6 +95,7 @@ _CALIBRATION_AGAIN = Example(
     minutes=40,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), 10)),
         Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 31))),
     ),
@@ -93,6 +106,8 @@ _HUNG = Example(
     minutes=9,
     tracks=(
         Track(metrics.LOSS_SCALE, (256, 256, 256, 16)),
+        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
         Track(metrics.LOSS_SCALE_DECREASES, (1, 1, 1, 5)),
         Track(metrics.STEP, ramp(5000, 60, 4)),
         Track(metrics.STEPS, ramp(5000, 60, 4)),
@@ -121,20 +136,17 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=unless(
-                all_of(
-                    Compare(Series(metric=metrics.LOSS_SCALE, aggregate="min"), "<", _LOW),
-                    Compare(_NET_DECREASES, ">=", limit("loss_scale_net_decreases")),
-                    Compare(Series(metric=metrics.LOSS_SCALE_INITIAL), ">=", _LOW),
-                    calibrated(_WINDOW),
-                ),
-                restarted(),
-                standing(duration("alive_window")),
+            when=after_calibration(
+                Compare(SCALE, "<", _LOW),
+                Compare(_NET_DECREASES, ">=", limit("loss_scale_net_decreases")),
+                Compare(INITIAL, ">=", _LOW),
             ),
             hold=duration("alive_window"),
             keep=duration("loss_scale_keep"),
-            description="The loss scale of run {{ $labels.run }} is "
-            '{{ printf "%.4g" $value }}: below <loss_scale_low>, with at least '
+            reason="It waits for as long as tells a run that goes on from one that hung in its "
+            "fall, and outlasts the pauses between two overflows.",
+            description="The loss scale of run {run} is "
+            "{value|number}: below <loss_scale_low>, with at least "
             "<loss_scale_net_decreases> more decreases than increases in the last "
             "<loss_scale_window>.",
         ),

@@ -2,7 +2,7 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import first_nonfinite, happened
+from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
 from mp_agent.alerting.conditions.nonfinite import NONFINITE_REMEDIES, WHY_NONFINITE_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
@@ -25,6 +25,7 @@ _WITHOUT_SCALER = Example(
     tracks=(
         Track(metrics.NONFINITE_UPDATES, (*flat(0, 10), *ramp(1, 1, 3))),
         Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(metrics.LOSS_NONFINITE_UNSKIPPED, (*flat(0, 10), *ramp(1, 1, 3))),
         Track(metrics.GRAD_FINITE, (*flat(1, 10), 0)),
         Track(
             metrics.FIRST_NONFINITE,
@@ -41,7 +42,10 @@ _WITHOUT_SCALER = Example(
     },
     at=15,
     not_yet=(9, 25),
-    also={"MpAgentLossNonFinite": (Severity.CRITICAL,)},
+    also={
+        "MpAgentLossNonFinite": (Severity.CRITICAL,),
+        "MpAgentRankNonFinite": (Severity.CRITICAL,),
+    },
 )
 
 _BORN_IN_BACKWARD = Example(
@@ -98,9 +102,10 @@ NONFINITE_UPDATE = Condition(
         Level(
             severity=Severity.CRITICAL,
             when=happened(_UPDATES),
-            description="Run {{ $labels.run }} stepped its optimizer "
-            '{{ printf "%.0f" $value }} time(s) with NaN or Inf gradients in the last '
-            "<incident_window>." + first_nonfinite(),
+            description="Run {run} stepped its optimizer "
+            "{value|count} time(s) with NaN or Inf gradients in the last "
+            "<incident_window>." + FIRST_NONFINITE,
+            reason="It does not wait: the weights are lost with the first.",
         ),
     ),
     firing=(_WITHOUT_SCALER, _BORN_IN_BACKWARD, _BEFORE_FAILED_SCRAPE),

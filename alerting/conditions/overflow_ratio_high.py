@@ -6,9 +6,9 @@ from mp_agent.alerting.conditions.guards import calibrated, restarted
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
-from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, any_of, unless
+from mp_agent.alerting.predicates import Compare, Joined, Predicate, Seen, all_of, any_of, unless
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Arithmetic, Count, limit
+from mp_agent.alerting.signals import Arithmetic, Count, Recorded, Series, limit
 from mp_agent.catalog.metric import Metric
 
 _WINDOW = duration("overflow_window")
@@ -23,10 +23,16 @@ def _ratio(windows_ago: int = 0) -> Arithmetic:
     return _count(metrics.SKIPPED_STEPS, windows_ago) / _count(metrics.STEPS, windows_ago)
 
 
+_SHARE = Recorded("run:mp_agent_skipped_steps_per_step:ratio_increase", _ratio())
+_RISE = (_SHARE - _ratio(2)) * _count(metrics.STEPS)
+"""Skips beyond those that the share of two windows ago would make: a few are chance."""
+
 _RISING = all_of(
-    Compare(_ratio(), ">", limit("overflow_rising")),
-    Compare(_ratio(), ">", _ratio(1)),
+    Compare(_SHARE, ">", limit("overflow_rising")),
+    Compare(_SHARE, ">", _ratio(1)),
     Compare(_ratio(1), ">", _ratio(2)),
+    Compare(_RISE, ">=", limit("overflow_skips")),
+    Seen(Series(metric=metrics.STEPS, before=(_WINDOW,) * 3)),
 )
 
 
@@ -37,15 +43,13 @@ def _judged(claim: Predicate) -> Joined:
 
 
 _DESCRIPTION = (
-    "Run {{ $labels.run }} skipped {{ $value | humanizePercentage }} of its steps in the last "
+    "Run {run} skipped {value|percent} of its steps in the last "
     "<overflow_window> because gradients overflowed; healthy is 0.05%."
 )
 
 
 def _fires(percent: str) -> str:
-    return _DESCRIPTION.replace("{{ $labels.run }}", "demo").replace(
-        "{{ $value | humanizePercentage }}", percent
-    )
+    return _DESCRIPTION.replace("{run}", "demo").replace("{value|percent}", percent)
 
 
 _TWO_IN_A_HUNDRED = Example(
@@ -70,10 +74,10 @@ _SLOWLY_RISING = Example(
     tracks=(
         Track(
             metrics.SKIPPED_STEPS,
-            (*flat(0, 25), *ramp(0.1, 0.1, 15), *ramp(1.7, 0.2, 15), *ramp(4.8, 0.3, 16)),
+            (*flat(0, 25), *ramp(0.12, 0.12, 15), *ramp(2.04, 0.24, 15), *ramp(5.76, 0.36, 16)),
         ),
     ),
-    fires={Severity.WARNING: _fires("0.5%")},
+    fires={Severity.WARNING: _fires("0.6%")},
     at=69,
     not_yet=(30, 45),
 )
@@ -162,13 +166,25 @@ _RISING_TOO_LOW = Example(
 _FELL_BEFORE = Example(
     title="a share that fell and rises again",
     minutes=75,
-    tracks=(_shares(8, 7, 3, 2.5, 6),),
+    tracks=(_shares(8, 7, 3, 2.5, 7),),
 )
 
 _ROSE_BEFORE = Example(
     title="a share that rose and falls again",
     minutes=90,
-    tracks=(_shares(8.5, 8.4, 7, 8, 5, 4),),
+    tracks=(_shares(8.5, 8.4, 1, 8, 5, 4),),
+)
+
+_ALL_BUT_STEADY = Example(
+    title="a scale at the edge of overflow, where a skip more or less is chance",
+    minutes=90,
+    tracks=(_shares(4, 4, 4.5, 5, 5.2, 5),),
+)
+
+_SEEN_LATE = Example(
+    title="a small share of a run that was first scraped half an hour ago, at step 5000",
+    minutes=45,
+    tracks=(_shares(4, 4.2, 4.5),),
 )
 
 OVERFLOW_RATIO_HIGH = Condition(
@@ -182,13 +198,15 @@ OVERFLOW_RATIO_HIGH = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            when=_judged(Compare(_ratio(), ">", limit("overflow_critical"))),
+            when=_judged(Compare(_SHARE, ">", limit("overflow_critical"))),
             description=_DESCRIPTION,
+            reason="It does not wait: the share is one over a quarter of an hour.",
         ),
         Level(
             severity=Severity.WARNING,
-            when=_judged(any_of(Compare(_ratio(), ">", limit("overflow_warning")), _RISING)),
+            when=_judged(any_of(Compare(_SHARE, ">", limit("overflow_warning")), _RISING)),
             description=_DESCRIPTION,
+            reason="It does not wait: the share is one over a quarter of an hour.",
         ),
     ),
     firing=(_TWO_IN_A_HUNDRED, _FIFTH, _SLOWLY_RISING),
@@ -202,5 +220,7 @@ OVERFLOW_RATIO_HIGH = Condition(
         _RISING_TOO_LOW,
         _FELL_BEFORE,
         _ROSE_BEFORE,
+        _ALL_BUT_STEADY,
+        _SEEN_LATE,
     ),
 )

@@ -2,54 +2,27 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import active, stopped
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
-from mp_agent.alerting.predicates import Compare, Joined, Seen, all_of, any_of, unless
+from mp_agent.alerting.predicates import Joined, all_of, any_of
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Either, Length, Mean, Number, Series, Where, limit
-from mp_agent.records.steps import Phase
 
 _WINDOW, _LONG, _SLOW = (
     duration(name) for name in ("stall_window", "long_stall_window", "slow_stall_window")
 )
-_TRAINING = "|".join(
-    phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-)
-
-
-def _standing(window: Duration) -> Joined:
-    """Tell whether no step was made for `window`, active at its start and training throughout.
-
-    A run whose usual step takes a tenth of the window or more is not judged.
-    """
-    changes = Either(
-        Series(metric=metrics.STEP, over=("changes", window)),
-        Series(metric=metrics.STEPS, over=("changes", window)),
-    )
-    elsewhere = (Where("phase", "!~", _TRAINING),)
-    return unless(
-        all_of(
-            Compare(changes, "==", Number(0)),
-            Compare(Series(metric=metrics.RUN_ACTIVE, before=(window,)), "==", Number(1)),
-        ),
-        Seen(Series(metric=metrics.PHASE, over=("present_over_time", window), where=elsewhere)),
-        Compare(limit("stall_steps") * Mean(metrics.STEP_DURATION), ">", Length(window)),
-    )
 
 
 def _stalled(window: Duration) -> Joined:
-    active = Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1))
-    return all_of(any_of(_standing(window), _standing(_SLOW)), active)
+    return all_of(any_of(stopped(window), stopped(_SLOW)), active())
 
 
 def _description(window: Duration) -> str:
-    return (
-        f"Run {{{{ $labels.run }}}} is active but has made no step for <{window.name}> or longer."
-    )
+    return f"Run {{run}} is active but has made no step for <{window.name}> or longer."
 
 
 def _fires(window: Duration) -> str:
-    return _description(window).replace("{{ $labels.run }}", "demo")
+    return _description(window).replace("{run}", "demo")
 
 
 def _stops_at(minute: int, steps_per_minute: float = 60) -> tuple[Track, ...]:
@@ -57,11 +30,8 @@ def _stops_at(minute: int, steps_per_minute: float = 60) -> tuple[Track, ...]:
     return (Track(metrics.STEP, steps), Track(metrics.STEPS, steps))
 
 
-def _usual_step(seconds: float) -> tuple[Track, ...]:
-    return (
-        Track(metrics.STEP_DURATION, (1000 * seconds,), suffix="_sum"),
-        Track(metrics.STEP_DURATION, (1000,), suffix="_count"),
-    )
+def _usual_step(seconds: float) -> Track:
+    return Track(metrics.STEP_USUAL, (seconds,))
 
 
 _HUNG = Example(
@@ -77,7 +47,7 @@ _HUNG_IN_FIRST_STEP = Example(
     title="a run that hangs in its first step",
     minutes=25,
     tracks=(Track(metrics.STEPS, (0,)),),
-    without=(metrics.STEP, metrics.STEP_DURATION),
+    without=(metrics.STEP, metrics.STEP_USUAL),
     fires={Severity.WARNING: _fires(_WINDOW)},
     at=15,
     not_yet=(9,),
@@ -86,7 +56,7 @@ _HUNG_IN_FIRST_STEP = Example(
 _HUNG_SLOW = Example(
     title="a run of four-minute steps that hangs",
     minutes=150,
-    tracks=(*_stops_at(10, 0.25), *_usual_step(240)),
+    tracks=(*_stops_at(10, 0.25), _usual_step(240)),
     fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
     at=140,
     not_yet=(60,),
@@ -98,14 +68,14 @@ _SLOW_STEPS = Example(
     tracks=(
         Track(metrics.STEP, tuple(float(5000 + minute // 12) for minute in range(151))),
         Track(metrics.STEPS, tuple(float(5000 + minute // 12) for minute in range(151))),
-        *_usual_step(720),
+        _usual_step(720),
     ),
 )
 
 _SLOWER_STEP = Example(
     title="a step of more than two hours where one hour is usual",
     minutes=150,
-    tracks=(*_stops_at(0), *_usual_step(3600)),
+    tracks=(*_stops_at(0), _usual_step(3600)),
 )
 
 _EVALUATION = Example(
@@ -151,7 +121,7 @@ _HEALTHY = Example(title="a healthy run", minutes=45)
 _YOUNG = Example(
     title="a run seen for nine minutes, with steps of nearly a minute",
     minutes=9,
-    tracks=(*_stops_at(0), *_usual_step(55)),
+    tracks=(*_stops_at(0), _usual_step(55)),
 )
 
 RUN_STALLED = Condition(
@@ -174,11 +144,13 @@ RUN_STALLED = Condition(
             severity=Severity.CRITICAL,
             when=_stalled(_LONG),
             description=_description(_LONG),
+            reason="It does not wait: the condition spans half an hour, and ten usual steps.",
         ),
         Level(
             severity=Severity.WARNING,
             when=_stalled(_WINDOW),
             description=_description(_WINDOW),
+            reason="It does not wait: the condition spans ten minutes, and ten usual steps.",
         ),
     ),
     firing=(_HUNG, _HUNG_IN_FIRST_STEP, _HUNG_SLOW),

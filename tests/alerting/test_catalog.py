@@ -1,34 +1,55 @@
 """The catalog against what conditions.md says of each alert, written down here independently."""
 
+import dataclasses
+from collections.abc import Iterator
+
 import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
+from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
-from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.expressions import Expression, walk
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Length, Limit, Series
+from mp_agent.alerting.signals import Count, Length, Limit, Recorded, Series, Signal
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.catalog.thresholds import THRESHOLDS
+from mp_agent.catalog.thresholds import DEFAULTS
 
 _C, _W, _I = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 
 _SEVERITIES = {
     "MpAgentGradientExplosion": (_C, _W, _I),
     "MpAgentGradientVanishing": (_C, _W, _I),
+    "MpAgentGradientUnderflow": (_W,),
+    "MpAgentLayerGradientDead": (_W,),
     "MpAgentNonFiniteUpdate": (_C,),
     "MpAgentLossNonFinite": (_C,),
+    "MpAgentLossSpike": (_W,),
+    "MpAgentLossDiverging": (_W,),
     "MpAgentLossScaleLowAndFalling": (_W,),
     "MpAgentLossScaleAtFloor": (_C,),
+    "MpAgentLossScaleConsecutiveDecreases": (_W,),
+    "MpAgentLossScaleFarBelowInitial": (_C,),
+    "MpAgentLossScaleLow": (_W, _I),
     "MpAgentOverflowRatioHigh": (_C, _W),
     "MpAgentRunStalled": (_C, _W),
     "MpAgentRunFailed": (_C,),
     "MpAgentRunVanished": (_W,),
+    "MpAgentReplicaDivergence": (_C,),
+    "MpAgentRankNonFinite": (_C,),
+    "MpAgentRankStraggler": (_W,),
+    "MpAgentRankStalled": (_C,),
+    "MpAgentCoverageLow": (_W,),
+    "MpAgentTelemetryDegraded": (_W,),
 }
 
 _HOLD_SECONDS = {
     ("MpAgentGradientVanishing", _C): 120,
     ("MpAgentGradientVanishing", _W): 600,
     ("MpAgentGradientVanishing", _I): 1800,
+    ("MpAgentLossScaleLow", _W): 600,
+    ("MpAgentLossScaleLow", _I): 900,
+    ("MpAgentRankStraggler", _W): 300,
+    ("MpAgentCoverageLow", _W): 300,
 }
 
 _LIMITS = {
@@ -37,12 +58,35 @@ _LIMITS = {
     ("MpAgentGradientVanishing", _W): {0.001},
     ("MpAgentGradientVanishing", _I): {0.01},
     ("MpAgentLossScaleLowAndFalling", _W): {128, 3, 500},
-    ("MpAgentLossScaleAtFloor", _C): {1, 3, 0.03},
+    ("MpAgentLossScaleAtFloor", _C): {1},
+    ("MpAgentLossScaleConsecutiveDecreases", _W): {5, 500},
+    ("MpAgentLossScaleFarBelowInitial", _C): {0.01},
+    ("MpAgentLossScaleLow", _W): {1024, 500},
+    ("MpAgentLossScaleLow", _I): {10_000, 500},
+    ("MpAgentGradientUnderflow", _W): {0.05},
+    ("MpAgentRankStraggler", _W): {1.3},
+    ("MpAgentRankStalled", _C): {10},
     ("MpAgentOverflowRatioHigh", _C): {0.1, 500},
     ("MpAgentOverflowRatioHigh", _W): {0.01, 0.001, 500},
     ("MpAgentRunStalled", _W): {10},
 }
 """Numbers that a level must compare against, by its severity."""
+
+_COUNTED = {
+    "grad_norm_high": 100,
+    "grad_norm_extreme": 1000,
+    "loss_scale_floor": 1,
+    "floor_skips": 3,
+    "floor_skip_steps": 100,
+    "calibration_steps": 500,
+    "nonfinite_losses": 3,
+    "loss_spike_deviations": 6,
+    "loss_deviation_floor": 0.01,
+    "layer_dead_abs_max": 1e-10,
+    "layer_dead_samples": 3,
+    "layer_zero_rise": 0.2,
+}
+"""Numbers that the node agent compares against, step by step."""
 
 _by_name = pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 
@@ -99,8 +143,57 @@ def test_every_duration_and_every_threshold_is_used() -> None:
                 limits.add(node.threshold)
             if isinstance(node, Length):
                 durations.add(node.duration)
-    assert {d.name for d in DURATIONS} - {d.name for d in durations} == {"birth_window"}
-    assert limits == set(THRESHOLDS)
+    assert {d.name for d in DURATIONS} == {d.name for d in durations} | {"birth_window"}
+    assert {limit.name for limit in limits} | set(_COUNTED) == set(DEFAULTS)
+
+
+def test_what_the_node_agent_counts_against_is_said_by_its_metrics() -> None:
+    counted = {name for metric in METRICS for name in metric.thresholds}
+    assert {name: DEFAULTS[name] for name in counted} == _COUNTED
+
+
+@_by_name
+def test_each_level_says_why_it_waits_as_long_as_it_does(condition: Condition) -> None:
+    for level in condition.levels:
+        assert level.reason.endswith(".") and level.reason[0].isupper()
+        assert len(level.reason) > 20
+
+
+def test_what_several_conditions_look_at_is_recorded_in_the_group_of_all_of_them() -> None:
+    """Counts are what is dear to evaluate; a signal that two conditions share has a name."""
+    users: dict[Signal, set[str]] = {}
+    groups: dict[str, set[str]] = {}
+    for group, conditions in GROUPS.items():
+        for condition in conditions:
+            for level in condition.levels:
+                for node in _unrecorded(level.when):
+                    users.setdefault(node, set()).add(condition.name)
+                for node in walk(level.when):
+                    if isinstance(node, Recorded):
+                        groups.setdefault(node.name, set()).add(group)
+                        assert not any(isinstance(n, Recorded) for n in walk(node.signal))
+    shared = {node: names for node, names in users.items() if len(names) > 1}
+    assert not shared
+    assert all(len(found) == 1 for found in groups.values()), groups
+
+
+def _unrecorded(expression: Expression) -> Iterator[Signal]:
+    """Yield the counts, and series over a range, that stand under no name."""
+    if isinstance(expression, Recorded):
+        return
+    if isinstance(expression, Count) or (isinstance(expression, Series) and expression.over):
+        yield expression
+    for field in dataclasses.fields(expression):
+        value = getattr(expression, field.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Expression):
+                yield from _unrecorded(part)
+
+
+@_by_name
+def test_descriptions_name_series_of_the_catalog(condition: Condition) -> None:
+    for level in condition.levels:
+        assert any(isinstance(part, LabelMark) and part.label == "run" for part in level.parts)
 
 
 def test_every_condition_is_in_one_group() -> None:

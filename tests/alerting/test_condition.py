@@ -15,7 +15,7 @@ from mp_agent.errors import CatalogError
 _LEVEL = Level(
     severity=Severity.WARNING,
     when=Compare(Series(metric=metrics.LOSS), ">", Number(3)),
-    description="Run {{ $labels.run }} lost more than <grad_norm_high> in <stall_window>.",
+    description="Run {run} lost more than <grad_norm_high> in <stall_window>: {value|count}.",
 )
 
 
@@ -36,11 +36,15 @@ def _condition(**changes: Any) -> Condition:
 
 def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> None:
     values = values_in_force({"grad_norm_high": 50}, time_scale=0.1)
-    assert _condition().annotations(_LEVEL, values, "https://books.example/") == {
+    bases = ("https://books.example/", "https://boards.example/")
+    assert _condition().annotations(_LEVEL, values, *bases) == {
         "summary": "Something is wrong.",
-        "description": "Run {{ $labels.run }} lost more than 50 in 1m.",
+        "description": 'Run {{ $labels.run }} lost more than 50 in 1m: {{ printf "%.0f" $value }}.',
         "remedy": "Stop. Think.",
         "runbook_url": "https://books.example/mpagentsomethingwrong",
+        "dashboard_url": "https://boards.example/d/mp-agent-run/"
+        "?var-namespace={{ $labels.namespace | urlquery }}"
+        "&var-job={{ $labels.job | urlquery }}&var-run={{ $labels.run | urlquery }}",
     }
 
 
@@ -65,6 +69,8 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
         ({"firing": ()}, "no firing example for warning"),
         ({"quiet": ()}, "at least one quiet example"),
         ({"levels": (dataclasses.replace(_LEVEL, description="<nap>"),)}, "<nap> names no"),
+        ({"levels": (dataclasses.replace(_LEVEL, description="{rank}"),)}, "{rank} is no label"),
+        ({"levels": (dataclasses.replace(_LEVEL, description="{run"),)}, "belongs to no mark"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], problem: str) -> None:

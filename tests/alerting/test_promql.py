@@ -7,14 +7,23 @@ import pytest
 from mp_agent.alerting import metrics
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Expression, walk
-from mp_agent.alerting.predicates import Compare, Predicate, Seen, all_of, any_of, unless
+from mp_agent.alerting.predicates import (
+    Compare,
+    Gone,
+    Predicate,
+    Seen,
+    Silent,
+    all_of,
+    any_of,
+    unless,
+)
 from mp_agent.alerting.promql import number_text, promql, quoted
 from mp_agent.alerting.signals import (
     Count,
     Either,
     Length,
-    Mean,
     Number,
+    Recorded,
     Series,
     Signal,
     Where,
@@ -44,15 +53,14 @@ def _above(signal: Signal, value: float) -> Predicate:
 def test_a_series_says_function_range_offset_matchers_and_kept_labels() -> None:
     series = Series(
         metric=metrics.LOSS,
-        over=("quantile_over_time", duration("stall_window")),
-        arguments=(0.5,),
+        over=("max_over_time", duration("stall_window")),
         before=(duration("stall_window"), duration("end_window")),
         where=(Where("a", "!=", "b"),),
         keep=("reason",),
     )
     assert _text(series) == (
         "max by (cluster, namespace, job, run, reason) "
-        '(quantile_over_time(0.5, mp_agent_loss{a!="b"}[10m] offset 15m))'
+        '(max_over_time(mp_agent_loss{a!="b"}[10m] offset 15m))'
     )
 
 
@@ -78,6 +86,9 @@ def test_a_count_prefers_what_happened_since_the_birth_of_the_counter() -> None:
         (_above((_STEP - _LOSS) - (_STEP - _LOSS), 3), "(S - L) - (S - L) > 3"),
         (_above(_STEP + limit("stall_steps") * _LOSS, 3), "S + 10 * L > 3"),
         (_above(Either(_STEP, _LOSS), 3), "(S or L) > 3"),
+        (_above(_STEP / _LOSS, 3), "S / (L != 0) > 3"),
+        (_above(_STEP / limit("stall_steps"), 3), "S / 10 > 3"),
+        (_above(Recorded("run:mp_agent_x:y", _STEP), 3), "run:mp_agent_x:y > 3"),
         (all_of(_above(_STEP, 1), _above(_LOSS, 2)), "S > 1 and L > 2"),
         (
             unless(all_of(_above(_STEP, 1), _above(_LOSS, 2)), _above(_LOSS, 3)),
@@ -105,9 +116,9 @@ def test_parts_with_other_labels_are_matched_by_run() -> None:
 
 
 def test_every_node_of_an_expression_is_walked() -> None:
-    expression = unless(_above(Mean(metrics.STEP_DURATION) / _STEP, 1), Seen(_LOSS))
+    expression = unless(_above(Recorded("run:mp_agent_x:y", _LOSS / _STEP), 1), Seen(_LOSS))
     assert {type(node).__name__ for node in walk(expression)} == {
-        "Joined", "Compare", "Arithmetic", "Mean", "Series", "Number", "Seen"
+        "Joined", "Compare", "Recorded", "Arithmetic", "Series", "Number", "Seen"
     }  # fmt: skip
 
 
@@ -118,6 +129,29 @@ def test_numbers_are_exact(value: float, text: str) -> None:
 
 def test_label_values_are_escaped() -> None:
     assert quoted('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'
+
+
+def test_targets_without_series_are_counted_per_job() -> None:
+    assert _text(Silent(metrics.BUILD, duration("stall_window"))) == (
+        'count by (cluster, namespace, job) (up{job=~".*mp-agent.*"} and '
+        'up{job=~".*mp-agent.*"} offset 10m unless on (cluster, namespace, job, instance) '
+        "present_over_time(mp_agent_build_info[10m]))"
+    )
+
+
+def test_a_selector_is_added_to_every_series_of_ours() -> None:
+    values = values_in_force(selectors={"series": 'cluster="a"'})
+    gone = promql(Gone(metrics.RUN_ACTIVE, duration("stall_window")), values)
+    assert 'mp_agent_run_active{cluster="a"}[10m]' in gone
+    where = (Where("bound", "=", limit("grad_norm_high")),)
+    count = promql(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=where), values)
+    assert '{bound="100",cluster="a"}' in count
+
+
+@pytest.mark.parametrize("name", ["mp_agent_x", "run:x:y", "run:mp_agent_x", "Run:mp_agent_x:y"])
+def test_a_recorded_signal_has_a_name_of_three_parts(name: str) -> None:
+    with pytest.raises(CatalogError, match=name):
+        Recorded(name, _STEP)
 
 
 def test_an_unknown_threshold_fails_where_it_is_named() -> None:

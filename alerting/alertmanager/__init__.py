@@ -1,0 +1,17 @@
+"""The Alertmanager configuration: who is told, what is grouped and muted, and in what words."""
+
+from mp_agent.alerting.alertmanager.configuration import (
+    CONFIGURATION_FILE,
+    EVERY_CHANNEL,
+    MESSAGES_FILE,
+    render_alertmanager,
+)
+from mp_agent.alerting.alertmanager.messages import MESSAGES
+
+__all__ = [
+    "CONFIGURATION_FILE",
+    "EVERY_CHANNEL",
+    "MESSAGES",
+    "MESSAGES_FILE",
+    "render_alertmanager",
+]

@@ -1,0 +1,84 @@
+"""MpAgentLayerGradientDead."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Number, Series
+
+_DEAD = Series(metric=metrics.LAYERS_DEAD)
+
+
+def _named(*layers: str) -> tuple[Track, ...]:
+    return tuple(
+        Track(metrics.DEAD_LAYER, (*flat(None, 10), *flat(1, 20), "stale"), {"layer": layer})
+        for layer in layers
+    )
+
+
+_TWO_LAYERS = Example(
+    title="two layers whose gradients died; the alert outlasts the look that finds them alive",
+    minutes=60,
+    tracks=(
+        Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(2, 20), 0)),
+        *_named("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"),
+    ),
+    fires={
+        Severity.WARNING: "2 layer(s) of run demo had next to no gradient in the last "
+        "<layer_dead_samples> samples. Among them: blocks.0.mlp.up.weight, blocks.1.mlp.up.weight."
+    },
+    at=29,
+    not_yet=(9, 45),
+)
+
+_OUTLASTED = Example(
+    title="a layer that was dead for some minutes, right after",
+    minutes=45,
+    tracks=(Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(1, 20), 0)),),
+    fires={
+        Severity.WARNING: "1 layer(s) of run demo had next to no gradient in the last "
+        "<layer_dead_samples> samples."
+    },
+    at=35,
+)
+
+_NONE = Example(
+    title="frozen, unused and idle parameters, of which none is counted",
+    minutes=60,
+    tracks=(Track(metrics.LAYERS_DEAD, (0,)),),
+)
+
+_NOT_LOOKED_AT = Example(
+    title="a run whose layers were never sampled", minutes=60, without=(metrics.LAYERS_DEAD,)
+)
+
+LAYER_GRADIENT_DEAD = Condition(
+    name="MpAgentLayerGradientDead",
+    summary="A layer's gradient has died.",
+    meaning="The layer no longer learns, and neither does what is before it on its path; the rest "
+    "of the model trains around it.",
+    confirm="mp_agent_dead_layer_info names the layers; plot their mp_agent_layer_grad_abs_max.",
+    remedies=(
+        "Use a larger loss scale, or BF16, if the gradient underflows FP16.",
+        "Add normalisation or a residual path around the layer, and check its activations: a ReLU "
+        "that is never above zero passes no gradient.",
+        "Check whether the layer was frozen or detached on purpose.",
+    ),
+    why="A gradient of 1e-10 is below anything that an optimizer in 16 or 32 bits turns into a "
+    "change of the weights; it has to be scaled up, or to find another path.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_DEAD, ">", Number(0)),
+            keep=duration("layer_keep"),
+            description="{value|count} layer(s) of run {run} had next to no gradient in the last "
+            "<layer_dead_samples> samples.{mp_agent_dead_layer_info| Among them: |layer}",
+            reason="It does not wait, since the samples in a row are its patience; it outlasts "
+            "some looks, between which layers come and go.",
+        ),
+    ),
+    firing=(_TWO_LAYERS, _OUTLASTED),
+    quiet=(_NONE, _NOT_LOOKED_AT),
+)

@@ -1,0 +1,40 @@
+"""What the conditions of the loss scale have in common."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.conditions.guards import calibrated, restarted
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Track, ramp
+from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, unless
+from mp_agent.alerting.signals import Number, Recorded, Series
+
+WINDOW = duration("loss_scale_window")
+SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
+INITIAL = Series(metric=metrics.LOSS_SCALE_INITIAL)
+
+_ALIVE = duration("alive_window")
+_STEPPED = Recorded(
+    "run:mp_agent_step:changes", Series(metric=metrics.STEP, over=("changes", _ALIVE))
+)
+
+
+def hung() -> Predicate:
+    """Tell whether the run has ceased to make steps: its scale says nothing new."""
+    return Compare(_STEPPED, "==", Number(0))
+
+
+def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
+    """Return, for examples, the steps of a run resumed at step 90 000 under a new node agent."""
+    return (
+        Track(metrics.STEP, ramp(90_000, steps_per_minute, samples)),
+        Track(metrics.STEPS, ramp(1, steps_per_minute, samples)),
+    )
+
+
+def counted_anew(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
+    """Return, for examples, the step of a run that begins its count anew in minute 10."""
+    return (Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
+
+
+def after_calibration(*claims: Predicate) -> Joined:
+    """Hold claims on the scale of a run that makes steps, long after its calibration."""
+    return unless(all_of(*claims, calibrated(WINDOW)), restarted(), hung())

@@ -1,0 +1,164 @@
+"""MpAgentLossScaleConsecutiveDecreases."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.loss_scale import (
+    WINDOW,
+    after_calibration,
+    counted_anew,
+    resumed_elsewhere,
+)
+from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
+from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Count, Series, limit
+
+_LIMIT = limit("loss_scale_decreases_in_row")
+_IN_ROW = Series(metric=metrics.LOSS_SCALE_CONSECUTIVE_DECREASES)
+_RECENT = Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW)
+
+
+def _falls(
+    minute: int, times: int, *, every: int = 1, until: int = 90, grows: bool = False
+) -> tuple[Track, ...]:
+    """Return a scale that is halved so often from a minute on; grows: once more upwards then."""
+    count = tuple(float(min(max(m - minute + every, 0) // every, times)) for m in range(until + 1))
+    end = minute + every * times
+    in_row = tuple(0.0 if grows and m >= end else c for m, c in enumerate(count))
+    risen = tuple(float(grows and m >= end) for m in range(until + 1))
+    scale = (65536 * 0.5 ** (c - r) for c, r in zip(count, risen, strict=True))
+    return (
+        Track(metrics.LOSS_SCALE, tuple(scale)),
+        Track(metrics.LOSS_SCALE_DECREASES, count),
+        Track(metrics.LOSS_SCALE_INCREASES, risen),
+        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, in_row),
+    )
+
+
+_FIVE = Example(
+    title="five decreases, minute after minute, and nothing upwards",
+    minutes=90,
+    tracks=_falls(60, 5),
+    fires={
+        Severity.WARNING: "The loss scale of run demo was lowered 5 times in a row, in the last "
+        "<loss_scale_window>."
+    },
+    at=76,
+    not_yet=(63, 90),
+    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+)
+
+_FOUR_AND_UP = Example(
+    title="four decreases, then one growth",
+    minutes=90,
+    tracks=_falls(60, 4, grows=True),
+    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+)
+
+_FAR_APART = Example(
+    title="five decreases over an hour and a half",
+    minutes=120,
+    tracks=_falls(20, 5, every=18, until=120),
+    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+)
+
+_CALIBRATION = Example(
+    title="calibration from 65536 to 1024",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*halving(65536, 7), 16384)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
+        Track(metrics.LOSS_SCALE_DECREASES, (*ramp(0, 1, 7), 6)),
+        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*ramp(0, 1, 7), 0)),
+        Track(metrics.LOSS_SCALE_INCREASES, (*flat(0, 7), 4)),
+        Track(metrics.STEP, ramp(1, 60, 41)),
+        Track(metrics.STEPS, ramp(1, 60, 41)),
+    ),
+)
+
+_UP_AND_DOWN = Example(
+    title="a scale of short growth intervals that goes up and down every minute",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (65536, 32768) * 30),
+        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 2 for minute in range(61))),
+        Track(metrics.LOSS_SCALE_INCREASES, tuple(minute // 2 for minute in range(61))),
+        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 1) * 30),
+    ),
+)
+
+_FALLS_OF_NEW_SCALER = (
+    Track(metrics.LOSS_SCALE, (*flat(65536, 45), *halving(32768, 7), 16384)),
+    Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7))),
+    Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7), 0)),
+)
+
+_CALIBRATION_ELSEWHERE = Example(
+    title="calibration after a resume at step 90 000 under a new node agent",
+    minutes=70,
+    tracks=(*_FALLS_OF_NEW_SCALER, *resumed_elsewhere(6, 71)),
+)
+
+_SLOW_CALIBRATION_AGAIN = Example(
+    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    minutes=70,
+    tracks=(*_FALLS_OF_NEW_SCALER, *counted_anew(6, 71)),
+)
+
+_CALIBRATION_AGAIN = Example(
+    title="calibration after a resume at an earlier step under the same node agent",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 30), *halving(32768, 7), 16384)),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7))),
+        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7), 0)),
+        Track(metrics.STEP, (*ramp(5000, 60, 30), *ramp(4000, 60, 31))),
+    ),
+)
+
+_HUNG = Example(
+    title="a run that hung in the middle of its fall",
+    minutes=18,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 2048)),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 12), 5)),
+        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 12), 5)),
+        Track(metrics.STEP, ramp(5000, 60, 10)),
+        Track(metrics.STEPS, ramp(5000, 60, 10)),
+    ),
+)
+
+LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
+    name="MpAgentLossScaleConsecutiveDecreases",
+    summary="The loss scale was lowered again and again, and never raised.",
+    meaning="Gradients overflow FP16 more often than the scale can recover: the run is losing its "
+    "range, a step at each decrease.",
+    confirm="mp_agent_loss_scale_consecutive_decreases counts them; mp_agent_loss_scale shows "
+    "stairs downwards.",
+    remedies=OVERFLOW_REMEDIES,
+    why=WHY_OVERFLOW_ENDS,
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=after_calibration(Compare(_IN_ROW, ">=", _LIMIT), Compare(_RECENT, ">=", _LIMIT)),
+            keep=duration("loss_scale_keep"),
+            description="The loss scale of run {run} was lowered {value|count} times in a row, in "
+            "the last <loss_scale_window>.",
+            reason="It does not wait, since five decreases are no accident; it outlasts the first "
+            "growth, which a sixth may follow.",
+        ),
+    ),
+    firing=(_FIVE,),
+    quiet=(
+        _FOUR_AND_UP,
+        _FAR_APART,
+        _UP_AND_DOWN,
+        _CALIBRATION,
+        _CALIBRATION_AGAIN,
+        _CALIBRATION_ELSEWHERE,
+        _SLOW_CALIBRATION_AGAIN,
+        _HUNG,
+    ),
+)

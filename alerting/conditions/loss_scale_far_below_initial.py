@@ -1,0 +1,113 @@
+"""MpAgentLossScaleFarBelowInitial."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.loss_scale import INITIAL, SCALE, hung
+from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
+from mp_agent.alerting.predicates import Compare, all_of, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Series, limit
+
+_BOUND = limit("loss_scale_share_of_initial") * INITIAL
+_CALIBRATED = Series(metric=metrics.LOSS_SCALE_CALIBRATED)
+
+_COLLAPSED = Example(
+    title="a scale that falls from 65536 to 512 over an afternoon; the alert outlasts it",
+    minutes=150,
+    tracks=(
+        Track(
+            metrics.LOSS_SCALE,
+            (
+                *(65536 * 0.5 ** (minute // 18) for minute in range(132)),
+                *flat(512, 10),
+                1024,
+            ),
+        ),
+    ),
+    fires={
+        Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "
+        "<loss_scale_share_of_initial> of what it began with."
+    },
+    at=148,
+    not_yet=(125,),
+    also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
+)
+
+_CALIBRATING = Example(
+    title="calibration that overshoots to 512 and comes back",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 20), 16384)),
+        Track(metrics.STEP, ramp(1, 25, 41)),
+        Track(metrics.STEPS, ramp(1, 25, 41)),
+    ),
+)
+
+_CALIBRATED_LOW = Example(
+    title="calibration that comes to 64 and stays there: low, but no collapse",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (65536, 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 64)),
+        Track(metrics.STEP, ramp(1, 60, 61)),
+        Track(metrics.STEPS, ramp(1, 60, 61)),
+    ),
+    also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
+)
+
+_CALIBRATION_AGAIN = Example(
+    title="a resumed run that begins its calibration anew",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 31))),
+    ),
+)
+
+_BRIEF = Example(
+    title="a dip of a minute",
+    minutes=40,
+    tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 20), 512, 1024)),),
+    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+)
+
+_HUNG = Example(
+    title="a run that hung right after its scale fell",
+    minutes=18,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 512)),
+        Track(metrics.STEP, ramp(5000, 60, 11)),
+        Track(metrics.STEPS, ramp(5000, 60, 11)),
+    ),
+)
+
+LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
+    name="MpAgentLossScaleFarBelowInitial",
+    summary="The loss scale has collapsed since calibration.",
+    meaning="The gradients have grown a hundredfold, or overflow without end: small gradients now "
+    "underflow to zero, and the scale is on its way to its floor.",
+    confirm="Compare mp_agent_loss_scale with mp_agent_loss_scale_initial and "
+    "mp_agent_loss_scale_calibrated; mp_agent_grad_norm_window_max shows whether gradients grew.",
+    remedies=OVERFLOW_REMEDIES,
+    why=WHY_OVERFLOW_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=unless(
+                all_of(Compare(SCALE, "<", _BOUND), Compare(_CALIBRATED, ">=", _BOUND)), hung()
+            ),
+            hold=duration("alive_window"),
+            keep=duration("loss_scale_keep"),
+            description="The loss scale of run {run} has fallen to {value|number}, less than "
+            "<loss_scale_share_of_initial> of what it began with.",
+            reason="It waits for as long as tells a run that goes on from one that hung, and "
+            "outlasts the growths between two falls.",
+        ),
+    ),
+    firing=(_COLLAPSED,),
+    quiet=(_CALIBRATING, _CALIBRATED_LOW, _CALIBRATION_AGAIN, _BRIEF, _HUNG),
+)

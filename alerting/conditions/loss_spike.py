@@ -1,0 +1,90 @@
+"""MpAgentLossSpike."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Count
+
+_STEPS = Count(metric=metrics.LOSS_SPIKE_STEPS, window=duration("loss_spike_window"))
+
+
+def _fires(steps: int) -> str:
+    return (
+        f"The loss of run demo was more than <loss_spike_deviations> deviations above its median "
+        f"on {steps} recent step(s)."
+    )
+
+
+_SPIKE = Example(
+    title="a loss that is far above its median for some steps",
+    minutes=30,
+    tracks=(
+        Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 10), 12)),
+        Track(metrics.LOSS, (*flat(2.0, 10), 7.0, 2.1)),
+    ),
+    fires={Severity.WARNING: _fires(12)},
+    at=12,
+    not_yet=(9, 18),
+)
+
+_BORN = Example(
+    title="a spike before the first scrape",
+    minutes=20,
+    tracks=(Track(metrics.LOSS_SPIKE_STEPS, (None, None, 3)),),
+    fires={Severity.WARNING: _fires(3)},
+    at=2,
+    not_yet=(1, 10),
+)
+
+_NONFINITE = Example(
+    title="a NaN loss, which never enters the window and is no spike",
+    minutes=30,
+    tracks=(
+        Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 10), 1)),
+    ),
+)
+
+_ODD_BATCH = Example(
+    title="a single batch with twice the loss, which the counter passes over",
+    minutes=30,
+    tracks=(Track(metrics.LOSS, (*flat(2.0, 10), 4.0, 2.0)),),
+)
+
+_OTHER_LEVEL = Example(
+    title="a loss that jumps about within its own deviations",
+    minutes=30,
+    tracks=(Track(metrics.LOSS, (1.0, 3.0) * 15),),
+)
+
+LOSS_SPIKE = Condition(
+    name="MpAgentLossSpike",
+    summary="The loss has a spike.",
+    meaning="An update has thrown the model back, or the data holds something that it has never "
+    "seen; most spikes pass, some end in divergence.",
+    confirm="Plot mp_agent_loss beside mp_agent_loss_spike_bound; a spike of the gradient norm "
+    "before it points at an update, one at the same step at the data.",
+    remedies=(
+        "Wait for some hundred steps: if the loss does not come back, resume from a checkpoint "
+        "from before the spike, and skip the batches that it fell on.",
+        "Clip gradients, max norm 1.0 or less, and lower the learning rate if spikes return.",
+        "Look at the batches of those steps: duplicates, broken records, sequences of one token.",
+    ),
+    why="A spike is one step too large, or one batch too strange; clipping and a smaller learning "
+    "rate bound the step, and without the batch it does not occur again.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_STEPS),
+            description="The loss of run {run} was more than <loss_spike_deviations> deviations "
+            "above its median on {value|count} recent step(s).",
+            reason="It does not wait: two of three steps are the proof, and the counter keeps them "
+            "in sight for as long as loss_spike_window.",
+        ),
+    ),
+    firing=(_SPIKE, _BORN),
+    quiet=(_NONFINITE, _ODD_BATCH, _OTHER_LEVEL),
+)

@@ -1,0 +1,121 @@
+"""MpAgentRankStalled."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import active, stopped
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, Value, flat, ramp
+from mp_agent.alerting.predicates import Compare, all_of
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Number, Series
+
+_WINDOW = duration("rank_stall_window")
+_LAGGING = Series(metric=metrics.RANKS_LAGGING)
+
+
+def _stops_at(minute: int) -> tuple[Track, ...]:
+    steps = ramp(5000, 60, minute + 1)
+    return (Track(metrics.STEP, steps), Track(metrics.STEPS, steps))
+
+
+def _lagging(rank: str, phase: str) -> Track:
+    return Track(metrics.LAGGING_RANK, (*flat(None, 11), 1), {"rank": rank, "phase": phase})
+
+
+_FROM_ELEVEN: tuple[Value, ...] = (*flat(0, 11), 2)
+
+_LATE = Example(
+    title="two ranks that never enter the collective in which the others wait",
+    minutes=19,
+    tracks=(
+        *_stops_at(10),
+        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
+        _lagging("3", "forward"),
+        _lagging("5", "gone"),
+    ),
+    fires={
+        Severity.CRITICAL: "2 rank(s) of run demo have not come as far as the others, and no step "
+        "was made for <rank_stall_window>. Behind: rank 3, phase forward; rank 5, phase gone."
+    },
+    at=18,
+    not_yet=(13,),
+)
+
+_ALL_ALIKE = Example(
+    title="a hang of all ranks alike, of which none can be named", minutes=19, tracks=_stops_at(10)
+)
+
+_IN_STEP = Example(
+    title="ranks at different places while steps are made",
+    minutes=60,
+    tracks=(Track(metrics.RANKS_LAGGING, (0, 1, 3, 1) * 15),),
+)
+
+_SLOW_STEPS = Example(
+    title="steps of four minutes, in which ranks come to the collective one after the other",
+    minutes=19,
+    tracks=(
+        *_stops_at(10),
+        Track(metrics.STEP_USUAL, (240,)),
+        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
+    ),
+)
+
+_EVALUATION = Example(
+    title="rank 0 evaluates while the others wait for it",
+    minutes=40,
+    tracks=(
+        *_stops_at(10),
+        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
+        Track(metrics.PHASE, (*flat(1, 11), "stale"), {"phase": "forward"}),
+        Track(metrics.PHASE, (*flat(None, 11), 1), {"phase": "eval"}),
+    ),
+)
+
+_ENDED = Example(
+    title="a run that ended, some ranks sooner than others",
+    minutes=40,
+    tracks=(
+        *_stops_at(10),
+        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
+        Track(metrics.RUN_ACTIVE, (*flat(1, 12), 0)),
+        Track(metrics.RUN_END, (*flat(None, 12), 1), {"reason": "completed"}),
+    ),
+)
+
+_YOUNG = Example(
+    title="ranks that start one after the other",
+    minutes=4,
+    tracks=(
+        *_stops_at(0),
+        Track(metrics.RANKS_LAGGING, (2,)),
+    ),
+)
+
+RANK_STALLED = Condition(
+    name="MpAgentRankStalled",
+    summary="Some ranks are stuck, and all others wait for them.",
+    meaning="The job holds its machines without training: a collective was entered by some ranks "
+    "and never by the others.",
+    confirm="mp_agent_lagging_rank_info names the ranks that are behind and where they stand; "
+    "py-spy dump on one of them shows the line.",
+    remedies=(
+        "Look at those ranks' logs, data loaders and GPUs; the others only wait.",
+        "If a rank is gone, look for the out-of-memory killer, preemption and node failures.",
+        "Restart from the last checkpoint, without the node if it is that.",
+    ),
+    why="A collective ends when the last rank enters it, so the ranks that are behind are the "
+    "cause, and those ahead the victims.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=all_of(Compare(_LAGGING, ">", Number(0)), stopped(_WINDOW), active()),
+            description="{value|count} rank(s) of run {run} have not come as far as the others, "
+            "and no step was made for <rank_stall_window>."
+            "{mp_agent_lagging_rank_info| Behind: |rank phase}",
+            reason="It does not wait: the condition spans five minutes, and ten usual steps.",
+        ),
+    ),
+    firing=(_LATE,),
+    quiet=(_ALL_ALIKE, _IN_STEP, _SLOW_STEPS, _EVALUATION, _ENDED, _YOUNG),
+)

@@ -1,0 +1,111 @@
+"""MpAgentRankStraggler."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import standing
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat, ramp
+from mp_agent.alerting.predicates import Compare, all_of, unless
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Series, limit
+
+_HOLD = duration("straggler_hold")
+_SLOWDOWN = Series(metric=metrics.STRAGGLER_SLOWDOWN)
+_COST = Series(metric=metrics.STRAGGLER_DELAY)
+_MATTERS = limit("straggler_share") * Series(metric=metrics.STEP_USUAL)
+
+_SLOW_RANK = Example(
+    title="a rank at 1.6 times the median for half an hour; the alert outlasts it",
+    minutes=60,
+    tracks=(
+        Track(metrics.STRAGGLER_SLOWDOWN, (*flat(1.05, 10), *flat(1.6, 31), 1.05)),
+        Track(metrics.STRAGGLER_DELAY, (*flat(0.03, 10), *flat(0.4, 31), 0.03)),
+        Track(metrics.STRAGGLER, (1,), {"rank": "5"}),
+    ),
+    fires={
+        Severity.WARNING: "A rank of run demo takes 1.6 times as long as the median of all before "
+        "its first collective. It is rank 5."
+    },
+    at=43,
+    not_yet=(14, 50),
+)
+
+_BRIEF = Example(
+    title="a slow minute now and then",
+    minutes=60,
+    tracks=(
+        Track(metrics.STRAGGLER_SLOWDOWN, (1.1, 1.1, 1.8, 1.1) * 15),
+        Track(metrics.STRAGGLER_DELAY, (0.1, 0.1, 0.5, 0.1) * 15),
+    ),
+)
+
+_WITHIN = Example(
+    title="ranks that differ by a quarter",
+    minutes=60,
+    tracks=(
+        Track(metrics.STRAGGLER_SLOWDOWN, (1.25,)),
+        Track(metrics.STRAGGLER_DELAY, (0.2,)),
+    ),
+)
+
+_CHEAP = Example(
+    title="three milliseconds against two, in steps of a second",
+    minutes=60,
+    tracks=(
+        Track(metrics.STRAGGLER_SLOWDOWN, (1.5,)),
+        Track(metrics.STRAGGLER_DELAY, (0.001,)),
+    ),
+)
+
+_UNKNOWN = Example(
+    title="ranks whose first collective cannot be told",
+    minutes=60,
+    without=(metrics.STRAGGLER_SLOWDOWN, metrics.STRAGGLER_DELAY),
+)
+
+_HUNG = Example(
+    title="a run that hung after a slow minute",
+    minutes=18,
+    tracks=(
+        Track(metrics.STRAGGLER_SLOWDOWN, (*flat(1.05, 9), 1.6)),
+        Track(metrics.STRAGGLER_DELAY, (*flat(0.03, 9), 0.4)),
+        Track(metrics.STEP, ramp(5000, 60, 10)),
+        Track(metrics.STEPS, ramp(5000, 60, 10)),
+    ),
+)
+
+RANK_STRAGGLER = Condition(
+    name="MpAgentRankStraggler",
+    summary="A rank keeps the others waiting.",
+    meaning="All ranks train at the pace of the slowest: what one loses in each step, the whole "
+    "job pays.",
+    confirm="mp_agent_rank_compute_seconds by rank; mp_agent_straggler_info names the slowest, "
+    "mp_agent_rank_info its host and GPU.",
+    remedies=(
+        "Look at the rank's GPU: clocks, temperature, power limit, other processes on it, ECC.",
+        "Look at its data loader: workers, storage, longer sequences than on other ranks.",
+        "Swap the node; if the slowness stays with the rank it is the work, else the machine.",
+    ),
+    why="Until its first collective a rank waits for nobody, so what takes longer there is its "
+    "own: its device, its data or its share of the work.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=unless(
+                all_of(
+                    Compare(_SLOWDOWN, ">", limit("straggler_ratio")),
+                    Compare(_COST, ">", _MATTERS),
+                ),
+                standing(_HOLD),
+            ),
+            hold=_HOLD,
+            keep=duration("rank_keep"),
+            description="A rank of run {run} takes {value|number} times as long as the median of "
+            "all before its first collective.{mp_agent_straggler_info| It is rank |rank}",
+            reason="Jitter does not last; and a rank at the limit is in and out, which is one "
+            "alert.",
+        ),
+    ),
+    firing=(_SLOW_RANK,),
+    quiet=(_BRIEF, _WITHIN, _CHEAP, _UNKNOWN, _HUNG),
+)

@@ -1,0 +1,82 @@
+"""MpAgentReplicaDivergence."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat, ramp
+from mp_agent.alerting.predicates import Compare, any_of
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Count, Number, Series
+
+_WINDOW = duration("incident_window")
+_DIVERGED = Series(metric=metrics.REPLICA_DIVERGENCE)
+_STEPS = Count(metric=metrics.REPLICA_DIVERGENCE_STEPS, window=_WINDOW)
+_WEIGHTS = {"kind": "weights"}
+_LABELS = {"kind": "weights", "step": "5600", "ranks": "3"}
+
+_APART = Example(
+    title="weights that are compared now and then, and stay unequal for half an hour",
+    minutes=60,
+    tracks=(
+        Track(metrics.REPLICA_DIVERGENCE, (*flat(0, 10), *flat(1, 30), 0), _WEIGHTS),
+        Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), 1), _WEIGHTS),
+        Track(metrics.DIVERGENT_RANKS, (*flat(None, 10), *flat(1, 30), "stale"), _LABELS),
+    ),
+    fires={
+        Severity.CRITICAL: "Ranks of run demo that must hold the same do not. Last seen: "
+        "kind weights, step 5600, ranks 3."
+    },
+    at=35,
+    not_yet=(9, 52),
+)
+
+_FOR_A_STEP = Example(
+    title="gradients that differed on some steps between two scrapes",
+    minutes=40,
+    tracks=(
+        Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), *ramp(1, 1, 2)),
+              {"kind": "gradients"}),
+    ),
+    fires={Severity.CRITICAL: "Ranks of run demo that must hold the same do not."},
+    at=15,
+    not_yet=(9, 25),
+)  # fmt: skip
+
+_EQUAL = Example(title="replicas that agree on every comparison", minutes=60)
+
+_NOTHING_TO_COMPARE = Example(
+    title="a run in which no two ranks hold the same",
+    minutes=60,
+    without=(metrics.REPLICA_DIVERGENCE,),
+)
+
+REPLICA_DIVERGENCE = Condition(
+    name="MpAgentReplicaDivergence",
+    summary="Replicas that must be equal are not.",
+    meaning="Ranks train different models under one name: each averages gradients of weights that "
+    "it does not have, and a checkpoint holds only one of them.",
+    confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and the "
+    "step; mp_agent_replica_divergence_steps_total since when.",
+    remedies=(
+        "Stop, and resume from a checkpoint from before the step, so that all ranks load the same "
+        "weights.",
+        "If it is always the same rank or node, take it out and test its memory and GPU (XID, "
+        "ECC).",
+        "Look for what ranks do on their own: a seed or dropout in place of broadcast weights, "
+        "updates under no_sync, parameters that are changed outside the optimizer.",
+    ),
+    why="Data parallel training only averages gradients, it never compares weights: a bit that "
+    "flips on one rank stays, and grows with every update.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_STEPS)),
+            description="Ranks of run {run} that must hold the same do not."
+            "{mp_agent_divergent_ranks_info| Last seen: |kind step ranks}",
+            reason="It does not wait: bits are equal or they are not.",
+        ),
+    ),
+    firing=(_APART, _FOR_A_STEP),
+    quiet=(_EQUAL, _NOTHING_TO_COMPARE),
+)

@@ -1,0 +1,400 @@
+"""Expressions as functions of what was read: the second reading of a condition, beside PromQL.
+
+There is one interpreter per type of node. A vector is what PromQL calls an instant vector of one
+run: the values of the labels that are kept beside those of the run, to a number.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
+from typing import Any, NamedTuple
+
+from mp_agent.alerting.detector.history import History
+from mp_agent.alerting.detector.readings import Labels, Readings
+from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
+from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.expressions import Expression
+from mp_agent.alerting.predicates import Compare, Gone, Joined, Predicate, Seen, Silent
+from mp_agent.alerting.promql import label_text
+from mp_agent.alerting.signals import (
+    Arithmetic,
+    Count,
+    Either,
+    Length,
+    Limit,
+    Number,
+    Recorded,
+    Series,
+    Signal,
+    Where,
+)
+from mp_agent.alerting.values import Values
+from mp_agent.errors import CatalogError
+
+Kept = tuple[str, ...]
+"""Values of the kept labels, in their order; "" where the series has no such label."""
+
+Vector = Mapping[Kept, float]
+
+
+@dataclass(slots=True, eq=False)
+class Moment:
+    """One evaluation: its time."""
+
+    now_seconds: float
+
+
+class Interpreted(NamedTuple):
+    """An expression, ready to be evaluated. scalar: a number rather than one per run."""
+
+    evaluate: Callable[[Moment], Vector]
+    kept: tuple[str, ...] = ()
+    scalar: bool = False
+
+
+_NOTHING: Vector = {}
+_LABELS_REMEMBERED = 4096
+_TARGET_LABELS = ("instance",)
+"""By which the series of one target are known, beside the labels of the run."""
+
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": lt,
+    "<=": le,
+    ">": gt,
+    ">=": ge,
+    "==": eq,
+    "!=": ne,
+}
+
+
+class Interpreter:
+    """Interprets expressions over one run's readings; equal ones are evaluated once a moment."""
+
+    def __init__(self, readings: Readings, values: Values) -> None:
+        self._readings = readings
+        self._values = values
+        self._known: dict[Expression, Interpreted] = {}
+
+    def interpret(self, expression: Expression) -> Interpreted:
+        """Return an expression ready to be evaluated, and have remembered what it looks at.
+
+        Raises CatalogError, naming the node, for one that has no interpreter here.
+        """
+        if expression not in self._known:
+            method = _INTERPRETERS.get(type(expression))
+            if method is None:
+                raise CatalogError(f"{type(expression).__name__} has no interpreter")
+            interpreted = method(self, expression)
+            self._known[expression] = interpreted._replace(evaluate=_once(interpreted.evaluate))
+        return self._known[expression]
+
+    def _limit(self, node: Limit) -> Interpreted:
+        return _constant(self._values.limit(node.threshold))
+
+    def _number(self, node: Number) -> Interpreted:
+        return _constant(node.value)
+
+    def _length(self, node: Length) -> Interpreted:
+        return _constant(self._seconds(node.duration))
+
+    def _series(self, node: Series) -> Interpreted:
+        before_seconds = self._seconds(*node.before)
+        combine = _AGGREGATES.get(node.aggregate)
+        if combine is None:
+            raise CatalogError(f"Series: {node.aggregate!r} has no interpreter")
+        read = self._instant(node, before_seconds)
+        if node.over:
+            read = self._range(*node.over, before_seconds)
+        window_seconds = self._seconds(node.over[1]) if node.over else 0.0
+        name = node.metric.prometheus_name
+        self._readings.need(name, window_seconds + before_seconds)
+        select = self._selection(name, node.where)
+        kept = node.keep
+
+        def evaluate(moment: Moment) -> Vector:
+            found: dict[Kept, float] = {}
+            for labels, history in select():
+                value = read(history, moment.now_seconds)
+                if value is not None:
+                    key = _kept(labels, kept)
+                    found[key] = combine(found[key], value) if key in found else value
+            return found
+
+        return Interpreted(evaluate, kept)
+
+    def _instant(
+        self, node: Series, before_seconds: float
+    ) -> Callable[[History, float], float | None]:
+        if before_seconds:
+            return lambda history, now_seconds: history.at(now_seconds - before_seconds)
+        if node.aggregate == "min":
+            return lambda history, now_seconds: history.low if history.alive else None
+        if node.aggregate == "max":
+            return lambda history, now_seconds: history.high if history.alive else None
+        return lambda history, now_seconds: history.value if history.alive else None
+
+    def _range(
+        self, name: str, length: Duration, before_seconds: float
+    ) -> Callable[[History, float], float | None]:
+        function = RANGE_FUNCTIONS.get(name)
+        if function is None:
+            raise CatalogError(f"{name} has no interpreter")
+        window_seconds = self._seconds(length)
+
+        def read(history: History, now_seconds: float) -> float | None:
+            end_seconds = now_seconds - before_seconds
+            window = Window(history, end_seconds - window_seconds, end_seconds)
+            return function(window) if window.seen else None
+
+        return read
+
+    def _count(self, node: Count) -> Interpreted:
+        name = node.metric.prometheus_name
+        window_seconds, before_seconds = self._seconds(node.window), self._seconds(*node.before)
+        birth_seconds = self._seconds(duration("birth_window"))
+        self._readings.need(name, window_seconds + before_seconds + birth_seconds)
+        select = self._selection(name, node.where)
+
+        def evaluate(moment: Moment) -> Vector:
+            end_seconds = moment.now_seconds - before_seconds
+            start_seconds = end_seconds - window_seconds
+            total, seen = 0.0, False
+            for _, history in select():
+                window = Window(history, start_seconds, end_seconds)
+                if window.seen:
+                    seen = True
+                    known = history.known(start_seconds - birth_seconds, start_seconds)
+                    total += window.rise() if known else _since_birth(window)
+            return {(): total} if seen else _NOTHING
+
+        return Interpreted(evaluate)
+
+    def _recorded(self, node: Recorded) -> Interpreted:
+        return self.interpret(node.signal)
+
+    def _gone(self, node: Gone) -> Interpreted:
+        name, window_seconds = node.metric.prometheus_name, self._seconds(node.window)
+        self._readings.need(name, window_seconds)
+        self._readings.need("up", 0.0)
+        last = self._range("last_over_time", node.window, 0.0)
+
+        def evaluate(moment: Moment) -> Vector:
+            failing = {
+                _kept(labels, _TARGET_LABELS)
+                for labels, value in self._readings.standing("up")
+                if value == 0
+            }
+            for labels, history in self._readings.series(name).items():
+                up = _kept(labels, _TARGET_LABELS) not in failing
+                if up and last(history, moment.now_seconds) == 1:
+                    return {(): 1.0}
+            return _NOTHING
+
+        return Interpreted(evaluate)
+
+    def _either(self, node: Either) -> Interpreted:
+        return self._union((node.first, node.second))
+
+    def _arithmetic(self, node: Arithmetic) -> Interpreted:
+        left, right = self.interpret(node.left), self.interpret(node.right)
+        calculate = _ARITHMETIC[node.operator]
+        divides = node.operator == "/"
+        pairs = _matched(left, right)
+
+        def evaluate(moment: Moment) -> Vector:
+            return {
+                key: calculate(one, other)
+                for key, one, other in pairs(moment)
+                if not (divides and other == 0)
+            }
+
+        kept = right.kept if left.scalar else left.kept
+        return Interpreted(evaluate, kept, left.scalar and right.scalar)
+
+    def _compare(self, node: Compare) -> Interpreted:
+        left, right = self.interpret(node.left), self.interpret(node.right)
+        holds = _COMPARISONS[node.operator]
+        pairs = _matched(left, right)
+        keep_right = left.scalar and not right.scalar
+
+        def evaluate(moment: Moment) -> Vector:
+            return {
+                key: other if keep_right else one
+                for key, one, other in pairs(moment)
+                if holds(one, other)
+            }
+
+        return Interpreted(evaluate, right.kept if keep_right else left.kept)
+
+    def _seen(self, node: Seen) -> Interpreted:
+        return self.interpret(node.signal)
+
+    def _silent(self, node: Silent) -> Interpreted:
+        return Interpreted(lambda moment: _NOTHING)
+
+    def _joined(self, node: Joined) -> Interpreted:
+        if node.operator == "or":
+            return self._union(node.parts)
+        first, *others = (self.interpret(part) for part in node.parts)
+        wanted = node.operator == "and"
+
+        def evaluate(moment: Moment) -> Vector:
+            found = first.evaluate(moment)
+            for other in others:
+                if not found:
+                    return _NOTHING
+                having = other.evaluate(moment)
+                if other.kept == first.kept:
+                    found = {key: found[key] for key in found if (key in having) is wanted}
+                elif bool(having) is not wanted:
+                    return _NOTHING
+            return found
+
+        return Interpreted(evaluate, first.kept)
+
+    def _union(self, parts: tuple[Expression, ...]) -> Interpreted:
+        """Interpret `or`: what the first has, and of each other what no earlier one has."""
+        alternatives = [self.interpret(part) for part in parts]
+        kept = alternatives[0].kept
+        if any(alternative.kept != kept for alternative in alternatives):
+            raise CatalogError("the parts of an `or` keep different labels")
+
+        def evaluate(moment: Moment) -> Vector:
+            found = alternatives[0].evaluate(moment)
+            for alternative in alternatives[1:]:
+                if found and not kept:
+                    return found
+                found = {**alternative.evaluate(moment), **found}
+            return found
+
+        return Interpreted(evaluate, kept)
+
+    def _selection(
+        self, name: str, where: tuple[Where, ...]
+    ) -> Callable[[], list[tuple[Labels, History]]]:
+        """Return a function that gives the series of a metric whose labels match."""
+        matches = self._matcher(where)
+
+        def select() -> list[tuple[Labels, History]]:
+            series = self._readings.series(name)
+            return [item for item in series.items() if not where or matches(item[0])]
+
+        return select
+
+    def _matcher(self, where: tuple[Where, ...]) -> Callable[[Labels], bool]:
+        tests = [
+            (matcher.label, _label_test(matcher.operator, label_text(matcher.value, self._values)))
+            for matcher in where
+        ]
+
+        @lru_cache(_LABELS_REMEMBERED)
+        def matches(labels: Labels) -> bool:
+            found = dict(labels)
+            return all(test(found.get(label, "")) for label, test in tests)
+
+        return matches
+
+    def _seconds(self, *durations: Duration) -> float:
+        return sum(self._values.seconds[length.name] for length in durations)
+
+
+_INTERPRETERS: Mapping[type[Expression], Callable[[Interpreter, Any], Interpreted]] = {
+    Arithmetic: Interpreter._arithmetic,
+    Compare: Interpreter._compare,
+    Count: Interpreter._count,
+    Either: Interpreter._either,
+    Gone: Interpreter._gone,
+    Joined: Interpreter._joined,
+    Length: Interpreter._length,
+    Limit: Interpreter._limit,
+    Number: Interpreter._number,
+    Recorded: Interpreter._recorded,
+    Seen: Interpreter._seen,
+    Series: Interpreter._series,
+    Silent: Interpreter._silent,
+}
+
+
+def uninterpreted() -> list[str]:
+    """Return the names of node types that have no interpreter."""
+    names = {kind.__name__ for kind in _INTERPRETERS}
+    kinds = {kind.__name__ for base in (Signal, Predicate) for kind in base.__subclasses__()}
+    return sorted(kinds - names)
+
+
+def _label_test(operator: str, value: str) -> Callable[[str], bool]:
+    if operator in ("=", "!="):
+        return lambda found: (found == value) is (operator == "=")
+    pattern = re.compile(value, re.DOTALL)
+    return lambda found: bool(pattern.fullmatch(found)) is (operator == "=~")
+
+
+def _once(evaluate: Callable[[Moment], Vector]) -> Callable[[Moment], Vector]:
+    """Return `evaluate` such that a moment is evaluated once, however often it is asked."""
+    last: Moment | None = None
+    result: Vector = _NOTHING
+
+    def evaluate_once(moment: Moment) -> Vector:
+        nonlocal last, result
+        if moment is not last:
+            result, last = evaluate(moment), moment
+        return result
+
+    return evaluate_once
+
+
+def _constant(value: float) -> Interpreted:
+    vector: Vector = {(): value}
+    return Interpreted(lambda moment: vector, scalar=True)
+
+
+def _matched(
+    left: Interpreted, right: Interpreted
+) -> Callable[[Moment], list[tuple[Kept, float, float]]]:
+    """Return a function that gives (labels, left value, right value) of what belongs together."""
+    if right.scalar:
+        return lambda moment: [
+            (key, value, right.evaluate(moment)[()]) for key, value in left.evaluate(moment).items()
+        ]
+    if left.scalar:
+        return lambda moment: [
+            (key, left.evaluate(moment)[()], value) for key, value in right.evaluate(moment).items()
+        ]
+    if left.kept != right.kept:
+        raise CatalogError("two operands keep different labels")
+
+    def pairs(moment: Moment) -> list[tuple[Kept, float, float]]:
+        one = left.evaluate(moment)
+        if not one:
+            return []
+        other = right.evaluate(moment)
+        return [(key, one[key], other[key]) for key in one if key in other]
+
+    return pairs
+
+
+def _since_birth(window: Window) -> float:
+    """Return a counter's value at the window's end: it was first seen in the window.
+
+    Where it was also reset there, what it had counted before the reset is added.
+    """
+    return max(window.values()[-1], window.rise())
+
+
+def _kept(labels: Labels, kept: tuple[str, ...]) -> Kept:
+    if not kept:
+        return ()
+    found = dict(labels)
+    return tuple(found.get(label, "") for label in kept)
+
+
+_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "+": add,
+    "-": sub,
+    "*": mul,
+    "/": truediv,
+}
+
+_AGGREGATES: Mapping[str, Callable[[float, float], float]] = {"max": max, "min": min}

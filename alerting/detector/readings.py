@@ -1,0 +1,103 @@
+"""All series of a run that conditions look at, with their histories."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from mp_agent.alerting.detector.history import History
+
+Labels = tuple[tuple[str, str], ...]
+"""Label names and values of one series, without those of the run."""
+
+Key = tuple[str, Labels]
+"""Metric name, as exposed, and labels."""
+
+Reading = tuple[Key, float]
+
+SERIES_MAX = 20_000
+"""Series that are remembered at most; what comes beyond is not judged."""
+
+
+KnownValue = Callable[[str, Labels, float], float | None]
+"""From a series and its first reading to what it stood at before; None: it begins with that."""
+
+
+def nothing_known(name: str, labels: Labels, value: float) -> float | None:
+    """Say that a series begins with its first reading."""
+    return None
+
+
+class Readings:
+    """Remembers what the conditions need of each reading, and says what it was."""
+
+    def __init__(
+        self,
+        period_seconds: float,
+        *,
+        known_value: KnownValue = nothing_known,
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._known_value = known_value
+        self._horizons: dict[str, float] = {}
+        self._series: dict[str, dict[Labels, History]] = {}
+        self._count = 0
+        self._round = self._takes = 0
+        self.left_out = 0
+        """Series that were not remembered because there were too many."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The metric names that are remembered; others need not be read."""
+        return frozenset(self._horizons)
+
+    def need(self, name: str, horizon_seconds: float) -> None:
+        """Remember the series called `name` that far back; before the first reading."""
+        known = self._horizons.get(name, 0.0)
+        self._horizons[name] = max(known, horizon_seconds + self.period_seconds)
+        self._series.setdefault(name, {})
+
+    def take(self, readings: Iterable[Reading], now_seconds: float) -> None:
+        """Take a complete reading; a series that is not in it has ended."""
+        self._takes += 1
+        self._take(readings, now_seconds)
+        for series in self._series.values():
+            for labels in [key for key, history in series.items() if history.take != self._takes]:
+                if series[labels].alive:
+                    series[labels].end()
+                elif series[labels].expired(now_seconds):
+                    del series[labels]
+                    self._count -= 1
+
+    def take_some(self, readings: Iterable[Reading], now_seconds: float) -> None:
+        """Take readings of a few series; nothing is said of the others."""
+        self._take(readings, now_seconds)
+
+    def begin_round(self) -> None:
+        """Let extremes start anew: what was read so far has been judged."""
+        self._round += 1
+
+    def series(self, name: str) -> Mapping[Labels, History]:
+        """Return all series of a metric, those that have ended included."""
+        return self._series.get(name, {})
+
+    def standing(self, name: str) -> Iterator[tuple[Labels, float]]:
+        """Yield labels and last reading of the series that are there now."""
+        for labels, history in self.series(name).items():
+            if history.alive:
+                yield labels, history.value
+
+    def _take(self, readings: Iterable[Reading], now_seconds: float) -> None:
+        round_, take, all_series = self._round, self._takes, self._series
+        for (name, labels), value in readings:
+            series = all_series.get(name)
+            if series is None:
+                continue
+            history = series.get(labels)
+            if history is None:
+                if self._count >= SERIES_MAX:
+                    self.left_out += 1
+                    continue
+                known_value = self._known_value(name, labels, value)
+                history = History(self.period_seconds, self._horizons[name], known_value)
+                series[labels] = history
+                self._count += 1
+            history.add(value, now_seconds, round_)
+            history.take = take

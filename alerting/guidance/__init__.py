@@ -1,0 +1,15 @@
+"""What people need beyond an alert: how bad, how to confirm, why, how to mend it."""
+
+from collections.abc import Mapping
+
+from mp_agent.alerting.guidance.gradients import GRADIENTS
+from mp_agent.alerting.guidance.loss import LOSS
+from mp_agent.alerting.guidance.loss_scale import LOSS_SCALE
+from mp_agent.alerting.guidance.ranks import RANKS
+from mp_agent.alerting.guidance.record import Guidance
+from mp_agent.alerting.guidance.runs import RUNS
+
+GUIDANCE: Mapping[str, Guidance] = {**GRADIENTS, **LOSS, **LOSS_SCALE, **RANKS, **RUNS}
+"""By name of the condition."""
+
+__all__ = ["GUIDANCE", "Guidance"]

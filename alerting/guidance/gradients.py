@@ -1,0 +1,114 @@
+"""Runbook texts: gradients."""
+
+from mp_agent.alerting.guidance import panels
+from mp_agent.alerting.guidance.record import Guidance
+
+GRADIENTS = {
+    "MpAgentGradientExplosion": Guidance(
+        harm="Critical: a single unclipped update of this size can undo days of training; look "
+        "within minutes, before the next checkpoint overwrites a good one. Warning: the run is "
+        "close to that. Info: clipping contains it; look in working hours.",
+        query='max_over_time(mp_agent_grad_norm_window_max{run="RUN"}[10m])',
+        reading="The largest gradient norm of the last ten minutes; healthy runs stay between 0.1 "
+        "and 10. Compare it with the loss over the same time: a loss that jumped says that the "
+        "weights were hit.",
+        causes=(
+            "The learning rate is too high for this stage, or its warm-up is too short.",
+            "Clipping is missing, or sits before unscale_, where its limit applies to gradients "
+            "that are still multiplied by the loss scale.",
+            "A batch of broken or unusual data: look at the loss per rank at that step.",
+            "Residual branches without normalisation, or an initialisation that is too large.",
+            "The optimizer state was lost at a restart, so that Adam's first steps are too long.",
+        ),
+        false_positives=(
+            "A loss that is a sum over tokens or samples instead of a mean has large norms by "
+            "nature: raise grad_norm_high and grad_norm_extreme.",
+            "Clipping that hooks cannot see (custom code) is not known to contain the norm; the "
+            "label measuring_point of mp_agent_run_info says what is measured.",
+        ),
+        samples=("clip_after_unscale", "smaller_learning_rate"),
+        panels=(panels.GRADIENT_NORM, panels.CLIPPING, panels.LOSS),
+    ),
+    "MpAgentGradientVanishing": Guidance(
+        harm="Nothing is destroyed, but the run burns its machines without learning. Critical: the "
+        "updates are as good as zero, stop it. Warning and info: decide within hours.",
+        query='mp_agent_grad_norm_window_max{run="RUN"}',
+        reading="The largest norm of the last two minutes. Below 0.001 with a loss that stands "
+        "still, the run has stopped learning; with a loss that still falls, it converges.",
+        causes=(
+            "In FP16, gradients underflow because the loss scale has fallen: look at the loss "
+            "scale over the last hours.",
+            "A branch was detached or frozen by mistake, so that only few parameters learn.",
+            "The learning-rate schedule or a loss weight has decayed to zero.",
+            "Saturated activations, or deep paths without residuals and normalisation.",
+        ),
+        false_positives=(
+            "A small fine-tune that has converged: stop it, or lower grad_norm_low.",
+            "A loss divided by a large constant (tokens times ranks) has small norms by nature: "
+            "lower the three grad_norm thresholds.",
+        ),
+        samples=("dead_parameters", "underflow_share"),
+        panels=(panels.GRADIENT_NORM, panels.ZERO_ELEMENTS, panels.LOSS),
+    ),
+    "MpAgentLayerGradientDead": Guidance(
+        harm="The layer no longer learns while the rest goes on; the run is not lost, but the "
+        "model it makes lacks a layer. Look in working hours.",
+        query='last_over_time(mp_agent_dead_layer_info{run="RUN"}[15m])',
+        reading="The layers whose gradient was next to nothing at three looks running, those "
+        "nearest to the input first; mp_agent_layers_dead counts all of them.",
+        causes=(
+            "The layer's output is detached, or multiplied by a gate that has closed.",
+            "Its activation is saturated: every ReLU of it is off, or a softmax is one-hot.",
+            "FP16 underflow: only the layers with the smallest gradients are hit first.",
+            "It is frozen on purpose but its parameters still require a gradient.",
+        ),
+        false_positives=(
+            "Experts that no token is routed to for a while, and heads that only some tasks use.",
+            "A parameter that is frozen by a learning rate of zero: set requires_grad to False.",
+        ),
+        samples=("dead_parameters",),
+        panels=(panels.ZERO_ELEMENTS, panels.GRADIENT_NORM),
+    ),
+    "MpAgentGradientUnderflow": Guidance(
+        harm="Part of the gradient is rounded to zero, so that the affected layers learn from what "
+        "is left. The run goes on and gets worse; look in working hours.",
+        query='last_over_time(mp_agent_underflowing_layer_info{run="RUN"}[15m])',
+        reading="The layers whose gradient has far more zeros than in their first samples; "
+        "mp_agent_layer_grad_zero_ratio tells how many, for each layer.",
+        causes=(
+            "The loss scale has fallen far below its initial value, so that small gradients drop "
+            "below FP16's smallest number.",
+            "A gradient that is divided too early: by the world size, by accumulation steps or by "
+            "the number of tokens, in FP16.",
+            "Layers behind a very small loss weight.",
+        ),
+        false_positives=(
+            "Embeddings whose rows are touched rarely, when the vocabulary of the data changes.",
+            "ReLU layers that have become sparse by learning: the loss still falls.",
+        ),
+        samples=("underflow_share", "overflowing_layer"),
+        panels=(panels.ZERO_ELEMENTS, panels.LOSS_SCALE),
+    ),
+    "MpAgentNonFiniteUpdate": Guidance(
+        harm="The weights are very likely destroyed already, and every further step and checkpoint "
+        "is worthless: stop the run now.",
+        query='mp_agent_nonfinite_updates_total{run="RUN"} > 0',
+        reading="How many updates were made with NaN or Inf gradients since the node agent's "
+        "start. mp_agent_first_nonfinite_info names the first step, and rank and layer as far as "
+        "there is evidence.",
+        causes=(
+            "BF16 or FP32 training, where nothing skips such a step as GradScaler does in FP16.",
+            "An overflow, a division by zero or a logarithm of zero in the forward pass: the loss "
+            "was not finite on the same step.",
+            "An operation whose backward is not defined at a value that occurs: sqrt or norm at "
+            "zero, atan2 at the origin.",
+            "One rank's broken data or hardware: its own loss went first.",
+        ),
+        false_positives=(
+            "An optimizer that itself ignores non-finite gradients; the update is harmless then, "
+            "but the count cannot know.",
+        ),
+        samples=("guard_update", "find_the_operation"),
+        panels=(panels.NONFINITE_UPDATES, panels.FIRST_NONFINITE, panels.NONFINITE_ELEMENTS),
+    ),
+}

@@ -1,0 +1,293 @@
+"""Each kind of expression gives in the process what real Prometheus gives on the same samples."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from math import floor
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.detector.interpret import Interpreter, Moment, uninterpreted
+from mp_agent.alerting.detector.readings import Readings
+from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Value
+from mp_agent.alerting.expressions import Expression
+from mp_agent.alerting.predicates import Compare, Seen, all_of, any_of, unless
+from mp_agent.alerting.promql import promql
+from mp_agent.alerting.signals import (
+    Arithmetic,
+    Count,
+    Either,
+    Function,
+    Length,
+    Number,
+    Recorded,
+    Series,
+    Where,
+    limit,
+)
+from mp_agent.alerting.values import values_in_force
+from mp_agent.errors import CatalogError
+
+MINUTES = 40
+EVALUATED_AT = (0, 1, 7, 16, 29, 40)
+CASES_PER_CALL = 12
+
+_VALUES = values_in_force()
+_FIVE, _TEN = duration("floor_window"), duration("incident_window")
+_SCALE, _LOSS = Series(metric=metrics.LOSS_SCALE), Series(metric=metrics.LOSS)
+_PHASES = Series(metric=metrics.PHASE, keep=("phase",))
+_SKIPS = Count(metric=metrics.SKIPPED_STEPS, window=_FIVE)
+_LOSS_ABOVE_3 = Compare(_LOSS, ">", Number(3))
+_STEPS_RISING = Compare(_SKIPS, ">", Number(0))
+
+EXPRESSIONS: dict[str, Expression] = {
+    **{
+        f"{function}, {before} before": Series(
+            metric=metrics.LOSS, over=(function, _FIVE), before=(_FIVE,) * before
+        )
+        for function in get_args(Function)
+        for before in (0, 1)
+    },
+    "the present value": _SCALE,
+    "the value ten minutes ago": Series(metric=metrics.LOSS, before=(_FIVE, _FIVE)),
+    "the smallest of several": Series(metric=metrics.PHASE, aggregate="min"),
+    "the largest of several": Series(metric=metrics.PHASE),
+    "kept labels": _PHASES,
+    "an equal label": Series(metric=metrics.PHASE, where=(Where("phase", "=", "eval"),)),
+    "another label": Series(metric=metrics.PHASE, where=(Where("phase", "!=", "eval"),)),
+    "a label that matches": Series(metric=metrics.PHASE, where=(Where("phase", "=~", "e.*|x"),)),
+    "a label that does not": Series(metric=metrics.PHASE, where=(Where("phase", "!~", "e.*|x"),)),
+    "a threshold as label": Series(
+        metric=metrics.PHASE, where=(Where("phase", "!=", limit("grad_norm_high")),)
+    ),
+    "a count": _SKIPS,
+    "a count that ended before": Count(metric=metrics.SKIPPED_STEPS, window=_FIVE, before=(_TEN,)),
+    "a sum": _SCALE + _LOSS,
+    "a difference": _SCALE - _LOSS,
+    "a product with a threshold": limit("overflow_skips") * _LOSS,
+    "a quotient": _SCALE / _LOSS,
+    "a quotient of counts": _SKIPS / Count(metric=metrics.STEPS, window=_FIVE),
+    "a length": Arithmetic(Length(_FIVE), "*", _LOSS),
+    "one or the other": Either(_SCALE, _LOSS),
+    "a recorded signal": Recorded("run:mp_agent_loss:max", _LOSS) + Number(1),
+    **{
+        f"loss {operator} 3": Compare(_LOSS, operator, Number(3))  # type: ignore[arg-type]
+        for operator in ("<", "<=", ">", ">=", "==", "!=")
+    },
+    "a number below a signal": Compare(Number(3), "<", _LOSS),
+    "signals compared": Compare(_LOSS, "<", _SCALE),
+    "seen": Seen(_SCALE),
+    "both": all_of(_LOSS_ABOVE_3, _STEPS_RISING),
+    "at least one": any_of(_LOSS_ABOVE_3, _STEPS_RISING),
+    "unless": unless(_LOSS_ABOVE_3, _STEPS_RISING),
+    "kept labels and the run": all_of(Seen(_PHASES), _LOSS_ABOVE_3),
+    "kept labels unless the run": unless(Seen(_PHASES), _LOSS_ABOVE_3),
+    "kept labels, alike": unless(Seen(_PHASES), Compare(_PHASES, ">", Number(1))),
+    "the run and kept labels": all_of(_LOSS_ABOVE_3, Compare(_PHASES, ">", Number(1))),
+}
+
+Tracks = dict[tuple[str, tuple[tuple[str, str], ...]], list[Value]]
+
+
+@st.composite
+def gauges(draw: st.DrawFn) -> list[Value]:
+    """A series that may begin late, and may end."""
+    values: list[Value] = [
+        float(value)
+        for value, times in draw(
+            st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), min_size=1, max_size=MINUTES)
+        )
+        for _ in range(times)
+    ]
+    begins = draw(st.sampled_from([0, 0, 3, 9]))
+    whole: list[Value] = [*[None] * begins, *values, *[values[-1]] * MINUTES][: MINUTES + 1]
+    ends = draw(st.sampled_from([None, None, 12, 25]))
+    if ends is None:
+        return whole
+    return [*whole[:ends], "stale", *[None] * (MINUTES - ends)]
+
+
+@st.composite
+def counters(draw: st.DrawFn) -> list[Value]:
+    """A counter that may be seen late, and then begin with any value; resets come later on."""
+    increments = draw(st.lists(st.sampled_from([0, 0, 0, 1, 4]), min_size=41, max_size=41))
+    begins = draw(st.sampled_from([0, 0, 3, 9]))
+    reset_at = draw(st.sampled_from([None, None, 30]))
+    total, values = draw(st.integers(0, 3)), []
+    for minute, increment in enumerate(increments):
+        total = 0 if minute == reset_at else total + increment
+        values.append(float(total))
+    return [*[None] * begins, *values[begins:]]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Tracks:
+    phase = metrics.PHASE.prometheus_name
+    found: Tracks = {
+        (metrics.LOSS.prometheus_name, ()): draw(gauges()),
+        (metrics.LOSS_SCALE.prometheus_name, ()): draw(gauges()),
+        (metrics.SKIPPED_STEPS.prometheus_name, ()): draw(counters()),
+        (metrics.STEPS.prometheus_name, ()): draw(counters()),
+    }
+    for name in draw(st.sets(st.sampled_from(["eval", "forward", "100"]))):
+        found[phase, (("phase", name),)] = draw(gauges())
+    return found
+
+
+def readings_at(tracks: Tracks, minute: int) -> Iterator[tuple[tuple[str, tuple], float]]:
+    for key, values in tracks.items():
+        if isinstance(value := values[minute], float):
+            yield key, value
+
+
+def worked_out(tracks: Tracks) -> dict[tuple[int, str], dict[tuple[tuple[str, str], ...], float]]:
+    """Return, per minute and expression, the labels and values that the interpreter finds."""
+    readings = Readings(period_seconds=10.0)
+    interpreter = Interpreter(readings, _VALUES)
+    ready = {name: interpreter.interpret(expression) for name, expression in EXPRESSIONS.items()}
+    found = {}
+    for minute in range(MINUTES + 1):
+        readings.take(readings_at(tracks, minute), minute * 60.0)
+        moment = Moment(minute * 60.0)
+        for name, interpreted in ready.items():
+            vector = interpreted.evaluate(moment)
+            if minute in EVALUATED_AT:
+                found[minute, name] = {
+                    tuple(zip(interpreted.kept, key, strict=True)): value
+                    for key, value in vector.items()
+                }
+        readings.begin_round()
+    return found
+
+
+def labels_text(labels: tuple[tuple[str, str], ...]) -> str:
+    pairs = (("run", "r"), *labels)
+    return "{" + ",".join(f'{name}="{value}"' for name, value in pairs) + "}"
+
+
+def expected_by_promtool(name: str, tracks: Tracks) -> dict[str, object]:
+    """Return a unit test that expects of Prometheus what the interpreter has found."""
+    tests = []
+    for (minute, title), vector in worked_out(tracks).items():
+        text = promql(EXPRESSIONS[title], _VALUES).replace("run:mp_agent_loss:max", "mp_agent_loss")
+        samples = [
+            {
+                "labels": labels_text(labels),
+                "value": floor(value * 1e6 + 0.5) / 1e6,
+            }
+            for labels, value in vector.items()
+        ]
+        # Their sums may differ from ours in the last bit.
+        expression = f'round(label_replace({text}, "run", "r", "", ""), 0.000001)'
+        tests.append({"expr": expression, "eval_time": f"{minute}m", "exp_samples": samples})
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [
+            {
+                "series": metric + labels_text(labels),
+                "values": " ".join("_" if v is None else str(v) for v in values),
+            }
+            for (metric, labels), values in tracks.items()
+        ],
+        "promql_expr_test": tests,
+    }  # fmt: skip
+
+
+class Cases(tuple[Tracks, ...]):
+    """Runs that do not fill the screen when they fail."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} runs>"
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=3,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(cases=st.lists(runs(), min_size=CASES_PER_CALL, max_size=CASES_PER_CALL).map(Cases))
+def test_prometheus_comes_to_the_same_result_on_random_series(
+    server: Callable[[str], Path], tmp_path: Path, cases: Cases
+):
+    document = {
+        "evaluation_interval": "1m",
+        "tests": [expected_by_promtool(f"case {i}", tracks) for i, tracks in enumerate(cases)],
+    }
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump(document))
+    done = subprocess.run(
+        [server("promtool"), "test", "rules", file], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.fail((done.stdout + done.stderr)[:5_000])
+
+
+def counted(values: dict[int, float], minute: int) -> float:
+    """Return what `_SKIPS` is at a minute, given the counter's value at those it was seen at."""
+    readings = Readings(period_seconds=10.0)
+    skips = Interpreter(readings, _VALUES).interpret(_SKIPS)
+    for time in range(minute + 1):
+        found = (
+            {(metrics.SKIPPED_STEPS.prometheus_name, ()): values[time]} if time in values else {}
+        )
+        readings.take(found.items(), time * 60.0)
+    return skips.evaluate(Moment(minute * 60.0))[()]
+
+
+def test_a_counter_that_comes_back_within_an_hour_is_no_news():
+    seen = dict.fromkeys((*range(5), *range(50, 60)), 7.0)
+    assert counted(seen, 51) == 0
+    assert counted({**seen, 51: 9.0}, 51) == 2
+
+
+def test_a_counter_that_comes_back_after_hours_counts_from_0():
+    seen = dict.fromkeys((*range(5), *range(200, 210)), 7.0)
+    assert counted(seen, 201) == 7
+
+
+def test_a_counter_that_is_born_and_reset_within_the_window_counts_both_parts():
+    assert counted({1: 3.0, 2: 4.0, 3: 1.0}, 3) == 5
+
+
+def test_extremes_between_two_judgements_are_judged():
+    readings = Readings(period_seconds=10.0)
+    interpreter = Interpreter(readings, _VALUES)
+    name = metrics.LOSS_SCALE.prometheus_name
+    lowest, highest = (
+        interpreter.interpret(Series(metric=metrics.LOSS_SCALE, aggregate=aggregate))  # type: ignore[arg-type]
+        for aggregate in ("min", "max")
+    )
+    for value in (8.0, 0.5, 64.0, 4.0):
+        readings.take_some([((name, ()), value)], 0.0)
+    moment = Moment(0.0)
+    assert (lowest.evaluate(moment), highest.evaluate(moment)) == ({(): 0.5}, {(): 64.0})
+    readings.begin_round()
+    readings.take([((name, ()), 4.0)], 1.0)
+    moment = Moment(1.0)
+    assert (lowest.evaluate(moment), highest.evaluate(moment)) == ({(): 4.0}, {(): 4.0})
+
+
+def test_every_node_and_every_function_has_an_interpreter():
+    assert uninterpreted() == []
+    assert set(RANGE_FUNCTIONS) == set(get_args(Function))
+
+
+def test_a_node_without_an_interpreter_is_refused_by_name():
+    class Unheard(Expression):
+        pass
+
+    interpreter = Interpreter(Readings(10.0), _VALUES)
+    with pytest.raises(CatalogError, match="Unheard has no interpreter"):
+        interpreter.interpret(Unheard())
+    with pytest.raises(CatalogError, match="idelta has no interpreter"):
+        interpreter.interpret(Series(metric=metrics.LOSS, over=("idelta", _FIVE)))  # type: ignore[arg-type]

@@ -1,0 +1,31 @@
+"""The code in the runbooks does what it says: each sample runs, and asserts its own claim."""
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+
+from mp_agent.alerting.guidance import GUIDANCE
+
+_SAMPLES = sorted((Path(__file__).parents[3] / "alerting" / "samples").glob("*.py"))
+
+_by_name = pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.stem)
+
+
+@_by_name
+def test_a_sample_runs_as_it_stands_in_the_runbook(sample: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(sample)])
+    runpy.run_path(str(sample), run_name="__main__")
+
+
+@_by_name
+def test_a_sample_is_short_and_says_what_it_is_for(sample: Path) -> None:
+    text = sample.read_text()
+    assert (ast.get_docstring(ast.parse(text)) or "").endswith(".")
+    assert len(text.splitlines()) <= 55
+
+
+def test_every_sample_is_in_a_runbook_and_every_runbook_s_samples_exist() -> None:
+    used = {name for guidance in GUIDANCE.values() for name in guidance.samples}
+    assert used == {path.stem for path in _SAMPLES}

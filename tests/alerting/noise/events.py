@@ -1,0 +1,126 @@
+"""What happens to a training job, as a script tells it: one event after the other."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from mp_agent.records.steps import EndReason, Phase
+
+LAYERS = ("embed.weight", "blocks.0.mlp.weight", "blocks.1.mlp.weight", "head.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of all ranks. `scale` is None without a scaler, `clip` without clipping.
+
+    of_rank: step columns that one rank has otherwise. norm_of_rank: norms of reduced gradients, on
+    ranks where they differ although they should not. of_layer: gradient columns that one layer has
+    otherwise. step: the trainer's own count, if it gives one.
+    """
+
+    seconds: float = 4.0
+    norm: float = 1.0
+    loss: float | None = 2.0
+    scale: float | None = None
+    skipped: bool = False
+    inf_elements: float = 0.0
+    nan_elements: float = 0.0
+    clip: float | None = None
+    learning_rate: float = 3e-4
+    step: int | None = None
+    of_rank: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    norm_of_rank: Mapping[int, float] = field(default_factory=dict)
+    of_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """All ranks stand in a phase for a while."""
+
+    phase: Phase
+    seconds: float
+    of_rank: Mapping[int, Phase] = field(default_factory=dict)
+    """Ranks that stand in another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """All ranks say that they ended, and are gone; the node agent lingers and goes too."""
+
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Ranks die without a word; the rest goes on."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relaunch:
+    """The launcher starts all ranks anew, after a while."""
+
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The probes count something of their own, such as probe_errors."""
+
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Scrapes fail for so long, while the training goes on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A node's agent can no longer reach the others, while its ranks train on."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vanish:
+    """The nodes are gone, with ranks, node agents and their places among the targets."""
+
+    nodes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Says that from now on the job is broken, so that the time to the alert can be measured."""
+
+
+Event = Step | Pause | End | Kill | Relaunch | Count | Unreachable | CutOff | Vanish | Fault
+Script = Callable[[Random], Iterator[Event]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A run, and what people should hear of it.
+
+    expected: alerts that must fire, by name, with the worst severity that fires. tolerated: alerts
+    that say something true as well and may fire or not, with the worst severity that is true.
+    minutes: how long the run is watched.
+    """
+
+    name: str
+    what: str
+    script: Script
+    ranks: int = 1
+    nodes: int = 1
+    facts: Mapping[str, str] = field(default_factory=dict)
+    expected: Mapping[str, str] = field(default_factory=dict)
+    tolerated: Mapping[str, str] = field(default_factory=dict)
+    minutes: float = 60.0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nobody should be woken by it."""
+        return not self.expected

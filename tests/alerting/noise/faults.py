@@ -1,0 +1,428 @@
+"""Runs with a planted fault, and the alerts that must tell it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import exp
+from random import Random
+
+from mp_agent.records.steps import EndReason, Phase
+from tests.alerting.noise.events import (
+    LAYERS,
+    Count,
+    CutOff,
+    End,
+    Event,
+    Fault,
+    Kill,
+    Pause,
+    Scenario,
+    Vanish,
+)
+from tests.alerting.noise.healthy import FP16, LONG_AGO
+from tests.alerting.noise.training import Scaler, Training
+
+Events = Iterator[Event]
+
+_WITHOUT_END = 10 * 3600.0
+_HEALTHY_MINUTES = 25
+
+
+def _trained(random: Random, **settings: object) -> tuple[Training, list[Event]]:
+    """Return a training in good health, and its first minutes with the fault's mark at the end."""
+    settings = {"seconds": 2.0, **settings}
+    training = Training(random=random, first_step=LONG_AGO, loss=1.95, **settings)  # type: ignore
+    return training, [*training.minutes(_HEALTHY_MINUTES), Fault()]
+
+
+def _explosion(random: Random) -> Events:
+    training, before = _trained(random, clip=None)
+    yield from before
+    for _ in training.steps(40):
+        yield training.step(norm=random.uniform(2000, 9000), loss=random.uniform(5, 9))
+    yield from training.forever(norm=40.0, loss=7.0)
+
+
+def _high_norms(random: Random) -> Events:
+    training, before = _trained(random, clip=None)
+    yield from before
+    while True:
+        yield from training.steps(7)
+        yield training.step(norm=random.uniform(150, 400), loss=2.6)
+
+
+def _vanishing(random: Random) -> Events:
+    training, before = _trained(random, clip=None)
+    yield from before
+    yield from training.forever(norm=3e-8)
+
+
+def _nan_update(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield training.step(nan_elements=4000.0)
+    yield from training.forever(nan_elements=4000.0, loss=None)
+
+
+def _nan_loss_of_a_rank(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    of_rank = {2: {"loss": float("nan"), "loss_nonfinite": 1.0}}
+    yield training.step(of_rank=of_rank, nan_elements=4000.0)
+    yield from training.steps(20, of_rank=of_rank, nan_elements=4000.0)
+    yield from training.forever(loss=None, nan_elements=4000.0)
+
+
+def _collapse(random: Random) -> Events:
+    """No scale fits any more: it is halved every other step, down to a floor of 1."""
+    training, before = _trained(random, scaler=Scaler(floor=1.0), seconds=1.0)
+    yield from before
+    while True:
+        training.largest = 1e6
+        yield training.step()
+        training.largest = 1e-6
+        yield training.step()
+
+
+def _overflows(random: Random) -> Events:
+    """Three steps in a hundred overflow; a quick growth brings the scale back each time."""
+    scaler = Scaler()
+    training, before = _trained(random, scaler=scaler, seconds=1.0)
+    yield from before
+    scaler.growth_interval = 32
+    while True:
+        training.largest = 1e9
+        yield training.step()
+        training.largest = 1e-9
+        yield from training.steps(32)
+
+
+def _drifting_down(random: Random) -> Events:
+    """The gradients grow a hundredfold and more over ten minutes; the scale follows them down."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    for _ in training.steps(300):
+        training.largest *= 1.0178
+        yield training.step(norm=0.5)
+    yield from training.forever()
+
+
+def _lower_scale(random: Random) -> Events:
+    """A few bursts of overflow take the scale to 4096, where it stays for long."""
+    training, before = _trained(random, scaler=Scaler(growth_interval=10**6))
+    yield from before
+    for _ in range(4):
+        yield training.step()
+        training.largest *= 2.2
+        yield from training.minutes(4)
+    training.largest = 1e-3
+    yield from training.forever()
+
+
+def _dead_layer(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    dead = {"abs_max": 1e-13, "sum_squares": 1e-26, "zero_elements": 0.0}
+    yield from training.forever(of_layer={"blocks.1.mlp.weight": dead})
+
+
+def _underflow(random: Random) -> Events:
+    """Most elements of three layers in four become zero."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    zeros = {"zero_elements": 700.0}
+    yield from training.forever(of_layer=dict.fromkeys(LAYERS[:3], zeros))
+
+
+def _spike(random: Random) -> Events:
+    """The loss doubles within some steps and heals within minutes."""
+    training, before = _trained(random)
+    yield from before
+    for step in range(150):
+        yield training.step(loss=1.9 + 2.0 * exp(-step / 40), norm=4.0)
+    yield from training.forever()
+
+
+def _diverging(random: Random) -> Events:
+    """The loss creeps upward, from 1.9 to 4 in an hour."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        training.final_loss += 2.1 / 1800
+        yield training.step()
+
+
+def _straggler(random: Random) -> Events:
+    """Rank 2 needs twice as long as the others before it can reduce."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        times = {rank: random.lognormvariate(0, 0.05) for rank in range(4)}
+        times[2] *= 2.0
+        of_rank = {rank: {"compute_seconds": 1.2 * time} for rank, time in times.items()}
+        yield training.step(seconds=3.2, of_rank=of_rank)
+
+
+def _lost_ranks(random: Random) -> Events:
+    """Two of four ranks are gone, and the others go on without them."""
+    training, before = _trained(random)
+    yield from before
+    yield Kill((2, 3))
+    yield from training.forever()
+
+
+def _diverged(random: Random) -> Events:
+    """Rank 3's reduced gradients are no longer those of the others."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        step = training.step()
+        yield replace(step, norm_of_rank={3: step.norm * 1.0001})
+
+
+def _cut_off(random: Random) -> Events:
+    """A node's agent cannot reach the root any more; its ranks train on."""
+    training, before = _trained(random)
+    yield from before
+    yield CutOff(1)
+    yield from training.forever()
+
+
+def _lost_node(random: Random) -> Events:
+    """One of two nodes is gone; the ranks of the other wait for it in backward."""
+    _, before = _trained(random)
+    yield from before
+    yield Vanish((1,))
+    yield Pause(phase=Phase.BACKWARD, seconds=_WITHOUT_END)
+
+
+def _probe_errors(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    while True:
+        yield from training.steps(30)
+        yield Count({"probe_errors": 1, "records_dropped": 3})
+
+
+def _hang(random: Random) -> Events:
+    _, before = _trained(random)
+    yield from before
+    yield Pause(phase=Phase.BACKWARD, seconds=_WITHOUT_END)
+
+
+def _laggard(random: Random) -> Events:
+    """Three ranks wait in backward for one that is still in its forward pass."""
+    _, before = _trained(random)
+    yield from before
+    yield Pause(phase=Phase.BACKWARD, seconds=_WITHOUT_END, of_rank={3: Phase.FORWARD})
+
+
+def _exception(random: Random) -> Events:
+    _, before = _trained(random)
+    yield from before
+    yield End(EndReason.FAILED)
+    yield Pause(phase=Phase.ENDED, seconds=_WITHOUT_END)
+
+
+def _killed(random: Random) -> Events:
+    _, before = _trained(random)
+    yield from before
+    yield Kill((0, 1))
+    yield Pause(phase=Phase.ENDED, seconds=_WITHOUT_END)
+
+
+def _vanished(random: Random) -> Events:
+    _, before = _trained(random)
+    yield from before
+    yield Vanish()
+    yield Pause(phase=Phase.FORWARD, seconds=_WITHOUT_END)
+
+
+FAULTS = (
+    Scenario(
+        name="explosion",
+        what="unclipped norms of thousands, the loss soars",
+        script=_explosion,
+        expected={
+            "MpAgentGradientExplosion": "critical",
+            "MpAgentLossSpike": "warning",
+            "MpAgentLossDiverging": "warning",
+        },
+    ),
+    Scenario(
+        name="high-norms",
+        what="every eighth norm above 100, unclipped",
+        script=_high_norms,
+        expected={"MpAgentGradientExplosion": "warning"},
+    ),
+    Scenario(
+        name="vanishing",
+        what="norms of 3e-8",
+        script=_vanishing,
+        expected={"MpAgentGradientVanishing": "critical"},
+        minutes=75,
+    ),
+    Scenario(
+        name="nan-update",
+        what="the optimizer steps on NaN gradients",
+        script=_nan_update,
+        expected={"MpAgentNonFiniteUpdate": "critical", "MpAgentLossNonFinite": "critical"},
+    ),
+    Scenario(
+        name="nan-loss-of-a-rank",
+        what="rank 2's loss becomes NaN first",
+        script=_nan_loss_of_a_rank,
+        ranks=4,
+        expected={
+            "MpAgentNonFiniteUpdate": "critical",
+            "MpAgentLossNonFinite": "critical",
+            "MpAgentRankNonFinite": "critical",
+        },
+    ),
+    Scenario(
+        name="collapse",
+        what="the loss scale falls to its floor",
+        script=_collapse,
+        facts=FP16,
+        expected={
+            "MpAgentLossScaleLowAndFalling": "warning",
+            "MpAgentLossScaleAtFloor": "critical",
+            "MpAgentOverflowRatioHigh": "critical",
+            "MpAgentLossScaleConsecutiveDecreases": "warning",
+            "MpAgentLossScaleFarBelowInitial": "critical",
+            "MpAgentLossScaleLow": "warning",
+        },
+    ),
+    Scenario(
+        name="overflows",
+        what="3 % of steps overflow",
+        script=_overflows,
+        facts=FP16,
+        expected={"MpAgentOverflowRatioHigh": "warning"},
+    ),
+    Scenario(
+        name="hang",
+        what="all ranks stand in backward",
+        script=_hang,
+        expected={"MpAgentRunStalled": "critical"},
+        minutes=75,
+    ),
+    Scenario(
+        name="laggard",
+        what="rank 3 stands in forward, the others wait",
+        script=_laggard,
+        ranks=4,
+        expected={"MpAgentRunStalled": "critical", "MpAgentRankStalled": "critical"},
+        minutes=75,
+    ),
+    Scenario(
+        name="exception",
+        what="an exception ends the run",
+        script=_exception,
+        expected={"MpAgentRunFailed": "critical"},
+    ),
+    Scenario(
+        name="killed",
+        what="both ranks are killed",
+        script=_killed,
+        ranks=2,
+        expected={"MpAgentRunFailed": "critical"},
+    ),
+    Scenario(
+        name="vanished",
+        what="the node is gone",
+        script=_vanished,
+        expected={"MpAgentRunVanished": "warning"},
+    ),
+    Scenario(
+        name="drifting-down",
+        what="the scale follows growing gradients down to 256 and less",
+        script=_drifting_down,
+        facts=FP16,
+        minutes=90,
+        expected={
+            "MpAgentLossScaleFarBelowInitial": "critical",
+            "MpAgentLossScaleConsecutiveDecreases": "warning",
+            "MpAgentLossScaleLow": "warning",
+        },
+        tolerated={"MpAgentOverflowRatioHigh": "warning"},
+    ),
+    Scenario(
+        name="lower-scale",
+        what="bursts of overflow take the scale to 4096",
+        script=_lower_scale,
+        facts=FP16,
+        minutes=75,
+        expected={"MpAgentLossScaleLow": "info"},
+    ),
+    Scenario(
+        name="dead-layer",
+        what="a layer's gradient falls to 1e-13",
+        script=_dead_layer,
+        expected={"MpAgentLayerGradientDead": "warning"},
+    ),
+    Scenario(
+        name="underflow",
+        what="70 % zeros in three layers of four",
+        script=_underflow,
+        facts=FP16,
+        expected={"MpAgentGradientUnderflow": "warning"},
+        minutes=75,
+    ),
+    Scenario(
+        name="spike",
+        what="the loss doubles and heals",
+        script=_spike,
+        expected={"MpAgentLossSpike": "warning"},
+    ),
+    Scenario(
+        name="diverging",
+        what="the loss creeps from 1.9 to 4 in an hour",
+        script=_diverging,
+        expected={"MpAgentLossDiverging": "warning"},
+        minutes=100,
+    ),
+    Scenario(
+        name="straggler",
+        what="rank 2 computes twice as long",
+        script=_straggler,
+        ranks=4,
+        expected={"MpAgentRankStraggler": "warning"},
+    ),
+    Scenario(
+        name="lost-ranks",
+        what="two of four ranks are gone",
+        script=_lost_ranks,
+        ranks=4,
+        expected={"MpAgentCoverageLow": "warning"},
+    ),
+    Scenario(
+        name="probe-errors",
+        what="errors and lost records, again and again",
+        script=_probe_errors,
+        expected={"MpAgentTelemetryDegraded": "warning"},
+    ),
+    Scenario(
+        name="cut-off",
+        what="a node's agent cannot reach the root agent",
+        script=_cut_off,
+        ranks=4,
+        nodes=2,
+        expected={"MpAgentCoverageLow": "warning"},
+    ),
+    Scenario(
+        name="lost-node",
+        what="one of two nodes is gone, the other waits for it",
+        script=_lost_node,
+        ranks=4,
+        nodes=2,
+        expected={"MpAgentRunStalled": "critical", "MpAgentRankStalled": "critical"},
+        minutes=75,
+    ),
+    Scenario(
+        name="diverged",
+        what="rank 3's reduced gradients differ from the others'",
+        script=_diverged,
+        ranks=4,
+        expected={"MpAgentReplicaDivergence": "critical"},
+    ),
+)

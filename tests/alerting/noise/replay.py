@@ -1,0 +1,348 @@
+"""Plays a scenario in simulated time through the real chain, from rings to scraped samples.
+
+The ranks' rings are written as the probe writes them and read by the node agent's own `Run`: merge,
+counters, windows and catalog are the real ones. Only the clock and the locks by which a rank is
+seen to live are simulated, since everything happens in one process.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, nan
+from pathlib import Path
+from random import Random
+from unittest.mock import patch
+
+import numpy as np
+
+from mp_agent.catalog.snapshot import HistogramValue, Snapshot
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.run import Run
+from mp_agent.node.snapshot_builder import SnapshotBuilder
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, Schema, Share
+from mp_agent.records.steps import FloatArray, LayerTable, Phase, StepRecord
+from mp_agent.ring import locations
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+from tests.agent.node.builders import make_identity
+from tests.alerting.noise.events import (
+    LAYERS,
+    Count,
+    CutOff,
+    End,
+    Event,
+    Fault,
+    Kill,
+    Pause,
+    Relaunch,
+    Scenario,
+    Step,
+    Unreachable,
+    Vanish,
+)
+
+SCRAPE_SECONDS = 15
+_START_UNIX_SECONDS = 1_700_000_000.0
+_ELEMENTS = 1000.0
+_LINGER_SECONDS = 120.0
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name, and label pairs."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """What the scraper has of one run: a sample per scrape and series, None where there is none."""
+
+    scenario: Scenario
+    scrapes: int
+    samples: dict[Series, list[float | None]] = field(default_factory=dict)
+    fault_seconds: float | None = None
+
+    def add(self, tick: int, series: Series, value: float) -> None:
+        values = self.samples.setdefault(series, [None] * self.scrapes)
+        values[tick] = value
+
+
+def record(scenario: Scenario, directory: Path) -> Recording:
+    """Return what Prometheus would have scraped of a scenario."""
+    logging.getLogger("mp_agent").setLevel(logging.CRITICAL + 1)  # the detectors have much to say
+    with _simulated_locks() as alive:
+        player = _Player(scenario, directory, alive)
+        try:
+            for event in scenario.script(Random(scenario.name)):
+                if player.over:
+                    break
+                player.play(event)
+            player.pass_time(scenario.minutes * 60)
+        finally:
+            player.close()
+    return player.recording
+
+
+@contextmanager
+def _simulated_locks() -> Iterator[set[str]]:
+    """Make a ring's lock held exactly while its path is in the set that is yielded."""
+    alive: set[str] = set()
+
+    def is_locked(fd: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{fd}") in alive
+
+    with patch("mp_agent.ring.reader.is_locked", is_locked):
+        yield alive
+
+
+class _Node:
+    """One machine: its ranks, its node agent, and how both are reached."""
+
+    def __init__(self, number: int, scenario: Scenario, directory: Path) -> None:
+        self.number = number
+        self.run_dir = locations.run_directory(directory / f"node-{number}", scenario.name)
+        settings = Settings(dir=directory, log_dir=directory / "log")
+        self.run = Run(self.run_dir, settings)
+        self.target = (("instance", f"{scenario.name}-{number}:9464"), ("job", "train"))
+        self.cut_off = False
+        self.gone_at = inf
+        """When the target is no longer listed."""
+        self._builder = SnapshotBuilder(resolve({}), settings.max_series)
+
+    def report_to(self, root: "_Node") -> None:
+        """Hand over what is new, as the transport does."""
+        while not self.cut_off and (report := self.run.take_report()) is not None:
+            self.run.acknowledge(root.run.receive(report))
+
+    def samples(self, seconds: float) -> Iterator[tuple[Series, float]]:
+        """Yield what a scrape brings."""
+        if self.run.seen:
+            now = _START_UNIX_SECONDS + seconds
+            yield from _flat(self._builder.build([self.run.export(seconds, now)], now))
+
+
+class _Player:
+    def __init__(self, scenario: Scenario, directory: Path, alive: set[str]) -> None:
+        self.recording = Recording(scenario, ceil(scenario.minutes * 60 / SCRAPE_SECONDS))
+        self._scenario = scenario
+        self._alive = alive
+        self._nodes = [_Node(number, scenario, directory) for number in range(scenario.nodes)]
+        self._ranks: dict[int, _Rank] = {}
+        self._attempt = 0
+        self._seconds = 0.0
+        self._tick = 0
+        self._unreachable_until = 0.0
+        self._launch()
+
+    @property
+    def over(self) -> bool:
+        return self._tick >= self.recording.scrapes
+
+    def play(self, event: Event) -> None:
+        match event:
+            case Step():
+                self._step(event)
+            case Pause():
+                for number, rank in self._ranks.items():
+                    rank.ring.stamp(event.of_rank.get(number, event.phase))
+                self.pass_time(event.seconds)
+                for rank in self._ranks.values():
+                    rank.ring.stamp(Phase.FORWARD, sequence=rank.sequence + 1)
+            case End(reason):
+                for rank in self._ranks.values():
+                    rank.ring.end(reason)
+                self._bury(tuple(self._ranks))
+            case Kill(ranks):
+                self._bury(ranks)
+            case Relaunch(seconds):
+                self._bury(tuple(self._ranks))
+                self.pass_time(seconds)
+                self._attempt += 1
+                self._launch()
+            case Count(counts):
+                self._ranks[0].ring.count(**counts)
+            case Unreachable(seconds):
+                self._unreachable_until = self._seconds + seconds
+            case CutOff(node):
+                self._nodes[node].cut_off = True
+            case Vanish(nodes):
+                for node in nodes:
+                    self._nodes[node].gone_at = self._seconds
+                    self._nodes[node].cut_off = True
+                self._bury(tuple(r for r in self._ranks if self._node_of(r).number in nodes))
+            case Fault():
+                self.recording.fault_seconds = self._seconds
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and be scraped whenever it is time for it."""
+        end = self._seconds + seconds
+        while not self.over and self._tick * SCRAPE_SECONDS < end:
+            self._seconds = float(self._tick * SCRAPE_SECONDS)
+            self._scrape()
+            self._tick += 1
+        self._seconds = end
+
+    def close(self) -> None:
+        self._bury(tuple(self._ranks))
+        for node in self._nodes:
+            node.run.close()
+
+    def _node_of(self, rank: int) -> _Node:
+        return self._nodes[rank * self._scenario.nodes // self._scenario.ranks]
+
+    def _launch(self) -> None:
+        local = self._scenario.ranks // self._scenario.nodes
+        for number in range(self._scenario.ranks):
+            node = self._node_of(number)
+            identity = make_identity(
+                number,
+                run=self._scenario.name,
+                world_size=self._scenario.ranks,
+                local_rank=number % local,
+                local_world_size=local,
+                node_rank=node.number,
+                attempt=self._attempt,
+                created_unix_ns=1_000_000 * (self._attempt + 1) + number,
+            )
+            path = locations.ring_path(node.run_dir, identity)
+            rank = _Rank(RingWriter.create(path, identity), _schema(self._scenario, number))
+            rank.ring.write_schema(rank.schema)
+            rank.ring.stamp(Phase.FORWARD, sequence=1)
+            self._ranks[number] = rank
+            self._alive.add(str(path))
+        for node in self._nodes:
+            node.gone_at = inf
+
+    def _bury(self, ranks: tuple[int, ...]) -> None:
+        """Let ranks be dead; an agent whose ranks are all dead lingers, and is gone then."""
+        for number in ranks:
+            if rank := self._ranks.pop(number, None):
+                self._alive.discard(str(rank.ring.path))
+                rank.ring.close()
+        for node in self._nodes:
+            if all(self._node_of(number) is not node for number in self._ranks):
+                node.gone_at = min(node.gone_at, self._seconds + _LINGER_SECONDS)
+
+    def _step(self, step: Step) -> None:
+        """Let the step take its time, then write it: a scrape in between sees it under way."""
+        self.pass_time(step.seconds)
+        if self.over:
+            return
+        for number, rank in self._ranks.items():
+            rank.write(step, number, _START_UNIX_SECONDS + self._seconds)
+
+    def _scrape(self) -> None:
+        reached = self._seconds >= self._unreachable_until
+        nodes = [node for node in self._nodes if self._seconds < node.gone_at]
+        self._poll(nodes)
+        for node in nodes:
+            self.recording.add(self._tick, ("up", node.target), float(reached))
+            for (name, labels), value in node.samples(self._seconds) if reached else ():
+                self.recording.add(self._tick, (name, (*node.target, *labels)), value)
+
+    def _poll(self, nodes: Sequence[_Node]) -> None:
+        """Let the agents read their rings, and the root merge what the others have read."""
+        for node in nodes:
+            node.run.poll(self._seconds)
+        root, *others = nodes or (None,)
+        if root is not None and others and root.run.seen:
+            for node in others:
+                node.report_to(root)
+            root.run.poll(self._seconds)
+
+
+class _Rank:
+    def __init__(self, ring: RingWriter, schema: Schema) -> None:
+        self.ring = ring
+        self.schema = schema
+        self.sequence = 0
+
+    def write(self, step: Step, number: int, time_unix_seconds: float) -> None:
+        self.sequence += 1
+        norm = step.norm_of_rank.get(number, step.norm)
+        of_share = _gradients(replace(step, norm=norm), _ELEMENTS * len(LAYERS))
+        record = StepRecord(
+            sequence=self.sequence,
+            step=self.sequence if step.step is None else step.step,
+            time_unix_ns=round(time_unix_seconds * 1e9),
+            values=_step_columns(step, number),
+            gradients=of_share[None, :],
+        )
+        self.ring.write_step(record)
+        if self.sequence % (10 if self.sequence <= 100 else 100) == 0:
+            rows = np.stack([_layer(step, name) for name in LAYERS])
+            self.ring.write_layers(LayerTable(sequence=self.sequence, rows=rows))
+        self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
+
+
+def _schema(scenario: Scenario, rank: int) -> Schema:
+    share = Share(group="ddp", replica_index=rank, replica_count=scenario.ranks)
+    facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
+    return Schema(
+        step_columns=STEP_COLUMN_NAMES,
+        gradient_columns=GRADIENT_COLUMN_NAMES,
+        shares=(share,),
+        layers=tuple(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in LAYERS),
+        facts=tuple({**facts, **scenario.facts}.items()),
+    )
+
+
+_STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
+_GRADIENT_INDEX = {name: index for index, name in enumerate(GRADIENT_COLUMN_NAMES)}
+
+
+def _step_columns(step: Step, rank: int) -> FloatArray:
+    columns: dict[str, float] = {
+        "loss": nan if step.loss is None else step.loss,
+        "loss_nonfinite": float(step.loss is None),
+        "skipped": float(step.skipped),
+        "learning_rate": step.learning_rate,
+        "step_seconds": step.seconds,
+        "compute_seconds": 0.6 * step.seconds,
+        "probe_seconds": 1e-4,
+    }
+    if step.scale is not None:
+        columns["loss_scale"] = step.scale
+    if step.clip is not None:
+        columns |= {"clip_max_norm": step.clip, "clip_norm": step.norm}
+    return _row(_STEP_INDEX, {**columns, **step.of_rank.get(rank, {})}, nan)
+
+
+def _gradients(step: Step, elements: float) -> FloatArray:
+    """Return the columns of all elements; a non-finite step leaves the finite rest."""
+    columns = {
+        "sum_squares": step.norm**2,
+        "abs_max": 3 * step.norm / elements**0.5,
+        "zero_elements": 0.01 * elements,
+        "inf_elements": step.inf_elements,
+        "nan_elements": step.nan_elements,
+        "elements": elements,
+    }
+    return _row(_GRADIENT_INDEX, columns, 0.0)
+
+
+def _layer(step: Step, name: str) -> FloatArray:
+    whole = {key: float(value) for key, value in zip(
+        GRADIENT_COLUMN_NAMES, _gradients(step, _ELEMENTS), strict=True)}  # fmt: skip
+    whole["sum_squares"] /= len(LAYERS)
+    return _row(_GRADIENT_INDEX, {**whole, **step.of_layer.get(name, {})}, 0.0)
+
+
+def _row(index: Mapping[str, int], columns: Mapping[str, float], absent: float) -> FloatArray:
+    row = np.full(len(index), absent)
+    for name, value in columns.items():
+        row[index[name]] = value
+    return row
+
+
+def _flat(snapshot: Snapshot) -> Iterator[tuple[Series, float]]:
+    """Yield the samples as Prometheus stores them; of histograms sum and count."""
+    for family in snapshot:
+        name, keys = family.metric.prometheus_name, family.metric.label_names
+        for sample in family.samples:
+            labels = tuple((k, v) for k, v in zip(keys, sample.labels, strict=True) if v)
+            if isinstance(sample.value, HistogramValue):
+                yield (f"{name}_sum", labels), sample.value.sum
+                yield (f"{name}_count", labels), float(sample.value.cumulative_counts[-1])
+            else:
+                yield (name, labels), sample.value
