@@ -2,9 +2,13 @@
 
 import click
 
+from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.cli import rules_command
+from mp_agent.exporters.dashboards import dashboards_command
+from mp_agent.exporters.status_page.top import top_command
 from mp_agent.node.command import node_command
 from mp_agent.node.exec import exec_command
+from mp_agent.node.flight_commands import dump_command, postmortem_command
 from mp_agent.probe.run import run_command
 from mp_agent.version import __version__
 
@@ -15,5 +19,15 @@ def main() -> None:
     """Watch the numbers inside distributed PyTorch training."""
 
 
-for command in (run_command, exec_command, node_command, rules_command):
+for command in (
+    run_command,
+    exec_command,
+    node_command,
+    dump_command,
+    postmortem_command,
+    rules_command,
+    alertmanager_command,
+    dashboards_command,
+    top_command,
+):
     main.add_command(command)

@@ -83,6 +83,8 @@ class Panel:
     points: bool = False
     label: str = ""
     """Label whose value a stat shows in place of a number."""
+    most_points: int | None = None
+    """Points in time that are asked for at most, where each takes thousands of series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,3 +62,18 @@ def quantile(name: str, level: float) -> str:
 def worst(name: str, count: int, *, keep: tuple[str, ...], where: str = "") -> str:
     """Return the series with the `count` largest values at this moment."""
     return f"topk({count}, {by_run(name, keep=keep, where=where)})"
+
+
+def worst_over_range(name: str, count: int, *, keep: tuple[str, ...], where: str = "") -> str:
+    """Return the `count` series with the largest values anywhere in the time range.
+
+    The same ones at every point: the largest of each moment can be another each time, which with
+    thousands of ranks makes hundreds of series.
+    """
+    peaks = aggregated(f"max_over_time({series(name, where)}[$__range] @ end())", "max", keep=keep)
+    return chosen(by_run(name, keep=keep, where=where), f"topk({count}, {peaks})", count, keep=keep)
+
+
+def chosen(expression: str, choice: str, count: int, *, keep: tuple[str, ...]) -> str:
+    """Return the series of an expression whose labels are those of a choice, `count` at most."""
+    return f"topk({count}, {expression} and on ({', '.join((*RUN, *keep))}) {choice})"

@@ -174,6 +174,8 @@ def _common(made: Any, panel: Panel) -> Any:
     """Fill in what every kind of panel has."""
     made.title(panel.title).description(panel.description).id(panel.id).datasource(DATASOURCE)
     made.unit(panel.unit)
+    if panel.most_points is not None:
+        made.max_data_points(panel.most_points)
     for letter, query in zip("ABCDEFGHIJKLMNOP", panel.queries, strict=False):
         made.with_target(_target(query, letter, table=panel.view is View.TABLE))
     if panel.decimals is not None:

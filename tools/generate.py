@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from grafana.render import rendered_dashboards
 from mp_agent.alerting.rules import rendered_files
+from tools.chart import chart_files
+from tools.marks import with_table
 from tools.tables import alerts_table, metrics_table, settings_table
 
 ROOT = Path(__file__).parent.parent
@@ -20,19 +23,15 @@ _TABLES: Mapping[str, Callable[[], str]] = {
 def generated_files() -> dict[Path, str]:
     """Return every generated file with the text that it should have."""
     files = {ROOT / "README.md": with_tables((ROOT / "README.md").read_text(encoding="utf-8"))}
-    files.update({ROOT / path: text for path, text in rendered_files().items()})
+    for rendered in (rendered_files(), rendered_dashboards(), chart_files()):
+        files.update({ROOT / path: text for path, text in rendered.items()})
     return files
 
 
 def with_tables(text: str) -> str:
     """Return `text` with the tables between its `<!-- NAME:begin -->` marks made anew."""
     for name, make in _TABLES.items():
-        begin, end = f"<!-- {name}:begin (generated) -->", f"<!-- {name}:end -->"
-        before, found, rest = text.partition(begin)
-        if not found:
-            raise SystemExit(f"README.md: mark {begin} is missing")
-        after = rest.partition(end)[2]
-        text = f"{before}{begin}\n{make()}\n{end}{after}"
+        text = with_table(text, name, make())
     return text
 
 

@@ -29,6 +29,7 @@ from grafana.style import (
     COVERAGE,
     RUN_STATE,
     conditions_by_severity,
+    detected_by_severity,
 )
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -119,9 +120,30 @@ _HEALTH = Row(
     ),
 )
 
+
+def _condition_query(name: str) -> Query:
+    expression = by_run(name, keep=("condition", "severity"))
+    return Query(expression, instant=True, optional=True)
+
+
 _CONDITIONS = Row(
     title="What is wrong",
     panels=(
+        Panel(
+            id=14,
+            title="Conditions in force",
+            description="What the node agent itself finds, step by step: red critical, orange "
+            "warning, blue info. It needs no Prometheus rules and is there before the alerts are. "
+            "Empty is good.",
+            view=View.TIMELINE,
+            width=12,
+            height=7,
+            minimum=0,
+            texts=ALERT_STATE,
+            queries=(
+                Query(detected_by_severity(keep=("condition",)), "{{condition}}", optional=True),
+            ),
+        ),
         Panel(
             id=10,
             title="Alerts in force",
@@ -137,12 +159,31 @@ _CONDITIONS = Row(
             ),
         ),
         Panel(
+            id=15,
+            title="Conditions so far",
+            description="What the node agent has found in this run: how often it began, and since "
+            "which step it holds where it still does. Empty is good.",
+            view=View.TABLE,
+            width=10,
+            height=6,
+            columns=(
+                Column(name="condition", title="Condition"),
+                Column(name="severity", title="Severity", width=90),
+                Column(name="Value #A", title="Times", unit="none", width=70),
+                Column(name="Value #B", title="Since step", unit="none", width=100),
+            ),
+            queries=(
+                _condition_query("mp_agent_condition_fired_total"),
+                _condition_query("mp_agent_condition_since_step"),
+            ),
+        ),
+        Panel(
             id=11,
             title="First non-finite value",
             description=help_of("mp_agent_first_nonfinite_info") + " Empty is good.",
             view=View.TABLE,
-            width=8,
-            height=7,
+            width=10,
+            height=6,
             columns=(
                 Column(name="step", title="Step", unit="none", width=80),
                 Column(name="phase", title="Phase", width=90),
@@ -168,7 +209,7 @@ _CONDITIONS = Row(
             + " One is enough to lose the weights.",
             view=View.STAT,
             width=4,
-            height=7,
+            height=6,
             decimals=0,
             steps=ANY_IS_BAD,
             queries=(Query(by_run("mp_agent_nonfinite_updates_total")),),
@@ -198,9 +239,14 @@ _LOSS = Row(
             id=20,
             title="Loss",
             description="Mean over micro-batches and ranks. It should fall or stand; a spike that "
-            "comes back is a bad batch, one that stays is a lost run.",
+            "comes back is a bad batch, one that stays is a lost run. Two steps above the spike "
+            "limit are a spike.",
             width=12,
-            queries=(Query(by_run("mp_agent_loss"), "{{run}}"),),
+            queries=(
+                Query(by_run("mp_agent_loss"), "loss"),
+                Query(by_run("mp_agent_loss_median"), "median", optional=True),
+                Query(by_run("mp_agent_loss_spike_bound"), "spike limit", optional=True),
+            ),
         ),
         Panel(
             id=21,
@@ -219,6 +265,7 @@ _LOSS = Row(
             queries=(
                 Query(by_run("mp_agent_loss_scale", "min"), "scale", optional=True),
                 Query(by_run("mp_agent_loss_scale_initial"), "at the start", optional=True),
+                Query(by_run("mp_agent_loss_scale_calibrated"), "calibrated", optional=True),
             ),
         ),
         Panel(
@@ -244,7 +291,62 @@ _LOSS = Row(
                 Query(increase("mp_agent_loss_scale_decreases_total"), "down"),
                 Query(increase("mp_agent_loss_scale_increases_total"), "up"),
                 Query(increase("mp_agent_loss_scale_floor_skips_total"), "skipped at the floor"),
-                Query(by_run("mp_agent_loss_scale_consecutive_decreases"), "down in a row now"),
+                Query(increase("mp_agent_loss_scale_floor_stalls_total"), "stalled at the floor"),
+            ),
+        ),
+        Panel(
+            id=25,
+            title="Loss scale lowered in a row",
+            description=help_of("mp_agent_loss_scale_consecutive_decreases")
+            + " Dashed: where the alert begins.",
+            width=8,
+            minimum=0,
+            decimals=0,
+            lines=True,
+            steps=above(loss_scale_decreases_in_row="orange"),
+            queries=(
+                Query(
+                    by_run("mp_agent_loss_scale_consecutive_decreases"), "{{run}}", optional=True
+                ),
+            ),
+        ),
+        Panel(
+            id=26,
+            title="Loss trend",
+            description=help_of("mp_agent_loss_trend") + " Dashed: where it counts as divergence.",
+            width=8,
+            decimals=1,
+            lines=True,
+            steps=above(loss_trend_deviations="orange"),
+            queries=(Query(by_run("mp_agent_loss_trend"), "{{run}}", optional=True),),
+        ),
+        Panel(
+            id=27,
+            title="Loss deviation",
+            description=help_of("mp_agent_loss_deviation")
+            + " It is what a spike and the trend are measured in; one that grows is a loss that "
+            "becomes restless.",
+            width=8,
+            minimum=0,
+            queries=(Query(by_run("mp_agent_loss_deviation"), "{{run}}", optional=True),),
+        ),
+        Panel(
+            id=28,
+            title="Odd losses",
+            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped again "
+            "and again, and those that were applied, which is worse.",
+            width=8,
+            minimum=0,
+            queries=(
+                Query(increase("mp_agent_loss_spike_steps_total"), "spikes"),
+                Query(
+                    increase("mp_agent_loss_nonfinite_repeated_steps_total"),
+                    "not finite, skipped in a row",
+                ),
+                Query(
+                    increase("mp_agent_loss_nonfinite_unskipped_steps_total"),
+                    "not finite, applied",
+                ),
             ),
         ),
         Panel(
@@ -299,15 +401,33 @@ _GRADIENTS = Row(
         Panel(
             id=35,
             title="Steps beyond the limits",
-            description=help_of("mp_agent_grad_norm_exceeded_steps_total"),
+            description=help_of("mp_agent_grad_norm_exceeded_steps_total")
+            + " Those that clipping shrank are less bad: the rest is drawn beside them.",
             minimum=0,
             queries=(
                 Query(
                     increase("mp_agent_grad_norm_exceeded_steps_total", keep=("bound",)),
                     "norm above {{bound}}",
                 ),
+                Query(
+                    increase("mp_agent_grad_norm_unclipped_steps_total", keep=("bound",)),
+                    "above {{bound}}, not clipped",
+                ),
                 Query(f"1 - {by_run('mp_agent_grad_finite', 'min', where=_FIRST)}", "not finite"),
             ),
+        ),
+        Panel(
+            id=37,
+            title="Headroom to FP16's largest number",
+            description=help_of("mp_agent_grad_fp16_headroom")
+            + " Below 1 (dashed), the next doubling of the loss scale overflows. Far above 10, "
+            "small gradients are lost to zero for nothing.",
+            unit="suffix: bits",
+            decimals=0,
+            minimum=0,
+            lines=True,
+            steps=(Step(None, "red"), Step(1, "green")),
+            queries=(Query(by_run("mp_agent_grad_fp16_headroom", "min"), "{{run}}", optional=True),),
         ),
         Panel(
             id=36,
@@ -345,6 +465,22 @@ _GRADIENTS = Row(
                 Query(increase("mp_agent_loss_nonfinite_steps_total"), "steps with such a loss"),
             ),
         ),
+        Panel(
+            id=38,
+            title="Gradient norm of other optimizers",
+            description="Runs with several optimizers (GANs, separate embeddings) have one norm "
+            "for each; the panels above show that of the optimizer that sets the step count.",
+            log_base=10,
+            queries=(
+                Query(
+                    "topk(10, "
+                    + by_run("mp_agent_grad_norm", keep=("optimizer",), where='optimizer!=""')
+                    + ")",
+                    "optimizer {{optimizer}}",
+                    optional=True,
+                ),
+            ),
+        ),
     ),
 )
 
@@ -361,6 +497,7 @@ _PACE = Row(
             queries=(
                 Query(quantile("mp_agent_step_duration_seconds", 0.5), "median"),
                 Query(quantile("mp_agent_step_duration_seconds", 0.99), "99th percentile"),
+                Query(by_run("mp_agent_step_usual_seconds"), "median of 64 steps", optional=True),
             ),
         ),
         Panel(

@@ -88,3 +88,29 @@ def test_lists_and_tables_are_read_from_the_environment(monkeypatch):
 def test_settings_survive_the_way_to_the_node_agent_as_json():
     settings, _ = load_settings(dir=Path("/dev/shm/elsewhere"), thresholds={"grad_norm_low": 0.5})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_a_token_is_shown_in_no_message_and_no_repr(monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("MP_AGENT_TOKEN", "two words")
+    settings, ignored = load_settings()
+    assert ignored == 1
+    assert settings.token.get_secret_value() == ""
+    assert "MP_AGENT_TOKEN has value (hidden)" in caplog.text
+    with pytest.raises(SettingError, match=r"^token has value \(hidden\): ") as caught:
+        load_settings(token="wörd")
+    settings, _ = load_settings(token=" good \n")
+    assert settings.token.get_secret_value() == "good"
+    shown = caplog.text + str(caught.value) + repr(settings) + settings.model_dump_json()
+    for secret in ("two words", "wörd", "good"):
+        assert secret not in shown
+
+
+@pytest.mark.parametrize("root", ["head", "head:9464", "[fe80::1]:9464", "https://proxy/a", ""])
+def test_a_root_may_be_a_host_an_address_or_a_url(root):
+    assert load_settings(root=root)[0].root == root
+
+
+@pytest.mark.parametrize("root", ["head:port", "head:99999", "ftp://head", "fe80::1", "http://"])
+def test_a_root_that_leads_nowhere_is_refused(root):
+    with pytest.raises(SettingError, match="root has value"):
+        load_settings(root=root)

@@ -51,7 +51,7 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- $seconds = addf $seconds (get $catalog.durations $name | float64) }}
 {{- end }}
 {{- end }}
-{{- if hasSuffix "#" $mark }}{{ $seconds }}{{ else }}{{ printf "%dms" (mulf $seconds 1000 | round 0 | int64) | replace "000ms" "s" }}{{ end }}
+{{- if hasSuffix "#" $mark }}{{ $seconds }}{{ else }}{{ printf "%dms" (int64 (round (mulf $seconds 1000) 0)) | replace "000ms" "s" }}{{ end }}
 {{- end }}
 {{- end }}
 

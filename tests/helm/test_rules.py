@@ -1,0 +1,118 @@
+"""The rules of a release are those of `mp-agent rules`, with the release's numbers."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mp_agent.alerting.promtool_tests import render_tests
+from mp_agent.alerting.rules import render_rules
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Values, values_in_force
+from tests.helm.rendering import objects, of_kind, values_file
+
+OPERATOR = {"assumeApiVersions": ["monitoring.coreos.com/v1"]}
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+
+def released(rules: dict[str, Any]) -> dict[str, Any]:
+    """Return the PrometheusRule's groups for the chart's values under `rules`."""
+    (found,) = of_kind(objects({**OPERATOR, "rules": rules}), "PrometheusRule")
+    return dict(found["spec"])
+
+
+def rendered(values: Values) -> dict[str, Any]:
+    return dict(yaml.safe_load(render_rules(values)))
+
+
+def _same_numbers(value: Any) -> Any:
+    """Return a rule file with every duration in milliseconds and no layout in expressions."""
+    import re
+
+    if isinstance(value, dict):
+        return {name: _same_numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_same_numbers(item) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def milliseconds(found: "re.Match[str]") -> str:
+        parts = re.findall(r"(\d+)(ms|s|m|h)", found[0])
+        return f"{sum(int(number) * _MILLISECONDS[unit] for number, unit in parts)}ms"
+
+    return " ".join(re.sub(r"\b(?:\d+(?:ms|s|m|h))+\b", milliseconds, value).split())
+
+
+def test_the_defaults_are_the_committed_rules() -> None:
+    assert _same_numbers(released({})) == _same_numbers(rendered(values_in_force()))
+
+
+def test_changed_thresholds_and_durations_reach_every_rule() -> None:
+    rules = {
+        "thresholds": {"grad_norm_high": 50, "grad_norm_vanished": 0.0000001},
+        "durations": {"stall_window": "1h30m", "overflow_window": 600, "explosion_window": "90s"},
+    }
+    values = values_in_force(
+        {"grad_norm_high": 50.0, "grad_norm_vanished": 1e-7},
+        {"stall_window": 5400.0, "overflow_window": 600.0, "explosion_window": 90.0},
+    )
+    assert _same_numbers(released(rules)) == _same_numbers(rendered(values))
+
+
+def test_a_severity_is_changed_and_an_alert_is_dropped() -> None:
+    severities = {
+        "MpAgentRunVanished": {"warning": "info"},
+        "MpAgentRunFailed": {"critical": "off"},
+        "MpAgentCoverageLow": {"warning": False},
+    }
+    changed = {
+        "MpAgentRunVanished": {Severity.WARNING: Severity.INFO},
+        "MpAgentRunFailed": {Severity.CRITICAL: None},
+        "MpAgentCoverageLow": {Severity.WARNING: None},
+    }
+    expected = rendered(values_in_force(severities=changed))
+    assert _same_numbers(released({"severities": severities})) == _same_numbers(expected)
+
+
+def test_links_follow_the_bases() -> None:
+    spec = released(
+        {"runbookBase": "https://wiki.example.com/books/", "dashboardBase": "https://g.example.com"}
+    )
+    alerts = [rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule]
+    for alert in alerts:
+        assert alert["annotations"]["runbook_url"].startswith("https://wiki.example.com/books/mp")
+        assert alert["annotations"]["dashboard_url"].startswith("https://g.example.com/d/mp-agent")
+
+
+def test_no_mark_is_left() -> None:
+    import re
+
+    text = yaml.safe_dump(released(values_file("everything")["rules"]))
+    assert not re.findall(r"@\w+[+#@]", text)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("rules", "values"),
+    [
+        ({}, values_in_force()),
+        (
+            {"thresholds": {"loss_scale_low": 256}, "durations": {"incident_window": "11m"}},
+            values_in_force({"loss_scale_low": 256.0}, {"incident_window": 660.0}),
+        ),
+    ],
+    ids=["defaults", "changed"],
+)
+def test_released_rules_pass_promtool_and_the_conditions_own_unit_tests(
+    rules: dict[str, Any], values: Values, server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(released(rules)))
+    (tmp_path / "tests.yaml").write_text(render_tests(values, "rules.yaml", heading="changed"))
+    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
+        ran = subprocess.run(
+            [server("promtool"), *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]

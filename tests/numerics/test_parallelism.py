@@ -1,0 +1,129 @@
+"""Merged numbers are those of one process in float64, whatever way the model is split."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from tests.agent.probe.rings import (
+    RingContents,
+    merge_layer_tables,
+    merge_rings,
+    read_ring,
+    rows_by_name,
+)
+from tests.numerics.training import STEPS, WORLD, Reference
+from tests.numerics.variants import VARIANTS
+
+RELATIVE_ERROR = 1e-6
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the rings and references of all variants are."""
+    directory = tmp_path_factory.mktemp("numerics")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    subprocess.run(
+        [*torchrun, f"--nproc-per-node={WORLD}", "-m", "tests.numerics.job", str(directory)],
+        check=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}", "OMP_NUM_THREADS": "1"},
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def rings(trained):
+    read: dict[str, dict[int, RingContents]] = {}
+
+    def rings_of(name: str) -> dict[int, RingContents]:
+        if name not in read:
+            read[name] = {
+                rank: read_ring(trained / name / f"rank{rank}.ring", one_schema=False)
+                for rank in range(WORLD)
+            }
+        return read[name]
+
+    return rings_of
+
+
+@pytest.fixture
+def reference(trained, name) -> Reference:
+    found: Reference = torch.load(trained / name / "reference.pt", weights_only=False)
+    return found
+
+
+def _total(rows) -> np.ndarray:
+    rows_LC = np.stack(list(rows.values()))
+    total_C = rows_LC.sum(axis=0)
+    total_C[1] = rows_LC[:, 1].max()
+    return total_C
+
+
+def _columns(values) -> list[float]:
+    return [values[column] for column in GRADIENT_COLUMN_NAMES]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+class TestEverySplit:
+    @pytest.mark.parametrize("nodes", [1, 2])
+    def test_global_statistics_equal_those_of_one_process(self, rings, reference, name, nodes):
+        merged = merge_rings(rings(name), nodes=nodes)
+        assert [step.sequence for step in merged] == list(range(1, STEPS + 1))
+        for step, expected in zip(merged, reference, strict=True):
+            assert step.gradients_complete
+            np.testing.assert_allclose(
+                _columns(step.values), _total(expected.pop("")), rtol=RELATIVE_ERROR
+            )
+            for label, rows in expected.items():
+                assert step.optimizers[label].complete
+                np.testing.assert_allclose(
+                    _columns(step.optimizers[label].values), _total(rows), rtol=RELATIVE_ERROR
+                )
+            assert set(step.optimizers) == set(expected)
+
+    def test_layers_equal_those_of_one_process(self, rings, reference, name):
+        merged = merge_layer_tables(rings(name), nodes=2)
+        assert set(merged) == {1, 2, 4}
+        for sequence, layers in merged.items():
+            expected = {
+                layer: row
+                for rows in reference[sequence - 1].values()
+                for layer, row in rows.items()
+            }
+            found = rows_by_name(layers)
+            assert layers.complete
+            assert set(expected) <= set(found)
+            for layer, row in found.items():
+                np.testing.assert_allclose(
+                    row, expected.get(layer, np.zeros(6)), rtol=RELATIVE_ERROR, err_msg=layer
+                )
+
+    def test_ranks_that_hold_the_same_have_equal_digests_of_their_weights(self, rings, name):
+        digests: dict[object, set[float]] = {}
+        for ring in rings(name).values():
+            index = ring.schema.step_columns.index("weight_digest")
+            for schema, record in zip(ring.record_schemas, ring.records, strict=True):
+                held = frozenset((s.group, s.shard_index, s.assumed) for s in schema.shares)
+                digests.setdefault((record.sequence, held), set()).add(float(record.values[index]))
+        assumed = {key for key in digests if any(share[2] for share in key[1])}
+        for key, found in digests.items():
+            if key[0] == 3:
+                assert all(np.isnan(list(found)))
+            elif key not in assumed:
+                assert len(found) == 1
+                assert 0 <= found.pop() < 2**48
+
+    def test_the_strategy_is_named_and_nothing_failed(self, rings, name):
+        for ring in rings(name).values():
+            assert ring.schema.fact("strategy") == VARIANTS[name].strategy
+            assert ring.state.probe_errors == 0
+            assert ring.state.unsupported == VARIANTS[name].unsupported
