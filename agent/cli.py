@@ -4,6 +4,7 @@ import click
 
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.cli import rules_command
+from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.exporters.status_page.top import top_command
 from mp_agent.node.command import node_command
@@ -23,6 +24,7 @@ for command in (
     run_command,
     exec_command,
     node_command,
+    doctor_command,
     dump_command,
     postmortem_command,
     rules_command,

@@ -90,18 +90,18 @@ def site_values(
     )
 
 
-def usable_values(settings: Settings) -> tuple[Values, int]:
+def usable_values(settings: Settings, *, time_scale: float = 1.0) -> tuple[Values, int]:
     """Return what is in force in a node agent, and how many overrides were ignored.
 
     What `site_values` would refuse is logged by its name and left out: a wrong setting must not
     cost a run its detectors.
     """
     usable = settings.model_copy(update={"alerts": {}})
-    values, ignored = site_values(usable), 0
+    values, ignored = site_values(usable, time_scale=time_scale), 0
     for name, value in settings.alerts.items():
         candidate = usable.model_copy(update={"alerts": {**usable.alerts, name: value}})
         try:
-            values = site_values(candidate)
+            values = site_values(candidate, time_scale=time_scale)
         except SettingError as error:
             ignored += 1
             log.warning("alerts: %s; it is ignored", error)

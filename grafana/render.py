@@ -264,7 +264,7 @@ def _timeline(panel: Panel) -> Any:
         common.VizLegendOptions()
         .display_mode(LegendDisplayMode.LIST)
         .placement(LegendPlacement.BOTTOM)
-        .show_legend(True)
+        .show_legend(bool(panel.texts))
     )
 
 

@@ -1,9 +1,10 @@
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.observatory import Observatory, observatory
 from tools import servers
 
 
@@ -19,3 +20,10 @@ def server() -> Callable[[str], Path]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="session")
+def watching(server, tmp_path_factory) -> Iterator[Observatory]:
+    """Servers that watch example jobs: each runs once, for all tests that look at its data."""
+    with observatory(server, tmp_path_factory.mktemp("observatory")) as observing:
+        yield observing

@@ -60,15 +60,21 @@ def torchrun_job(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
     wrapper: Sequence[str] = (),
+    rendezvous: Sequence[str] = ("--standalone",),
 ) -> Iterator[Job]:
     """Start `torchrun ARGUMENTS` on this machine; end it and its node agent afterwards.
 
     environment: settings on top of this process's own. directory: shared memory to use and keep,
     else one of the job's own that is removed. wrapper: a command to start torchrun with.
+    rendezvous: torchrun's options that say which nodes the job has.
     """
     own = directory is None
     place = Path(tempfile.mkdtemp(prefix="mp_agent-", dir=_base())) if own else directory
-    job = _start(arguments, run, place, log_file, ranks, environment or {}, wrapper)
+    command = [
+        *(*wrapper, sys.executable, "-m", "torch.distributed.run", *rendezvous),
+        *("--nproc-per-node", str(ranks), *arguments),
+    ]
+    job = _start(command, run, place, log_file, environment or {})
     try:
         yield job
     finally:
@@ -105,19 +111,12 @@ def _base() -> Path | None:
 
 
 def _start(
-    arguments: Sequence[str],
+    command: Sequence[str],
     run: str,
     directory: Path,
     log_file: Path,
-    ranks: int,
     environment: Mapping[str, str],
-    wrapper: Sequence[str],
 ) -> Job:
-    command = [
-        *wrapper,
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(ranks), *arguments),
-    ]
     settings = {
         "MP_AGENT_RUN": run,
         "MP_AGENT_DIR": str(directory),

@@ -87,7 +87,7 @@ class ConditionTracker:
         self._view: RunView | None = None
         self._unjudged = self._changed = False
         self._judged_seconds = float("-inf")
-        self._rests_until = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
+        self._rests_until = 0.0
         self._told_seconds = float("-inf")
         self._taken_over = b""
         self._news = read_conditions(run_dir) or ConditionNews(epoch=secrets.token_hex(8))
@@ -160,7 +160,7 @@ class ConditionTracker:
         except Exception:
             self._log_failure("the conditions of run %s cannot be judged", self._run_dir.name)
         ended = perf_counter()
-        self._rests_until = 0.0
+        self._rests_until = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
 
     def _judge_run(self, export: RunExport, view: RunView, now_seconds: float) -> None:
         self._view = view

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.site import usable_values
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.errors import ReportError
 from mp_agent.exporters.status_page.history import StepHistory
@@ -50,7 +50,8 @@ class Run:
         """Take up what an earlier node agent committed; setting_errors: this agent's own."""
         self.run_dir = run_dir
         self._settings = settings
-        self._setting_errors = setting_errors
+        values, ignored = usable_values(settings, time_scale=settings.time_scale)
+        self._setting_errors = setting_errors + ignored
         ledger = read_ledger(locations.ledger_path(run_dir))
         self._launches = set(ledger.launches)
         self._newest_unix_ns = ledger.newest_unix_ns
@@ -64,7 +65,7 @@ class Run:
         self._now_seconds = 0.0
         self.conditions = ConditionTracker(
             run_dir,
-            values_in_force(settings.thresholds, time_scale=settings.time_scale),
+            values,
             memory=ledger.conditions,
             earlier=self._account.counters if ledger.launches else None,
         )
@@ -298,7 +299,7 @@ class Run:
         newest_unix_ns = max(reader.identity.created_unix_ns for _, reader in rings)
         if launch in self._launches or self._beside(rings):
             self._launches.add(launch)
-        elif newest_unix_ns > self._newest_unix_ns:
+        elif newest_unix_ns > self._newest_unix_ns or self._succeeds(rings):
             self._begin_attempt(launch, newest_unix_ns, now_seconds)
         else:
             _discard(rings)
@@ -312,15 +313,29 @@ class Run:
     def _beside(self, rings: Rings) -> bool:
         """Return whether these are further ranks of the attempt, under another launcher.
 
-        So it is when several nodes of a run are one machine: ranks differ and both are alive.
+        So it is when several nodes of a run are one machine: ranks differ and both are alive. An
+        elastic launcher ends all its ranks before it starts them under other numbers.
         """
         ranks = {reader.identity.rank for _, reader in rings}
         return (
-            self.seen
+            self._alive
             and self._attempt.end is EndReason.RUNNING
+            and self.identity.world_size == rings[0][1].identity.world_size
             and ranks.isdisjoint(self._attempt.sources)
-            and any(reader.writer_alive() for _, reader in rings)
+            and _any_alive(rings)
         )
+
+    def _succeeds(self, rings: Rings) -> bool:
+        """Return whether these are the next attempt although they look older.
+
+        So it is when the host's clock was set back in between.
+        """
+        return self.seen and not self._alive and _any_alive(rings)
+
+    @property
+    def _alive(self) -> bool:
+        """Whether a rank of the attempt lives at this very moment, not only at the last look."""
+        return any(source.alive for source in self._attempt.sources.values())
 
     def _begin_attempt(self, launch: Launch, newest_unix_ns: int, now_seconds: float) -> None:
         """Settle the attempt that was, and start the account of the next; counters go on.
@@ -387,6 +402,10 @@ class Run:
             for rank, since_seconds in self._gone_since_seconds.items()
             if now_seconds - since_seconds >= self._settings.linger_seconds
         )
+
+
+def _any_alive(rings: Rings) -> bool:
+    return any(reader.writer_alive() for _, reader in rings)
 
 
 def _discard(rings: Rings) -> None:

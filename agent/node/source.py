@@ -52,6 +52,11 @@ class RankSource:
         self._version = 0
         """Version of the ring that was read last."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process lives at this very moment."""
+        return not self.gone and self._reader.writer_alive()
+
     def poll(self) -> list[Delivery]:
         """Return what is new, and bring `state`, `end` and `last` up to date.
 

@@ -197,7 +197,8 @@ class StepFollower:
         The group's destructor waits for them with the GIL held, which they need for that (torch
         2.13): now and then both wait for ever.
         """
-        if self._traits.reduced_by_ddp and "gloo" in dist.get_backend(group):
+        reduced = self._traits.reduced_by_ddp and dist.is_initialized()
+        if reduced and "gloo" in dist.get_backend(group):
             time.sleep(_TEARDOWN_PAUSE_SECONDS)
 
     def _measure(self, subject: Subject, point: str, inverse_scale: Scalar) -> None:
@@ -208,9 +209,12 @@ class StepFollower:
         self._calls.connect()
         if not subject.label:
             self._course.settle()
-            if (rate := scalar_of(subject.learning_rate())) is not None:
-                step.scalars.setdefault("learning_rate", rate)
+            self._note_learning_rate(subject)
         self._recorder.measure(step, subject, point, inverse_scale)
+
+    def _note_learning_rate(self, subject: Subject) -> None:
+        if (rate := scalar_of(subject.learning_rate())) is not None:
+            self._step.scalars.setdefault("learning_rate", rate)
 
     def _note_loss_scale(self, scaler: GradScaler | None, subject: Subject) -> Scalar | None:
         """Note the scale in force, and return it; `get_scale()` would wait for the device."""
@@ -223,8 +227,9 @@ class StepFollower:
         """Count the backward for a step: there is no moment at which all gradients exist."""
         self._calls.note_unsupported("optimizer step within backward")
         self._stepped_in_backward = True
-        if self._subjects.first is None:
-            self._subjects.of(optimizer)
+        subject = self._subjects.first or self._subjects.of(optimizer)
+        if subject is not None:
+            self._note_learning_rate(subject)
 
     def _finish(self, subject: Subject) -> None:
         self._unscaled.add(subject.label)

@@ -66,6 +66,7 @@ class Guard:
             self._note_failure(kind)
         finally:
             self._seconds += perf_counter() - self._since_seconds
+            self._busy = False
         while self._later:
             self._later.pop(0)()
 

@@ -11,7 +11,8 @@ class RankIdentity:
     attempt: int
     """Restart count under torchrun, else 0."""
     launch: str
-    """Names the launcher process; tells apart two launches that both start at attempt 0."""
+    """Names the ranks that a launcher started together; an elastic one starts its ranks again, at
+    the same restart count, when nodes join or leave."""
     rank: int
     world_size: int
     local_rank: int

@@ -5,11 +5,15 @@ from mp_agent.alerting.conditions.guards import calibrated, restarted
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Track, ramp
 from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, unless
-from mp_agent.alerting.signals import Number, Recorded, Series
+from mp_agent.alerting.signals import Count, Number, Recorded, Series
 
 WINDOW = duration("loss_scale_window")
 SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
 INITIAL = Series(metric=metrics.LOSS_SCALE_INITIAL)
+DECREASES = Recorded(
+    "run:mp_agent_loss_scale_decreases:increase",
+    Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW),
+)
 
 _ALIVE = duration("alive_window")
 _STEPPED = Recorded(

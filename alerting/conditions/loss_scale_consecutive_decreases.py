@@ -3,7 +3,7 @@
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.loss_scale import (
-    WINDOW,
+    DECREASES,
     after_calibration,
     counted_anew,
     resumed_elsewhere,
@@ -13,11 +13,10 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
 from mp_agent.alerting.predicates import Compare
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Series, limit
+from mp_agent.alerting.signals import Series, limit
 
 _LIMIT = limit("loss_scale_decreases_in_row")
 _IN_ROW = Series(metric=metrics.LOSS_SCALE_CONSECUTIVE_DECREASES)
-_RECENT = Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW)
 
 
 def _falls(
@@ -142,7 +141,9 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=after_calibration(Compare(_IN_ROW, ">=", _LIMIT), Compare(_RECENT, ">=", _LIMIT)),
+            when=after_calibration(
+                Compare(_IN_ROW, ">=", _LIMIT), Compare(DECREASES, ">=", _LIMIT)
+            ),
             keep=duration("loss_scale_keep"),
             description="The loss scale of run {run} was lowered {value|count} times in a row, in "
             "the last <loss_scale_window>.",

@@ -2,7 +2,13 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.loss_scale import INITIAL, SCALE, WINDOW, after_calibration
+from mp_agent.alerting.conditions.loss_scale import (
+    DECREASES,
+    INITIAL,
+    SCALE,
+    WINDOW,
+    after_calibration,
+)
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
@@ -11,9 +17,7 @@ from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, limit
 
 _LOW = limit("loss_scale_low")
-_NET_DECREASES = Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW) - Count(
-    metric=metrics.LOSS_SCALE_INCREASES, window=WINDOW
-)
+_NET_DECREASES = DECREASES - Count(metric=metrics.LOSS_SCALE_INCREASES, window=WINDOW)
 
 _COLLAPSE = Example(
     title="the scale collapses long after calibration; the alert outlasts it",

@@ -77,10 +77,11 @@ def _levels(condition: Condition, values: Values) -> str:
             level.severity.value,
             values.duration(level.hold) if level.hold else "at once",
             values.duration(level.keep) if level.keep else "at once",
+            level.reason,
         )
         for level in condition.levels
     ]
-    return markdown_table(("severity", "fires after", "is over after"), rows)
+    return markdown_table(("severity", "fires after", "is over after", "why"), rows)
 
 
 def expression(level: Level, values: Values) -> str:

@@ -8,7 +8,7 @@ scaler = torch.amp.GradScaler("cpu")
 inputs, targets = torch.randn(4, 8), torch.full((4, 1), 1e4)
 
 with torch.autocast("cpu", dtype=torch.float16):
-    loss = torch.nn.functional.mse_loss(model(inputs).float(), targets)
+    loss = (model(inputs).float() - targets).square().mean()
 scaler.scale(loss / 1e4).backward()
 scaler.unscale_(optimizer)
 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)

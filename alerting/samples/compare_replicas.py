@@ -1,5 +1,7 @@
 """Compare what must be equal on all ranks, and take rank 0's where it is not."""
 
+import tempfile
+
 import torch
 import torch.distributed as dist
 
@@ -28,8 +30,9 @@ def repair(model: torch.nn.Module) -> None:
         dist.broadcast(tensor, src=0)
 
 
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = torch.nn.Linear(4, 4)
-assert differing(model) == []
-repair(model)
-dist.destroy_process_group()
+with tempfile.TemporaryDirectory() as directory:
+    dist.init_process_group("gloo", init_method=f"file://{directory}/s", rank=0, world_size=1)
+    model = torch.nn.Linear(4, 4)
+    assert differing(model) == []
+    repair(model)
+    dist.destroy_process_group()

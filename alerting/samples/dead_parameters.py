@@ -25,7 +25,8 @@ class Branches(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add the branches."""
-        return self.used(x) + self.detached(x).detach()
+        output: torch.Tensor = self.used(x) + self.detached(x).detach()
+        return output
 
 
 model = Branches()

@@ -6,21 +6,16 @@ For a process that was started without this: `py-spy dump --pid PID`.
 import faulthandler
 import os
 import signal
-import sys
-import tempfile
+from datetime import timedelta
 
 import torch.distributed as dist
 
-with tempfile.TemporaryFile() as log:
-    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)  # file=sys.stderr in a job
-    os.kill(os.getpid(), signal.SIGUSR1)
-    log.seek(0)
-    stacks = log.read().decode()
-    faulthandler.unregister(signal.SIGUSR1)
-assert os.path.basename(__file__) in stacks, sys.argv
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # at the top of the training script
 
-# A rank that is lost should end the job after minutes, not hang it for ever.
-if dist.is_torchelastic_launched():
-    from datetime import timedelta
 
+def join_ranks() -> None:
+    """Join the process group; a rank that is lost then ends the job instead of hanging it."""
     dist.init_process_group(timeout=timedelta(minutes=10))
+
+
+os.kill(os.getpid(), signal.SIGUSR1)  # what `kill -USR1` does; the stacks are on standard error

@@ -1,16 +1,20 @@
 """Replay a step and name the module whose output, then the operation whose gradient, is NaN."""
 
+from typing import Any
+
 import torch
 
 
 def watch_outputs(model: torch.nn.Module) -> None:
     """Raise at the first module, in forward order, whose output is not finite."""
-    for name, module in model.named_modules():
+    names = {module: name for name, module in model.named_modules()}
 
-        def check(module, inputs, output, name=name):
-            if isinstance(output, torch.Tensor) and not output.isfinite().all():
-                raise FloatingPointError(f"{name} ({type(module).__name__}) put out NaN or Inf")
+    def check(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and not output.isfinite().all():
+            kind = type(module).__name__
+            raise FloatingPointError(f"{names[module]} ({kind}) put out NaN or Inf")
 
+    for module in names:
         module.register_forward_hook(check)
 
 

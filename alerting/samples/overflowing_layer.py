@@ -15,7 +15,8 @@ class InFloat32(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the module in FP32, whatever the caller's autocast says."""
         with torch.autocast(x.device.type, enabled=False):
-            return self.module(x.float())
+            output: torch.Tensor = self.module(x.float())
+        return output
 
 
 def largest_outputs(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, float]:
@@ -33,8 +34,9 @@ def largest_outputs(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, fl
     return largest
 
 
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-model[1].weight.data *= 1e6
+large = torch.nn.Linear(8, 8)
+large.weight.data *= 1e6
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), large)
 for name, value in largest_outputs(model, torch.randn(4, 8)).items():
     if value > FP16_MAX / 2:
         model[int(name)] = InFloat32(model[int(name)])

@@ -33,7 +33,7 @@ def resume(path: Path) -> int:
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
     torch.set_rng_state(state["random"])
-    return state["step"]
+    return int(state["step"])
 
 
 with tempfile.TemporaryDirectory() as directory:

@@ -1,11 +1,15 @@
 """Go back to the last good checkpoint, a tenth of the learning rate, and a new warm-up."""
 
+from typing import Any
+
 import torch
 
 WARM_UP_STEPS = 200
 
 
-def rewind(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict) -> None:
+def rewind(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict[str, Any]
+) -> None:
     """Restore weights and optimizer state, and lower every learning rate tenfold."""
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])

@@ -115,7 +115,7 @@ class Model:
             "weight_digest": float(self._digest(rank, sequence)) if sampled else nan,
         }
         shard = rank % self.shards
-        row = self._row(self._sum_squares(shard, sequence), 0.25 + own / 4)
+        row = self._row(self._sum_squares(shard, sequence), 0.25 + _fraction(shard, sequence) / 4)
         return StepRecord(
             sequence=sequence,
             step=sequence,
@@ -187,7 +187,7 @@ class Model:
         return np.array([row.get(name, 0.0) for name in GRADIENT_COLUMN_NAMES])
 
     def _sum_squares(self, shard: int, sequence: int) -> float:
-        return 0.5 + _fraction(shard, sequence)
+        return (0.5 + _fraction(shard, sequence)) / self.shards
 
     def _loss(self, rank: int, sequence: int) -> float:
         return float(np.float32(2.0 + _fraction(rank, sequence) / 4))

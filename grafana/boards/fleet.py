@@ -1,7 +1,7 @@
 """Fleet: every run of a cluster at a glance."""
 
 from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, above, below, help_of
-from grafana.queries import SELECTED, by_run, rate, series, share_of_steps
+from grafana.queries import RUN, SELECTED, by_run, rate, series, share_of_steps
 from grafana.style import (
     ALERT_STATE,
     ANY_IS_BAD,
@@ -9,6 +9,7 @@ from grafana.style import (
     COVERAGE,
     RUN_STATE,
     conditions_by_severity,
+    detected_by_severity,
 )
 
 _RUN_LINK = (
@@ -124,6 +125,7 @@ _COLUMNS = (
     ),
     Column(name="Value #H", title="Coverage", unit="percentunit", width=100, steps=COVERAGE),
     Column(name="Value #I", title="Worst alert", texts=ALERT_STATE, width=110),
+    Column(name="Value #J", title="Worst condition", texts=ALERT_STATE, width=130),
 )
 
 
@@ -153,12 +155,8 @@ _RUNS = Row(
                 _table_query(by_run("mp_agent_loss_scale", "min"), optional=True),
                 _table_query(share_of_steps("mp_agent_skipped_steps_total")),
                 _table_query(by_run("mp_agent_coverage_ratio", "min")),
-                _table_query(
-                    conditions_by_severity(
-                        f"{SELECTED},", keep=("cluster", "namespace", "job", "run")
-                    ),
-                    optional=True,
-                ),
+                _table_query(conditions_by_severity(f"{SELECTED},", keep=RUN), optional=True),
+                _table_query(detected_by_severity(keep=RUN), optional=True),
             ),
         ),
         Panel(

@@ -1,10 +1,13 @@
 """Layers: which layer it is."""
 
-from grafana.panel import Board, Column, Panel, Query, Row, View, help_of
-from grafana.queries import by_run, increase, series, worst
+from grafana.panel import Board, Column, Panel, Query, Row, View, above, help_of
+from grafana.queries import by_run, increase, series, worst, worst_over_range
+from grafana.style import ANY_IS_NOTABLE
 
 _LAYER = ("layer",)
 _WORST = 10
+_POINTS = 300
+"""Enough for a picture; every one looks at all layers."""
 _PICKED = 'layer=~"$layer"'
 
 _OVERVIEW = Row(
@@ -19,6 +22,7 @@ _OVERVIEW = Row(
             view=View.HEATMAP,
             width=24,
             height=9,
+            most_points=_POINTS,
             queries=(
                 Query(
                     f'count_values("le", 2 ^ ceil(log2({series("mp_agent_layer_grad_norm")} > 0)))',
@@ -29,21 +33,81 @@ _OVERVIEW = Row(
         Panel(
             id=2,
             title="Largest layer norms",
-            description="The ten layers with the largest gradient norm at each moment.",
+            description="The ten layers whose gradient norm was largest at any moment shown.",
             width=12,
             log_base=10,
-            queries=(Query(worst("mp_agent_layer_grad_norm", _WORST, keep=_LAYER), "{{layer}}"),),
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    worst_over_range("mp_agent_layer_grad_norm", _WORST, keep=_LAYER), "{{layer}}"
+                ),
+            ),
         ),
         Panel(
             id=3,
             title="Largest layer elements",
-            description="The ten layers with the largest single gradient element.",
+            description="The ten layers with the largest single gradient element at any moment "
+            "shown.",
             width=12,
             log_base=10,
+            most_points=_POINTS,
             queries=(
-                Query(worst("mp_agent_layer_grad_abs_max", _WORST, keep=_LAYER), "{{layer}}"),
+                Query(
+                    worst_over_range("mp_agent_layer_grad_abs_max", _WORST, keep=_LAYER),
+                    "{{layer}}",
+                ),
             ),
         ),
+    ),
+)
+
+
+def _named(number: int, title: str, name: str) -> Panel:
+    """Return a table of the layers that an info metric names."""
+    return Panel(
+        id=number,
+        title=title,
+        description=help_of(name) + " Empty is good.",
+        view=View.TABLE,
+        width=6,
+        height=7,
+        columns=(Column(name="layer", title="Layer"),),
+        queries=(Query(worst(name, 10, keep=_LAYER), instant=True, optional=True),),
+    )
+
+
+_TROUBLE = Row(
+    title="Layers that stop learning",
+    panels=(
+        Panel(
+            id=30,
+            title="Dead layers",
+            description=help_of("mp_agent_layers_dead"),
+            width=6,
+            height=7,
+            decimals=0,
+            minimum=0,
+            steps=ANY_IS_NOTABLE,
+            lines=True,
+            queries=(Query(by_run("mp_agent_layers_dead"), "layers", optional=True),),
+        ),
+        _named(31, "Which are dead", "mp_agent_dead_layer_info"),
+        Panel(
+            id=32,
+            title="Underflowing layers",
+            description=help_of("mp_agent_layers_underflowing_ratio")
+            + " Dashed: where the alert begins.",
+            width=6,
+            height=7,
+            unit="percentunit",
+            minimum=0,
+            steps=above(underflow_layers="orange"),
+            lines=True,
+            queries=(
+                Query(by_run("mp_agent_layers_underflowing_ratio"), "of all layers", optional=True),
+            ),
+        ),
+        _named(33, "Which underflow", "mp_agent_underflowing_layer_info"),
     ),
 )
 
@@ -92,8 +156,12 @@ _TABLE = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
+            most_points=_POINTS,
             queries=(
-                Query(worst("mp_agent_layer_grad_zero_ratio", _WORST, keep=_LAYER), "{{layer}}"),
+                Query(
+                    worst_over_range("mp_agent_layer_grad_zero_ratio", _WORST, keep=_LAYER),
+                    "{{layer}}",
+                ),
             ),
         ),
         Panel(
@@ -102,6 +170,7 @@ _TABLE = Row(
             description=help_of("mp_agent_layer_grad_nonfinite_elements_total"),
             width=12,
             minimum=0,
+            most_points=_POINTS,
             queries=(
                 Query(
                     "topk(10, "
@@ -121,11 +190,13 @@ _PICKED_LAYERS = Row(
         Panel(
             id=20,
             title="Gradient norm of the chosen layers",
-            description="Choose layers at the top of the page.",
+            description="Choose layers at the top of the page; of more than twenty, those with the "
+            "largest norms are drawn.",
             log_base=10,
+            most_points=_POINTS,
             queries=(
                 Query(
-                    worst("mp_agent_layer_grad_norm", 20, keep=_LAYER, where=_PICKED),
+                    worst_over_range("mp_agent_layer_grad_norm", 20, keep=_LAYER, where=_PICKED),
                     "{{layer}}",
                 ),
             ),
@@ -135,9 +206,10 @@ _PICKED_LAYERS = Row(
             title="Largest element of the chosen layers",
             description=help_of("mp_agent_layer_grad_abs_max"),
             log_base=10,
+            most_points=_POINTS,
             queries=(
                 Query(
-                    worst("mp_agent_layer_grad_abs_max", 20, keep=_LAYER, where=_PICKED),
+                    worst_over_range("mp_agent_layer_grad_abs_max", 20, keep=_LAYER, where=_PICKED),
                     "{{layer}}",
                 ),
             ),
@@ -149,9 +221,12 @@ _PICKED_LAYERS = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
+            most_points=_POINTS,
             queries=(
                 Query(
-                    worst("mp_agent_layer_grad_zero_ratio", 20, keep=_LAYER, where=_PICKED),
+                    worst_over_range(
+                        "mp_agent_layer_grad_zero_ratio", 20, keep=_LAYER, where=_PICKED
+                    ),
                     "{{layer}}",
                 ),
             ),
@@ -165,5 +240,5 @@ LAYERS = Board(
     description="Which layer explodes, vanishes or turns non-finite.",
     one_run=True,
     layer_variable=True,
-    rows=(_OVERVIEW, _TABLE, _PICKED_LAYERS),
+    rows=(_OVERVIEW, _TROUBLE, _TABLE, _PICKED_LAYERS),
 )

@@ -1,10 +1,12 @@
 """Ranks: who lags, who is gone, who differs; and the GPU below."""
 
-from grafana.panel import Board, Panel, Query, Row, View, help_of
-from grafana.queries import RUN, by_run, series, worst
-from grafana.style import ANY_IS_NOTABLE, COVERAGE
+from grafana.panel import Board, Column, Panel, Query, Row, View, above, help_of
+from grafana.queries import RUN, aggregated, by_run, chosen, increase, series, worst_over_range
+from grafana.style import AGREEMENT, ANY_IS_NOTABLE, COVERAGE
 
 _RANK = ("rank",)
+_POINTS = 200
+"""Enough for a picture; every one looks at all ranks."""
 _BY_GPU = "* on (UUID) group_left (rank) "
 
 
@@ -15,58 +17,139 @@ def _with_rank(metric: str, aggregate: str = "max") -> str:
     return f"topk(10, {aggregate} by (UUID) ({metric}) {_BY_GPU}max by (UUID, rank) ({info}))"
 
 
-_LAG = (
-    f"{by_run('mp_agent_rank_step')} - on ({', '.join(RUN)}) group_right "
-    f"{by_run('mp_agent_rank_step', keep=_RANK)}"
+_RUN = ", ".join(RUN)
+_STEP = by_run("mp_agent_rank_step", keep=_RANK)
+_LAG = f"{by_run('mp_agent_rank_step')} - on ({_RUN}) group_right {_STEP}"
+_LATEST = f"last_over_time({series('mp_agent_rank_step')}[$__range] @ end())"
+_FURTHEST_BEHIND = f"bottomk(10, {aggregated(_LATEST, 'max', keep=_RANK)})"
+"""At the end of the time range."""
+
+_COMPUTE = by_run("mp_agent_rank_compute_seconds", keep=_RANK)
+_USUAL_COMPUTE = f"quantile by ({_RUN}) (0.5, {series('mp_agent_rank_compute_seconds')})"
+_SLOWEST = (
+    f"{by_run('mp_agent_straggler_slowdown')} * on ({_RUN}) group_right "
+    f"{by_run('mp_agent_straggler_info', keep=_RANK)}"
 )
 
+_ALIVE = f"({by_run('mp_agent_rank_up', keep=_RANK)} == 1)"
+_SILENT = f"time() - {by_run('mp_agent_rank_last_step_timestamp_seconds', keep=_RANK)}"
+
 _PHASES = by_run("mp_agent_rank_phase_info", keep=("rank", "phase"))
+
+
+def _stat(number: int, title: str, description: str, query: Query, **more: object) -> Panel:
+    return Panel(
+        id=number,
+        title=title,
+        description=description,
+        queries=(query,),
+        view=View.STAT,
+        width=4,
+        height=4,
+        **more,  # type: ignore[arg-type]
+    )
+
 
 _GLANCE = Row(
     title="At a glance",
     panels=(
-        Panel(
-            id=1,
-            title="Ranks up",
-            description="Ranks whose process is there, of all that were seen.",
-            view=View.STAT,
-            width=6,
-            height=4,
+        _stat(
+            1,
+            "Ranks up",
+            "Ranks whose process is there, of all that were seen.",
+            Query(f"sum({by_run('mp_agent_rank_up', keep=_RANK)})", instant=True),
             decimals=0,
-            queries=(Query(f"sum({by_run('mp_agent_rank_up', keep=_RANK)})"),),
         ),
-        Panel(
-            id=2,
-            title="Ranks gone",
-            description=help_of("mp_agent_rank_up"),
-            view=View.STAT,
-            width=6,
-            height=4,
+        _stat(
+            2,
+            "Ranks gone",
+            help_of("mp_agent_rank_up"),
+            Query(f"sum(1 - {by_run('mp_agent_rank_up', keep=_RANK)})", instant=True),
             decimals=0,
             steps=ANY_IS_NOTABLE,
-            queries=(Query(f"sum(1 - {by_run('mp_agent_rank_up', keep=_RANK)})"),),
         ),
-        Panel(
-            id=3,
-            title="Missing ranks",
-            description=help_of("mp_agent_missing_rank_info"),
-            view=View.STAT,
-            width=6,
-            height=4,
+        _stat(
+            3,
+            "Missing ranks",
+            help_of("mp_agent_missing_rank_info"),
+            Query(f"count({series('mp_agent_missing_rank_info')}) or vector(0)", instant=True),
             decimals=0,
             steps=ANY_IS_NOTABLE,
-            queries=(Query(f"count({series('mp_agent_missing_rank_info')}) or vector(0)"),),
         ),
-        Panel(
-            id=4,
-            title="Coverage",
-            description=help_of("mp_agent_coverage_ratio"),
-            view=View.STAT,
-            width=6,
-            height=4,
+        _stat(
+            4,
+            "Coverage",
+            help_of("mp_agent_coverage_ratio"),
+            Query(by_run("mp_agent_coverage_ratio", "min")),
             unit="percentunit",
             steps=COVERAGE,
-            queries=(Query(by_run("mp_agent_coverage_ratio", "min")),),
+        ),
+        _stat(
+            5,
+            "Lagging ranks",
+            help_of("mp_agent_ranks_lagging"),
+            Query(by_run("mp_agent_ranks_lagging")),
+            decimals=0,
+            steps=ANY_IS_NOTABLE,
+        ),
+        _stat(
+            6,
+            "Slowest rank",
+            "The rank that takes longest before its first collective; orange where it is slow "
+            "enough to be a straggler.",
+            Query(_SLOWEST, "{{rank}}", instant=True, optional=True),
+            steps=above(straggler_ratio="orange"),
+            label="rank",
+        ),
+    ),
+)
+
+
+def _named(
+    number: int, title: str, name: str, columns: tuple[Column, ...], more: str = " Empty is good."
+) -> Panel:
+    """Return a table of the ranks that an info metric names, twenty at most."""
+    named = by_run(name, keep=tuple(column.name for column in columns))
+    return Panel(
+        id=number,
+        title=title,
+        description=help_of(name) + more,
+        view=View.TABLE,
+        width=8,
+        height=6,
+        columns=columns,
+        queries=(Query(f"topk(20, {named})", instant=True, optional=True),),
+    )
+
+
+_NAMES = Row(
+    title="Which ranks",
+    panels=(
+        _named(
+            50,
+            "Which lag",
+            "mp_agent_lagging_rank_info",
+            (
+                Column(name="rank", title="Rank", width=100),
+                Column(name="phase", title="Where it stands"),
+            ),
+        ),
+        _named(
+            51,
+            "Which are missing",
+            "mp_agent_missing_rank_info",
+            (Column(name="rank", title="Rank"),),
+            " Twenty of them at most. Empty is good.",
+        ),
+        _named(
+            52,
+            "Which differ",
+            "mp_agent_divergent_ranks_info",
+            (
+                Column(name="kind", title="What differs", width=120),
+                Column(name="step", title="Step", width=100),
+                Column(name="ranks", title="Ranks"),
+            ),
         ),
     ),
 )
@@ -77,33 +160,49 @@ _LAGGARDS = Row(
         Panel(
             id=10,
             title="Ranks by step lag",
-            description="How many ranks are how many steps behind the foremost, over time. All at "
-            "0 is healthy: in synchronous training nobody runs ahead.",
+            description="How many ranks are how many steps behind the foremost, over time, in "
+            "powers of two. Nodes are scraped at different moments, so a few steps are no lag; a "
+            "band that rises is.",
             view=View.HEATMAP,
             width=12,
-            queries=(Query(f'count_values("lag", {_LAG})', "{{lag}}"),),
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    f'count_values("lag", 2 ^ ceil(log2(({_LAG}) > 0)) or ({_LAG}) == 0)',
+                    "{{lag}}",
+                ),
+            ),
         ),
         Panel(
             id=11,
             title="Furthest behind",
-            description="The ten ranks that are furthest behind the foremost, in steps.",
+            description="The ten ranks that are furthest behind at the end of the time shown, in "
+            "steps behind the foremost.",
             width=12,
             minimum=0,
-            queries=(Query(f"topk(10, {_LAG})", "rank {{rank}}"),),
+            decimals=0,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    chosen(f"({_LAG})", _FURTHEST_BEHIND, 10, keep=_RANK),
+                    "rank {{rank}}",
+                ),
+            ),
         ),
         Panel(
             id=12,
             title="Ranks by time before the first collective",
-            description="How many ranks take how long before they first wait for others, in steps "
-            "of a tenth: waiting is not slowness, so only this time tells a straggler.",
+            description="How many ranks take how many times the median before they first wait for "
+            "others: waiting is not slowness, so only this time tells a straggler. All near 1 is "
+            "healthy; the uppermost row is everything beyond.",
             view=View.HEATMAP,
             width=12,
-            unit="s",
+            most_points=_POINTS,
             queries=(
                 Query(
-                    'count_values("seconds", round('
-                    f"{by_run('mp_agent_rank_compute_seconds', keep=_RANK)}, 0.01))",
-                    "{{seconds}}",
+                    'count_values("ratio", clamp_max(round('
+                    f"{_COMPUTE} / on ({_RUN}) group_left {_USUAL_COMPUTE}, 0.1), 3))",
+                    "{{ratio}}",
                     optional=True,
                 ),
             ),
@@ -112,19 +211,64 @@ _LAGGARDS = Row(
             id=13,
             title="Slowest before the first collective",
             description=help_of("mp_agent_rank_compute_seconds")
-            + " The line that leaves the median is the straggler.",
+            + " The line that leaves the median is the straggler. Drawn are the ten ranks with the "
+            "largest values anywhere in the time shown.",
             width=12,
             unit="s",
             minimum=0,
+            most_points=_POINTS,
             queries=(
                 Query(
-                    worst("mp_agent_rank_compute_seconds", 10, keep=_RANK),
+                    worst_over_range("mp_agent_rank_compute_seconds", 10, keep=_RANK),
                     "rank {{rank}}",
                     optional=True,
                 ),
+                Query(f"max by (run) ({_USUAL_COMPUTE})", "median", optional=True),
+            ),
+        ),
+        Panel(
+            id=15,
+            title="Slowdown of the slowest rank",
+            description=help_of("mp_agent_straggler_slowdown")
+            + " The line's name is the rank; one that stays the same is a bad host, one that "
+            "changes is chance. Dashed: where it counts as a straggler.",
+            minimum=1,
+            decimals=1,
+            lines=True,
+            steps=above(straggler_ratio="orange"),
+            most_points=_POINTS,
+            queries=(Query(f"topk(10, {_SLOWEST})", "rank {{rank}}", optional=True),),
+        ),
+        Panel(
+            id=16,
+            title="What the slowest rank costs",
+            description=help_of("mp_agent_straggler_delay_seconds")
+            + " Beside it, how long a step usually takes: a twentieth of that matters.",
+            unit="s",
+            minimum=0,
+            queries=(
+                Query(by_run("mp_agent_straggler_delay_seconds"), "delay", optional=True),
+                Query(by_run("mp_agent_step_usual_seconds"), "usual step", optional=True),
+            ),
+        ),
+        Panel(
+            id=14,
+            title="Longest without a step",
+            description="Time since the last step of the ten living ranks that are silent longest "
+            "at the end of the time shown. All rise together in an evaluation or a checkpoint; one "
+            "that rises alone is stuck.",
+            unit="s",
+            minimum=0,
+            most_points=_POINTS,
+            queries=(
                 Query(
-                    f"quantile(0.5, {by_run('mp_agent_rank_compute_seconds', keep=_RANK)})",
-                    "median",
+                    chosen(
+                        f"({_SILENT} and on ({_RUN}, rank) {_ALIVE})",
+                        _FURTHEST_BEHIND,
+                        10,
+                        keep=_RANK,
+                    ),
+                    "rank {{rank}}",
                     optional=True,
                 ),
             ),
@@ -136,28 +280,29 @@ _DIFFERENCES = Row(
     title="Differences",
     panels=(
         Panel(
-            id=20,
-            title="Spread of the ranks' losses",
-            description="Smallest, median and largest of the ranks' own losses. One rank far off "
-            "points at its data or its hardware.",
+            id=23,
+            title="Replicas",
+            description=help_of("mp_agent_replica_divergence"),
+            view=View.TIMELINE,
+            width=8,
+            height=6,
+            texts=AGREEMENT,
             queries=(
-                Query(f"min({by_run('mp_agent_rank_loss', keep=_RANK)})", "smallest"),
-                Query(f"quantile(0.5, {by_run('mp_agent_rank_loss', keep=_RANK)})", "median"),
-                Query(f"max({by_run('mp_agent_rank_loss', keep=_RANK)})", "largest"),
+                Query(
+                    by_run("mp_agent_replica_divergence", keep=("kind",)), "{{kind}}", optional=True
+                ),
             ),
         ),
         Panel(
-            id=21,
-            title="Ranks with a non-finite loss",
-            description=help_of("mp_agent_rank_loss_nonfinite_steps_total"),
+            id=24,
+            title="Steps on which replicas differed",
+            description=help_of("mp_agent_replica_divergence_steps_total") + " One is too many.",
+            width=8,
+            height=6,
             minimum=0,
             queries=(
                 Query(
-                    "topk(10, "
-                    + by_run("mp_agent_rank_loss_nonfinite_steps_total", keep=_RANK)
-                    + " > 0)",
-                    "rank {{rank}}",
-                    optional=True,
+                    increase("mp_agent_replica_divergence_steps_total", keep=("kind",)), "{{kind}}"
                 ),
             ),
         ),
@@ -165,8 +310,41 @@ _DIFFERENCES = Row(
             id=22,
             title="Ranks by phase",
             description="How many ranks are in which phase. A few that stay elsewhere are stuck.",
+            width=8,
+            height=6,
             minimum=0,
+            most_points=_POINTS,
             queries=(Query(f"count by (phase) ({_PHASES})", "{{phase}}"),),
+        ),
+        Panel(
+            id=20,
+            title="Spread of the ranks' losses",
+            description="Smallest, median and largest of the ranks' own losses. One rank far off "
+            "points at its data or its hardware.",
+            width=12,
+            most_points=_POINTS,
+            queries=(
+                Query(f"min({series('mp_agent_rank_loss')})", "smallest"),
+                Query(f"quantile(0.5, {series('mp_agent_rank_loss')})", "median"),
+                Query(f"max({series('mp_agent_rank_loss')})", "largest"),
+            ),
+        ),
+        Panel(
+            id=21,
+            title="Ranks with a non-finite loss",
+            description=help_of("mp_agent_rank_loss_nonfinite_steps_total")
+            + " The ten ranks with the most.",
+            width=12,
+            minimum=0,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    worst_over_range("mp_agent_rank_loss_nonfinite_steps_total", 10, keep=_RANK)
+                    + " > 0",
+                    "rank {{rank}}",
+                    optional=True,
+                ),
+            ),
         ),
     ),
 )
@@ -204,5 +382,5 @@ RANKS = Board(
     title="mp_agent / Ranks",
     description="Which rank lags, is gone, or differs from the others.",
     one_run=True,
-    rows=(_GLANCE, _LAGGARDS, _DIFFERENCES, _GPU),
+    rows=(_GLANCE, _NAMES, _LAGGARDS, _DIFFERENCES, _GPU),
 )

@@ -121,10 +121,8 @@ _HEALTH = Row(
 )
 
 
-def _condition_query(name: str) -> Query:
-    expression = by_run(name, keep=("condition", "severity"))
-    return Query(expression, instant=True, optional=True)
-
+_CONDITIONS_FIRED = by_run("mp_agent_condition_fired_total", keep=("condition", "severity"))
+_CONDITIONS_SINCE = by_run("mp_agent_condition_since_step", keep=("condition", "severity"))
 
 _CONDITIONS = Row(
     title="What is wrong",
@@ -173,8 +171,8 @@ _CONDITIONS = Row(
                 Column(name="Value #B", title="Since step", unit="none", width=100),
             ),
             queries=(
-                _condition_query("mp_agent_condition_fired_total"),
-                _condition_query("mp_agent_condition_since_step"),
+                Query(f"{_CONDITIONS_FIRED} > 0", instant=True, optional=True),
+                Query(_CONDITIONS_SINCE, instant=True, optional=True),
             ),
         ),
         Panel(
@@ -204,7 +202,7 @@ _CONDITIONS = Row(
         ),
         Panel(
             id=12,
-            title="Updates with non-finite gradients",
+            title="Non-finite updates",
             description=help_of("mp_agent_nonfinite_updates_total")
             + " One is enough to lose the weights.",
             view=View.STAT,
@@ -314,7 +312,7 @@ _LOSS = Row(
             id=26,
             title="Loss trend",
             description=help_of("mp_agent_loss_trend") + " Dashed: where it counts as divergence.",
-            width=8,
+            width=6,
             decimals=1,
             lines=True,
             steps=above(loss_trend_deviations="orange"),
@@ -326,16 +324,16 @@ _LOSS = Row(
             description=help_of("mp_agent_loss_deviation")
             + " It is what a spike and the trend are measured in; one that grows is a loss that "
             "becomes restless.",
-            width=8,
+            width=6,
             minimum=0,
             queries=(Query(by_run("mp_agent_loss_deviation"), "{{run}}", optional=True),),
         ),
         Panel(
             id=28,
             title="Odd losses",
-            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped again "
-            "and again, and those that were applied, which is worse.",
-            width=8,
+            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped, from "
+            "the third in a row on, and those that were applied, which is worse.",
+            width=6,
             minimum=0,
             queries=(
                 Query(increase("mp_agent_loss_spike_steps_total"), "spikes"),
@@ -353,7 +351,7 @@ _LOSS = Row(
             id=24,
             title="Learning rate",
             description=help_of("mp_agent_learning_rate"),
-            width=8,
+            width=6,
             queries=(Query(by_run("mp_agent_learning_rate"), "{{run}}"),),
         ),
     ),
@@ -383,6 +381,7 @@ _GRADIENTS = Row(
                 Query(by_run("mp_agent_grad_norm", where=_FIRST), "norm"),
                 Query(by_run("mp_agent_grad_norm_window_max"), "largest in the window"),
                 Query(by_run("mp_agent_grad_norm_window_min", "min"), "smallest in the window"),
+                Query(by_run("mp_agent_clip_max_norm"), "clipping limit", optional=True),
             ),
         ),
         Panel(
@@ -427,14 +426,22 @@ _GRADIENTS = Row(
             minimum=0,
             lines=True,
             steps=(Step(None, "red"), Step(1, "green")),
-            queries=(Query(by_run("mp_agent_grad_fp16_headroom", "min"), "{{run}}", optional=True),),
+            queries=(
+                Query(by_run("mp_agent_grad_fp16_headroom", "min"), "{{run}}", optional=True),
+            ),
         ),
         Panel(
-            id=36,
-            title="Clipping limit",
-            description=help_of("mp_agent_clip_max_norm"),
+            id=34,
+            title="Non-finite elements and steps",
+            description="NaN and Inf gradient elements, and the steps that had any. With a scaler "
+            "such steps are skipped; without one they destroy weights.",
             minimum=0,
-            queries=(Query(by_run("mp_agent_clip_max_norm"), "{{run}}", optional=True),),
+            queries=(
+                Query(increase("mp_agent_grad_nonfinite_steps_total"), "steps"),
+                Query(increase("mp_agent_grad_nan_elements_total"), "NaN elements"),
+                Query(increase("mp_agent_grad_inf_elements_total"), "Inf elements"),
+                Query(increase("mp_agent_loss_nonfinite_steps_total"), "steps with such a loss"),
+            ),
         ),
         Panel(
             id=32,
@@ -451,19 +458,6 @@ _GRADIENTS = Row(
             minimum=0,
             maximum=1,
             queries=(Query(by_run("mp_agent_grad_zero_ratio", where=_FIRST), "{{run}}"),),
-        ),
-        Panel(
-            id=34,
-            title="Non-finite elements and steps",
-            description="NaN and Inf gradient elements, and the steps that had any. With a scaler "
-            "such steps are skipped; without one they destroy weights.",
-            minimum=0,
-            queries=(
-                Query(increase("mp_agent_grad_nonfinite_steps_total"), "steps"),
-                Query(increase("mp_agent_grad_nan_elements_total"), "NaN elements"),
-                Query(increase("mp_agent_grad_inf_elements_total"), "Inf elements"),
-                Query(increase("mp_agent_loss_nonfinite_steps_total"), "steps with such a loss"),
-            ),
         ),
         Panel(
             id=38,

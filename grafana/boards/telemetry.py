@@ -1,9 +1,14 @@
 """Telemetry: what the agent itself costs, drops and fails at."""
 
 from grafana.panel import PER_SECOND, Board, Panel, Query, Row, help_of
-from grafana.queries import by_run, rate, series
+from grafana.queries import by_run, increase, rate, series
 
 _AGENTS = by_run("mp_agent_build_info", keep=("node_rank", "version"))
+_ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
+_NODE, _EXPORTER = ("node_rank",), ("exporter",)
+_BOTH = (*_EXPORTER, *_NODE)
+_POINTS = 200
+"""Enough for a picture; every one looks at all nodes."""
 
 _COST = Row(
     title="Cost",
@@ -88,9 +93,127 @@ _LOSSES = Row(
     ),
 )
 
+
+def _age(name: str, keep: tuple[str, ...]) -> str:
+    """Return the times since something last succeeded, of runs that train."""
+    return f"time() - {by_run(name, keep=keep)} and on (run) {_ACTIVE}"
+
+
+_NODES = Row(
+    title="Between nodes",
+    panels=(
+        Panel(
+            id=20,
+            title="Nodes",
+            description=help_of("mp_agent_nodes_known")
+            + " Beside it, the node agents that Prometheus scrapes: one that the root knows and "
+            "Prometheus does not is missing from its targets.",
+            width=8,
+            minimum=0,
+            decimals=0,
+            queries=(
+                Query(by_run("mp_agent_nodes_known"), "known to the root, {{run}}", optional=True),
+                Query(f"count by (run) ({_AGENTS})", "scraped, {{run}}"),
+            ),
+        ),
+        Panel(
+            id=21,
+            title="Failed pushes",
+            description=help_of("mp_agent_push_failures_total")
+            + " Beside it, what could not wait any longer.",
+            width=8,
+            minimum=0,
+            queries=(
+                Query(increase("mp_agent_push_failures_total"), "failed {{run}}"),
+                Query(increase("mp_agent_reports_dropped_total"), "given up {{run}}"),
+                Query(increase("mp_agent_rows_refused_total"), "refused by the root {{run}}"),
+            ),
+        ),
+        Panel(
+            id=22,
+            title="Longest since a push",
+            description="The ten nodes whose last successful push to the root agent is longest "
+            "ago, in runs that train. Above some push intervals, the merged numbers lack that "
+            "node.",
+            width=8,
+            unit="s",
+            minimum=0,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    f"topk(10, {_age('mp_agent_push_last_success_timestamp_seconds', _NODE)})",
+                    "{{run}} node {{node_rank}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=23,
+            title="Rows on the network",
+            description="Compressed bytes per second: what all nodes of a run have sent, and what "
+            "its root agent has received. Both are the same unless pushes are lost.",
+            width=24,
+            height=6,
+            unit="Bps",
+            minimum=0,
+            queries=(
+                Query(rate("mp_agent_push_sent_bytes_total"), "sent {{run}}"),
+                Query(rate("mp_agent_rows_received_bytes_total"), "received {{run}}"),
+            ),
+        ),
+    ),
+)
+
+_OUTWARDS = Row(
+    title="Exports and flight records",
+    panels=(
+        Panel(
+            id=30,
+            title="Failed exports",
+            description=help_of("mp_agent_export_failures_total"),
+            minimum=0,
+            queries=(
+                Query(
+                    increase("mp_agent_export_failures_total", keep=_EXPORTER),
+                    "{{exporter}} {{run}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=31,
+            title="Longest since an export",
+            description="The ten exporters whose last successful push is longest ago, in runs that "
+            "train.",
+            unit="s",
+            minimum=0,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    f"topk(10, {_age('mp_agent_export_last_success_timestamp_seconds', _BOTH)})",
+                    "{{exporter}} {{run}} node {{node_rank}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=32,
+            title="Flight records",
+            description=help_of("mp_agent_flight_records_total")
+            + " Beside them, those that could not be written.",
+            minimum=0,
+            decimals=0,
+            queries=(
+                Query(by_run("mp_agent_flight_records_total", "sum"), "written {{run}}"),
+                Query(by_run("mp_agent_flight_errors_total", "sum"), "not written {{run}}"),
+            ),
+        ),
+    ),
+)
+
 TELEMETRY = Board(
     uid="mp-agent-self",
     title="mp_agent / Telemetry",
     description="What mp_agent itself costs, drops and fails at.",
-    rows=(_COST, _LOSSES),
+    rows=(_COST, _LOSSES, _NODES, _OUTWARDS),
 )

@@ -9,6 +9,7 @@ from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
 from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
 from mp_agent.alerting.expressions import Expression, walk
+from mp_agent.alerting.predicates import Seen
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Length, Limit, Recorded, Series, Signal
 from mp_agent.catalog.metrics import METRICS
@@ -119,9 +120,11 @@ def test_counters_are_looked_at_by_their_change_only(condition: Condition) -> No
     """A counter's bare value only tells how long the agent has been running."""
     changes = {"changes", "min_over_time", "present_over_time"}
     for level in condition.levels:
-        for node in walk(level.when):
+        nodes = list(walk(level.when))
+        only_seen = {node.signal for node in nodes if isinstance(node, Seen)}
+        for node in nodes:
             if isinstance(node, Series) and node.metric.prometheus_name.endswith("_total"):
-                assert node.over is not None and node.over[0] in changes
+                assert node in only_seen or (node.over and node.over[0] in changes)
 
 
 def test_every_duration_and_every_threshold_is_used() -> None:

@@ -2,33 +2,35 @@
 
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import copy2
 
 import pytest
+import yaml
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.run_failed import RUN_FAILED
-from mp_agent.alerting.promtool_tests import notation, render_tests
-from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.promtool_tests import Examples, notation, render_tests
+from mp_agent.alerting.rules import RULES_FILE, TESTS_FILE, render_rules
 from mp_agent.alerting.values import Values, values_in_force
 
+_PROCESSES = 2
 _ROOT = Path(__file__).parents[2]
 
 
-def _check(
-    promtool: Path, values: Values, directory: Path, conditions: tuple[Condition, ...] = CONDITIONS
-) -> None:
+def _check(promtool: Path, values: Values, directory: Path, examples: Examples) -> None:
     (directory / RULES_FILE).write_text(render_rules(values))
-    (directory / "tests.yaml").write_text(_tests(values, conditions))
+    tests = render_tests(values, RULES_FILE, examples=examples, heading="of a test")
+    (directory / "tests.yaml").write_text(tests)
     _run(promtool, "check", "rules", str(directory / RULES_FILE))
     _run(promtool, "test", "rules", str(directory / "tests.yaml"))
 
 
-def _tests(values: Values, conditions: tuple[Condition, ...]) -> str:
-    examples = tuple((c, (*c.firing, *c.quiet)) for c in conditions)
-    return render_tests(values, RULES_FILE, examples=examples, heading="of a test")
+def _all_of(condition: Condition) -> Examples:
+    return [(condition, (*condition.firing, *condition.quiet))]
 
 
 def _run(promtool: Path, *arguments: str) -> None:
@@ -38,18 +40,26 @@ def _run(promtool: Path, *arguments: str) -> None:
 
 @pytest.mark.slow
 def test_every_example_of_the_committed_files_fires_what_it_says_and_nothing_else(
-    server: Callable[[str], Path],
+    server: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    rendered = _ROOT / "alerting" / "rendered"
-    _run(server("promtool"), "check", "rules", str(rendered / RULES_FILE))
-    _run(server("promtool"), "test", "rules", str(rendered / "mp_agent.rules.test.yaml"))
+    promtool, rendered = server("promtool"), _ROOT / "alerting" / "rendered"
+    _run(promtool, "check", "rules", str(rendered / RULES_FILE))
+    copy2(rendered / RULES_FILE, tmp_path)
+    document = yaml.load((rendered / TESTS_FILE).read_text(), Loader=yaml.CSafeLoader)
+    parts = [tmp_path / f"{index}.yaml" for index in range(_PROCESSES)]
+    for index, part in enumerate(parts):
+        tests = document["tests"][index::_PROCESSES]
+        part.write_text(yaml.dump({**document, "tests": tests}, Dumper=yaml.CSafeDumper))
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        list(pool.map(lambda part: _run(promtool, "test", "rules", str(part)), parts))
 
 
 @pytest.mark.slow
 def test_so_it_does_with_minutes_turned_to_seconds(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    _check(server("promtool"), values_in_force(time_scale=1 / 60), tmp_path)
+    some = [(c, (c.firing[0], c.quiet[0])) for c in CONDITIONS]
+    _check(server("promtool"), values_in_force(time_scale=1 / 60), tmp_path, some)
 
 
 @pytest.mark.slow
@@ -57,7 +67,7 @@ def test_so_it_does_with_other_thresholds_for_the_gradient_norm(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     values = values_in_force({"grad_norm_high": 50, "grad_norm_extreme": 700})
-    _check(server("promtool"), values, tmp_path, (GRADIENT_EXPLOSION,))
+    _check(server("promtool"), values, tmp_path, _all_of(GRADIENT_EXPLOSION))
 
 
 def test_an_example_that_expects_another_alert_fails(
@@ -67,7 +77,8 @@ def test_an_example_that_expects_another_alert_fails(
     values = values_in_force()
     rules = render_rules(values).replace('mp_agent_run_end_info{reason!="completed"}', "absent_")
     (tmp_path / RULES_FILE).write_text(rules)
-    (tmp_path / "tests.yaml").write_text(_tests(values, (RUN_FAILED,)))
+    tests = render_tests(values, RULES_FILE, examples=_all_of(RUN_FAILED), heading="of a test")
+    (tmp_path / "tests.yaml").write_text(tests)
     done = subprocess.run(
         [server("promtool"), "test", "rules", str(tmp_path / "tests.yaml")],
         capture_output=True,

@@ -46,6 +46,7 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
         "remedy",
         "runbook_url",
         "dashboard_url",
+        "step",
     }
     assert "{{" not in rule["annotations"]["summary"]
     assert "$labels.run }}" in rule["annotations"]["description"]

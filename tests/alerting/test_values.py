@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.values import check_marks, parse_assignments, values_in_force
-from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import MarkedValues, check_marks, values_in_force
+from mp_agent.catalog.thresholds import BY_NAME, DEFAULTS
 from mp_agent.errors import CatalogError, SettingError
 
 
@@ -22,27 +25,6 @@ def test_the_time_scale_multiplies_every_duration_overrides_too() -> None:
     assert scaled.limits == plain.limits
 
 
-def test_assignments_are_told_apart_by_name() -> None:
-    assert parse_assignments(("grad_norm_high=50", "stall_window = 1m30s", "end_window=7")) == (
-        {"grad_norm_high": 50.0},
-        {"stall_window": 90.0, "end_window": 7.0},
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "culprit"),
-    [
-        ("grad_norm_high", "'grad_norm_high' sets nothing"),
-        ("nap=1", "'nap' is unknown"),
-        ("grad_norm_high=much", "grad_norm_high has value 'much'"),
-        ("stall_window=x", "stall_window has value 'x'"),
-    ],
-)
-def test_a_wrong_assignment_is_refused_with_its_text(text: str, culprit: str) -> None:
-    with pytest.raises(SettingError, match=culprit):
-        parse_assignments((text,))
-
-
 @pytest.mark.parametrize("scale", [0, -1, float("nan"), float("inf")])
 def test_a_time_scale_must_be_above_zero(scale: float) -> None:
     with pytest.raises(SettingError, match="time scale"):
@@ -51,13 +33,48 @@ def test_a_time_scale_must_be_above_zero(scale: float) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [{"durations": {"nap": 1}}, {"durations": {"stall_window": 0}}, {"thresholds": {"nap": 1}}],
+    [
+        {"durations": {"nap": 1}},
+        {"durations": {"stall_window": 0}},
+        {"durations": {"stall_window": float("nan")}},
+        {"thresholds": {"nap": 1}},
+        {"selectors": {"nap": ""}},
+    ],
 )
-def test_unknown_names_and_values_of_zero_are_refused(
-    overrides: dict[str, dict[str, float]],
-) -> None:
+def test_unknown_names_and_values_of_zero_are_refused(overrides: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=r"nap|stall_window"):
         values_in_force(**overrides)
+
+
+@pytest.mark.parametrize("text", ["", 'a="b"', 'a="b",c!~"d|e"', r'a=~"x\.\""'])
+def test_label_matchers_are_taken_as_they_are(text: str) -> None:
+    assert values_in_force(selectors={"series": text}).selectors["series"] == text
+
+
+@pytest.mark.parametrize("text", ["{}", "a", 'a="b', 'a="b"}', 'a="b" or vector(1)', "a='b'"])
+def test_what_is_no_label_matcher_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="selectors: series has value"):
+        values_in_force(selectors={"series": text})
+
+
+def test_marks_stand_for_every_number_in_every_text() -> None:
+    plain = values_in_force()
+    marked = MarkedValues(plain.limits, plain.seconds)
+    stall, end = duration("stall_window"), duration("end_window")
+    assert marked.duration(stall, end) == "@stall_window+end_window@"
+    assert marked.length_text(stall) == "@stall_window#@"
+    assert marked.limit_text(BY_NAME["grad_norm_high"]) == "@grad_norm_high@"
+    assert marked.bound_text(BY_NAME["grad_norm_high"]) == "@grad_norm_high@"
+    assert marked.fill("<grad_norm_high> in <stall_window>") == "@grad_norm_high@ in @stall_window@"
+
+
+def test_a_level_has_its_own_severity_unless_it_was_changed_or_turned_off() -> None:
+    changed = {"MpAgentX": {Severity.WARNING: Severity.INFO, Severity.CRITICAL: None}}
+    values = values_in_force(severities=changed)
+    assert values.severity("MpAgentX", Severity.WARNING) is Severity.INFO
+    assert values.severity("MpAgentX", Severity.CRITICAL) is None
+    assert values.severity("MpAgentX", Severity.INFO) is Severity.INFO
+    assert values.severity("MpAgentY", Severity.CRITICAL) is Severity.CRITICAL
 
 
 def test_marks_are_filled_with_the_values_in_force() -> None:

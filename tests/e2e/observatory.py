@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from mp_agent.ring.reader import RingReader
 from tests.e2e.scenarios import Scenario
 from tests.waiting import wait_until
 from tools.jobs import Job, torchrun_job
-from tools.running import Prometheus, alertmanager, prometheus
+from tools.running import Prometheus, alertmanager, free_port, prometheus
 from tools.webhook import Notification, WebhookReceiver
 
 TIME_SCALE = 1 / 60
 """Minutes become seconds: `mp-agent rules --time-scale`."""
 JOB = Path(__file__).parent / "job.py"
+_JOBS_AT_A_TIME = 3
 _JOB_SECONDS = 240.0
 _ALERT_SECONDS = 30.0
 _SETTLING_SECONDS = 8.0
@@ -40,35 +42,74 @@ class Observation:
     fired: Mapping[str, str]
     """Every alert that Prometheus saw firing, muted ones included, with its worst severity."""
     log: str
+    started_unix_seconds: float
+    ended_unix_seconds: float
+    """When its node agents were still scraped."""
 
 
 class Observatory:
     """Runs jobs, several at a time if asked from several threads, and says what they brought."""
 
-    def __init__(self, running: Prometheus, webhook: WebhookReceiver, directory: Path) -> None:
-        self._prometheus = running
+    def __init__(
+        self,
+        running: Prometheus,
+        webhook: WebhookReceiver,
+        directory: Path,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.prometheus = running
         self._webhook = webhook
         self._directory = directory
-        self._addresses: dict[str, str] = {}
+        self._pool = pool
+        self._observations: dict[str, Future[Observation]] = {}
+        self._addresses: dict[Path, str] = {}
         self._lock = threading.Lock()
+
+    def begin(self, scenario: Scenario) -> "Future[Observation]":
+        """Return what a scenario will have brought; its job runs once, however often asked for."""
+        if scenario.name not in self._observations:
+            self._observations[scenario.name] = self._pool.submit(self.observe, scenario)
+        return self._observations[scenario.name]
 
     def observe(self, scenario: Scenario) -> Observation:
         """Run a scenario's job to its end, and wait for its alerts and a while longer."""
         run = scenario.name
-        arguments = (str(JOB), *(scenario.arguments or (scenario.name,)))
-        environment = {"MP_AGENT_LINGER_SECONDS": "60", "MP_AGENT_EXIT_WAIT_SECONDS": "10"}
-        log_file = self._directory / f"{run}.log"
-        with torchrun_job(arguments, run=run, log_file=log_file, environment=environment) as job:
-            self._scrape(job)
+        started = time.time()
+        with ExitStack() as stack:
+            jobs = [stack.enter_context(job) for job in self._jobs(scenario)]
+            for job in jobs:
+                self._scrape(job)
             if scenario.killed:
-                kill_ranks(job)
-            exit_code = job.process.wait(_JOB_SECONDS)
+                kill_ranks(jobs[0])
+            exit_code = max(job.process.wait(_JOB_SECONDS) for job in jobs)
             self._await(run, scenario)
             return Observation(
                 exit_code=exit_code,
                 arrived=self._webhook.firing(run=run),
                 fired=self._fired(run),
-                log=job.log_tail(60),
+                log=jobs[0].log_tail(60),
+                started_unix_seconds=started,
+                ended_unix_seconds=time.time(),
+            )
+
+    def _jobs(self, scenario: Scenario) -> Iterator[AbstractContextManager[Job]]:
+        """Yield torchrun of each node of a scenario's job."""
+        arguments = (str(JOB), *(scenario.arguments or (scenario.name,)))
+        environment = {"MP_AGENT_LINGER_SECONDS": "60", "MP_AGENT_EXIT_WAIT_SECONDS": "10"}
+        port = free_port()
+        for node in range(scenario.nodes):
+            several = {
+                "environment": {**environment, "MP_AGENT_ADVERTISE": "127.0.0.1"},
+                "rendezvous": (
+                    *("--nnodes", str(scenario.nodes), "--node-rank", str(node)),
+                    *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+                ),
+            }
+            yield torchrun_job(
+                arguments,
+                run=scenario.name,
+                log_file=self._directory / f"{scenario.name}-{node}.log",
+                **(several if scenario.nodes > 1 else {"environment": environment}),
             )
 
     def _scrape(self, job: Job) -> None:
@@ -76,8 +117,8 @@ class Observatory:
             job.agent, seconds=90, what=f"the node agent of {job.run}\n{job.log_tail()}"
         )
         with self._lock:
-            self._addresses[job.run] = status.url.removeprefix("http://")
-            self._prometheus.scrape(sorted(self._addresses.values()))
+            self._addresses[job.directory] = status.url.removeprefix("http://")
+            self.prometheus.scrape(sorted(self._addresses.values()))
 
     def _await(self, run: str, scenario: Scenario) -> None:
         deadline = time.monotonic() + _ALERT_SECONDS
@@ -90,7 +131,7 @@ class Observatory:
         time.sleep(_SETTLING_SECONDS)
 
     def _fired(self, run: str) -> dict[str, str]:
-        alerts = self._prometheus.query(
+        alerts = self.prometheus.query(
             f'max_over_time(ALERTS{{alertstate="firing",run="{run}"}}[10m])'
         )
         worst: dict[str, str] = {}
@@ -143,5 +184,6 @@ def observatory(find: Callable[[str], Path], directory: Path) -> Iterator[Observ
             prometheus(
                 binaries[1], directory / "prometheus", rules=rules, alertmanager_url=url
             ) as running,
+            ThreadPoolExecutor(_JOBS_AT_A_TIME) as pool,
         ):
-            yield Observatory(running, webhook, directory)
+            yield Observatory(running, webhook, directory, pool)

@@ -31,6 +31,8 @@ class Scenario:
     """Whether all ranks are killed by SIGKILL in the middle."""
     completes: bool = True
     """Whether torchrun ends with 0."""
+    nodes: int = 1
+    """All on this machine, each with a node agent of its own."""
 
 
 SCENARIOS = (

@@ -1,26 +1,19 @@
 """torchrun job → Prometheus → shipped rules → Alertmanager → webhook, with the real servers."""
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import pytest
 
-from tests.e2e.observatory import Observation, observatory
+from tests.e2e.observatory import Observation, Observatory
 from tests.e2e.scenarios import SCENARIOS, Scenario
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-JOBS_AT_A_TIME = 3
-
 
 @pytest.fixture(scope="module")
-def observations(server, tmp_path_factory) -> Iterator[dict[str, Future[Observation]]]:
+def observations(watching: Observatory) -> dict[str, Future[Observation]]:
     """All scenarios under the same servers, some at a time, as in a real cluster."""
-    with (
-        observatory(server, tmp_path_factory.mktemp("observatory")) as watching,
-        ThreadPoolExecutor(JOBS_AT_A_TIME) as pool,
-    ):
-        yield {scenario.name: pool.submit(watching.observe, scenario) for scenario in SCENARIOS}
+    return {scenario.name: watching.begin(scenario) for scenario in SCENARIOS}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

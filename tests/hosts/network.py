@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _PREFIX = "10.77.0."
 _RENDEZVOUS_PORT = 29400
-_RENDEZVOUS = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+_LOST_AFTER_SECONDS = 3
 """An elastic job goes on without a lost host after some seconds instead of a minute."""
 _NEEDED = ("ip", "unshare", "nsenter")
 
@@ -106,22 +106,30 @@ class Network:
         hosts: Sequence[Host] = (),
         least_hosts: int = 0,
         rendezvous_host: int = 0,
+        lost_after_seconds: int = _LOST_AFTER_SECONDS,
         max_restarts: int = 0,
         environment: Mapping[str, str] | None = None,
         **settings: str,
     ) -> Job:
         """Start torchrun with `ranks` ranks on each host, all by default.
 
-        least_hosts: with how many hosts an elastic job goes on; 0: with all. settings: of
-        mp_agent, by name, on top of those that put everything in its host's place.
+        least_hosts: with how many hosts an elastic job, of which all may be, goes on; 0: with
+        those that take part. lost_after_seconds: how long torchrun waits for a silent host.
+        settings: of mp_agent, by name, on top of those that put everything in its host's place.
         """
         taking_part = tuple(hosts) or self.hosts
-        count = str(len(taking_part))
+        nodes = f"{least_hosts}:{len(self.hosts)}" if least_hosts else str(len(taking_part))
+        waiting = {
+            "last_call_timeout": 2,
+            "keep_alive_interval": 1,
+            "keep_alive_max_attempt": lost_after_seconds,
+        }
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", f"{least_hosts}:{count}" if least_hosts else count),
+            *("--nnodes", nodes),
             *("--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)),
-            *("--rdzv-backend", "c10d", "--rdzv-id", run, "--rdzv-conf", _RENDEZVOUS),
+            *("--rdzv-backend", "c10d", "--rdzv-id", run),
+            *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in waiting.items())),
             *("--rdzv-endpoint", f"{self.hosts[rendezvous_host].address}:{_RENDEZVOUS_PORT}"),
         ]
         launchers = [

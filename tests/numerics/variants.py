@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import mp_agent
+from tests.numerics.flat import Unit
 from tests.numerics.models import Experts, ManualBlock, Model, Stage, TiedModel, batch, seeded
 from tests.numerics.training import (
     STEPS,
@@ -594,3 +595,43 @@ def declared(place: Path, rank: int) -> Reference:
                 mp_agent.declare(parameter, shard=tensor, replicate=data)
 
     return _by_hand(place, rank, describe)
+
+
+def _flat(place: Path, rank: int, *, original: bool, hybrid: bool) -> Reference:
+    """Gradients that come from nowhere, in the flat parameters of two units."""
+    shards = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+    copies = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
+    group, across = (shards, copies) if hybrid else (dist.group.WORLD, None)
+    reference: Reference = []
+    with watched(place, rank):
+        model = seeded(Model)
+        model.blocks[1] = inner = Unit(model.blocks[1], group, across, original=original)
+        outer = Unit(model, group, across, original=original)
+        optimizer = torch.optim.SGD(outer.parameters(), lr=1e-3)
+        for step in range(1, STEPS + 1):
+            rows = {}
+            for prefix, unit in (("blocks.1.", inner), ("", outer)):
+                torch.manual_seed(step)
+                gradients = [torch.randn(shape, dtype=torch.float64) for shape in unit.shapes]
+                gradients[0].view(-1)[0] = 0.0
+                unit.set_gradients(gradients)
+                for name, gradient in zip(unit.names, gradients, strict=True):
+                    rows[prefix + name] = row_of(gradient)
+            optimizer.step()
+            reference.append({"": rows})
+    return reference
+
+
+@variant("fsdp1")
+def fsdp1_flat(place: Path, rank: int) -> Reference:
+    return _flat(place, rank, original=False, hybrid=False)
+
+
+@variant("fsdp1")
+def fsdp1_original_parameters(place: Path, rank: int) -> Reference:
+    return _flat(place, rank, original=True, hybrid=False)
+
+
+@variant("fsdp1")
+def fsdp1_hybrid(place: Path, rank: int) -> Reference:
+    return _flat(place, rank, original=False, hybrid=True)

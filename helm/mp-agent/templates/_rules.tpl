@@ -51,7 +51,16 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- $seconds = addf $seconds (get $catalog.durations $name | float64) }}
 {{- end }}
 {{- end }}
-{{- if hasSuffix "#" $mark }}{{ $seconds }}{{ else }}{{ printf "%dms" (int64 (round (mulf $seconds 1000) 0)) | replace "000ms" "s" }}{{ end }}
+{{- if hasSuffix "#" $mark }}{{ $seconds }}{{ else }}{{ include "mp-agent.duration" $seconds }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* Seconds as Prometheus writes them: 1h30m, 10s, 250ms. */}}
+{{- define "mp-agent.duration" -}}
+{{- $rest := int64 (round (mulf . 1000) 0) }}
+{{- range $unit, $milliseconds := dict "1h" 3600000 "2m" 60000 "3s" 1000 "4ms" 1 }}
+{{- if ge $rest (int64 $milliseconds) }}{{ div $rest $milliseconds }}{{ substr 1 -1 $unit }}{{ end }}
+{{- $rest = mod $rest $milliseconds }}
 {{- end }}
 {{- end }}
 

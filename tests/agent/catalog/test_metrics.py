@@ -39,7 +39,7 @@ mp_agent_grad_fp16_headroom mp_agent_loss_scale_calibrated mp_agent_loss_scale_f
 mp_agent_layers_dead mp_agent_dead_layer_info mp_agent_layers_underflowing_ratio
 mp_agent_underflowing_layer_info mp_agent_step_usual_seconds mp_agent_straggler_slowdown
 mp_agent_straggler_delay_seconds mp_agent_straggler_info mp_agent_ranks_lagging
-mp_agent_lagging_rank_info
+mp_agent_lagging_rank_info mp_agent_condition_active mp_agent_condition_fired_total
 """.split()
 
 FORBIDDEN_LABELS = {"job", "instance", "namespace", "pod", "node", "cluster"}

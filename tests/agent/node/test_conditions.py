@@ -174,6 +174,16 @@ class TestEvents:
         training.train(320)
         assert training.heard()[3:] == [("resolved", EXPLOSION, "warning")]
 
+    def test_of_one_that_was_never_told_the_end_is_not_told_either(self, training: Training):
+        training.train(800, norm=1e-7)
+        vanishing = [c for c in training.tracker.active if c.name == "MpAgentGradientVanishing"]
+        assert {c.severity for c in vanishing} == {"critical", "warning"}
+        training.train(10)
+        assert training.heard() == [
+            ("firing", "MpAgentGradientVanishing", "critical"),
+            ("resolved", "MpAgentGradientVanishing", "critical"),
+        ]
+
     def test_since_when_it_holds_is_from_before_it_was_found(self, training: Training):
         training.train(300, norm=1e-7)
         (event,) = [e for e in training.events if e.condition.severity == "critical"]

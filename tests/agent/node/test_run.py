@@ -330,6 +330,45 @@ def test_steps_of_the_old_attempt_that_were_not_read_yet_still_count(
     assert shown(run)["steps_total"] == 5
 
 
+def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
+    start_rank: StartRank, open_run: OpenRun
+):
+    """As an elastic launcher starts them when a node has left; the agent looks only afterwards."""
+    old = [
+        start_rank(rank, launch="a", world_size=4, local_world_size=2, local_rank=rank - 2)
+        for rank in (2, 3)
+    ]
+    run = open_run()
+    run.poll(0.0)
+    for rank in old:
+        rank.steps(3)
+    for rank in old:
+        rank.kill()
+    for rank in (0, 1):
+        start_rank(rank, launch="b", world_size=2, created_unix_ns=9_000 + rank).steps(2)
+    run.poll(0.0)
+
+    values = shown(run)
+    assert {name for name in values if name.startswith("rank_up")} == {"rank_up{0}", "rank_up{1}"}
+    assert values["coverage_ratio"] == 1.0
+    assert values["step"] == 2
+
+
+def test_the_next_attempt_is_taken_up_although_the_clock_was_set_back(
+    start_rank: StartRank, open_run: OpenRun
+):
+    old = start_rank(0, created_unix_ns=9_000)
+    old.steps(3)
+    run = open_run()
+    run.poll(0.0)
+    old.kill()
+    start_rank(0, attempt=1, created_unix_ns=1_000).steps(2)
+    run.poll(0.0)
+
+    assert shown(run)["steps_total"] == 5
+    assert shown(run)["rank_up{0}"] == 1
+
+
 def test_rings_of_a_launch_that_is_over_are_removed_unread(
     start_rank: StartRank, open_run: OpenRun
 ):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mp_agent.probe.session import Probe
 from mp_agent.records.steps import RankState
@@ -16,11 +17,23 @@ from tests.agent.probe.rings import RingContents, make_identity, read_ring
 class Watch:
     """An attached probe and what it wrote."""
 
-    def __init__(self, path: Path, **settings: object) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        ranks_in_run: int = 1,
+        **settings: object,
+    ) -> None:
         self.writer = RingWriter.create(path, make_identity())
         self.steps_told = 0
-        self.probe = Probe(lambda: self.writer, Settings(**settings), on_step=self._count_step)
-        self.probe.attach()
+        self.probe = Probe(
+            lambda: self.writer,
+            Settings(**settings),
+            on_step=self._count_step,
+            ranks_in_run=lambda: ranks_in_run,
+        )
+        self.probe.attach(optimizer=optimizer)
 
     def read(self) -> RingContents:
         return read_ring(self.writer.path)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -71,3 +72,37 @@ def _launches(rank: int, world_size: int) -> str:
 def test_ranks_of_one_launch_share_a_name_and_two_single_jobs_do_not():
     assert _launches(0, 2) == _launches(1, 2)
     assert _launches(0, 1) != _launches(0, 1)
+
+
+def test_ranks_that_an_elastic_launcher_starts_again_at_the_same_count_are_another_launch(tmp_path):
+    attempt = tmp_path / "llama_x" / "attempt_0"
+    (attempt / "0").mkdir(parents=True)
+    (attempt / "1").mkdir()
+
+    def launch(local_rank: int, **environ: str) -> str:
+        error_file = attempt / str(local_rank) / "error.json"
+        variables = {**TORCHRUN, "TORCHELASTIC_ERROR_FILE": str(error_file), **environ}
+        return make_identity(environ=variables).launch
+
+    first = launch(0, RANK="4", LOCAL_RANK="0")
+    (attempt / "0" / "error.json").touch()
+    assert launch(1) == first, "also when the other one has failed already"
+    assert launch(1, WORLD_SIZE="4") != first
+    os.utime(attempt, ns=(0, 1))
+    assert launch(1) != first
+
+
+def test_a_launcher_that_keeps_no_logs_has_a_name_of_its_launch_all_the_same():
+    """`torchrun --log-dir /dev/null` sets the variable, and leaves it empty."""
+    launches = {
+        make_identity(environ={**TORCHRUN, "TORCHELASTIC_ERROR_FILE": file}).launch
+        for file in ("", "/does/not/exist/error.json")
+    }
+    assert len(launches) == 1
+
+
+def test_the_name_of_a_run_that_has_none_stays_when_its_launcher_starts_it_again():
+    environ = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}
+    first, second = (make_identity(environ={**environ, "WORLD_SIZE": n}) for n in ("8", "4"))
+    assert first.launch != second.launch
+    assert first.run == second.run

@@ -1,7 +1,9 @@
 """The code in the runbooks does what it says: each sample runs, and asserts its own claim."""
 
 import ast
+import faulthandler
 import runpy
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,10 @@ _by_name = pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.ste
 @_by_name
 def test_a_sample_runs_as_it_stands_in_the_runbook(sample: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", [str(sample)])
-    runpy.run_path(str(sample), run_name="__main__")
+    try:
+        runpy.run_path(str(sample), run_name="__main__")
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)  # one of them registers it
 
 
 @_by_name

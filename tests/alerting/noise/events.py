@@ -118,7 +118,7 @@ class Scenario:
     facts: Mapping[str, str] = field(default_factory=dict)
     expected: Mapping[str, str] = field(default_factory=dict)
     tolerated: Mapping[str, str] = field(default_factory=dict)
-    minutes: float = 60.0
+    minutes: float = 50.0
 
     @property
     def healthy(self) -> bool:

@@ -23,7 +23,7 @@ LONG_AGO = 90_000
 
 
 def _bf16(random: Random) -> Events:
-    yield from Training(random=random, norm=0.9).forever()
+    yield from Training(random=random, norm=0.9, seconds=2.0).forever()
 
 
 def _fp32(random: Random) -> Events:
@@ -77,7 +77,7 @@ def _evaluating(random: Random) -> Events:
 
 def _warming_up(random: Random) -> Events:
     """Large norms and a steep loss while the learning rate rises."""
-    training = Training(random=random, loss=10.8, final_loss=3.0, steps_to_learn=400)
+    training = Training(random=random, loss=10.8, final_loss=3.0, steps_to_learn=400, seconds=2.0)
     for step in range(10**6):
         warmth = min(1.0, step / 1000)
         training.norm = 1.0 + 70 * exp(-step / 150)
@@ -123,7 +123,13 @@ def _slow_steps(random: Random) -> Events:
 def _converging(random: Random) -> Events:
     """A small fine-tune: loss and norms fall towards nothing."""
     training = Training(
-        random=random, loss=1.2, final_loss=0.02, loss_noise=0.004, steps_to_learn=900, clip=None
+        random=random,
+        seconds=2.0,
+        loss=1.2,
+        final_loss=0.02,
+        loss_noise=0.004,
+        steps_to_learn=900,
+        clip=None,
     )
     while True:
         training.norm = 0.008 + 2.0 * exp(-training.made / 250)
@@ -132,7 +138,7 @@ def _converging(random: Random) -> Events:
 
 def _cosine(random: Random) -> Events:
     """The learning rate decays to zero and everything becomes still; then the run completes."""
-    training = Training(random=random, first_step=LONG_AGO, loss=1.95, loss_noise=0.01)
+    training = Training(random=random, first_step=LONG_AGO, loss=1.95, loss_noise=0.01, seconds=2.0)
     for step in range(1200):
         training.learning_rate = 3e-4 * (1 + cos(pi * step / 1200)) / 2
         yield training.step()
@@ -156,7 +162,7 @@ def _unreachable(random: Random) -> Events:
 
 def _noisy_loss(random: Random) -> Events:
     """A small batch of uneven texts: the loss jumps by a third of itself, sometimes by more."""
-    training = Training(random=random, norm_spread=0.5)
+    training = Training(random=random, norm_spread=0.5, seconds=2.0)
     while True:
         tail = random.gauss(0, 1) / max(0.3, abs(random.gauss(0, 1)))
         yield training.step(loss=max(0.5, 2.2 + 0.15 * tail))

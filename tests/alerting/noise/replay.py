@@ -2,14 +2,15 @@
 
 The ranks' rings are written as the probe writes them and read by the node agent's own `Run`: merge,
 counters, windows and catalog are the real ones. Only the clock and the locks by which a rank is
-seen to live are simulated, since everything happens in one process.
+seen to live are simulated, since everything happens in one process; the node agent's own detectors
+are off, since it is the rules that are put to the test here.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf, nan
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ import numpy as np
 
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.conditions import ConditionTracker
 from mp_agent.node.run import Run
 from mp_agent.node.snapshot_builder import SnapshotBuilder
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
@@ -49,6 +51,8 @@ _START_UNIX_SECONDS = 1_700_000_000.0
 _ELEMENTS = 1000.0
 _LINGER_SECONDS = 120.0
 
+_NO_DETECTORS = ("mp_agent.node.run.ConditionTracker", partial(ConditionTracker, conditions=()))
+
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and label pairs."""
 
@@ -69,8 +73,7 @@ class Recording:
 
 def record(scenario: Scenario, directory: Path) -> Recording:
     """Return what Prometheus would have scraped of a scenario."""
-    logging.getLogger("mp_agent").setLevel(logging.CRITICAL + 1)  # the detectors have much to say
-    with _simulated_locks() as alive:
+    with _simulated_locks() as alive, patch(*_NO_DETECTORS):
         player = _Player(scenario, directory, alive)
         try:
             for event in scenario.script(Random(scenario.name)):

@@ -1,0 +1,1 @@
+"""`mp-agent doctor`: why no series appear, looked into from the machine."""

@@ -1,0 +1,99 @@
+"""`mp-agent doctor`: prints the decision list, or its JSON."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from mp_agent.doctor.checks import Check, examine
+from mp_agent.doctor.finding import Finding, Verdict
+from mp_agent.doctor.machine import Machine, settings_and_ignored
+
+_STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.UNKNOWN: "yellow"}
+_VERDICT_WIDTH = 9
+
+Results = Iterable[tuple[Check, list[Finding]]]
+
+
+def _base_url(context: click.Context, option: click.Parameter, value: str) -> str:
+    """Return an address without its path to the metrics; refuse what is none."""
+    try:
+        parts = urlsplit(value)
+        valid = not value or (parts.scheme in ("http", "https") and bool(parts.hostname))
+        valid = valid and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise click.BadParameter(f"{value!r} is no http or https address")
+    return value.rstrip("/").removesuffix("/metrics")
+
+
+@click.command("doctor")
+@click.option(
+    "--scrape",
+    metavar="URL",
+    default="",
+    callback=_base_url,
+    help="Address of a node agent to ask, besides those of this machine.",
+)
+@click.option(
+    "--prometheus",
+    metavar="URL",
+    default="",
+    callback=_base_url,
+    help="Address of the Prometheus that is to scrape: look there too.",
+)
+@click.option("--run", "run_name", metavar="NAME", default="", help="Look at this run alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def doctor_command(scrape: str, prometheus: str, run_name: str, as_json: bool) -> None:
+    """Find out, on a machine that trains, why no series appear.
+
+    Call it as the user who trains, with the job's environment and, in a container, inside it.
+    The exit code is 0 when nothing is wrong, 1 when something is, 2 for a wrong call.
+    """
+    settings, ignored = settings_and_ignored()
+    machine = Machine(settings, ignored=ignored, scrape=scrape, prometheus=prometheus, run=run_name)
+    results = list(examine(machine))
+    if as_json:
+        click.echo(json.dumps(_report(results), indent=1))
+    else:
+        _print(results)
+    sys.exit(int(_count(results, Verdict.WRONG) > 0))
+
+
+def _report(results: Results) -> dict[str, Any]:
+    checks = [
+        {
+            "name": check.name,
+            "question": check.question,
+            "findings": [
+                {**asdict(finding), "verdict": finding.verdict.value} for finding in findings
+            ],
+        }
+        for check, findings in results
+    ]
+    return {"format": 1, "wrong": _count(results, Verdict.WRONG), "checks": checks}
+
+
+def _print(results: Results) -> None:
+    console = Console(soft_wrap=True)
+    for check, findings in results:
+        console.print(Text(check.question, "bold"))
+        for finding in findings:
+            word = finding.verdict.value.ljust(_VERDICT_WIDTH)
+            console.print(Text.assemble("  ", (word, _STYLES[finding.verdict]), finding.text))
+            if finding.remedy:
+                console.print(Text(f"  {' ' * _VERDICT_WIDTH}→ {finding.remedy}"))
+    wrong = _count(results, Verdict.WRONG)
+    verdict = f"{wrong} wrong" if wrong else "nothing wrong"
+    console.print(Text(f"{verdict}, {_count(results, Verdict.UNKNOWN)} unknown", "bold"))
+
+
+def _count(results: Results, verdict: Verdict) -> int:
+    return sum(finding.verdict is verdict for _, findings in results for finding in findings)

@@ -1,0 +1,124 @@
+"""Checks of what the node agents answer, and of what they say that they have lost."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.doctor.fetch import Answer
+from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.machine import Machine
+
+_NOBODY = "no node agent to ask"
+_BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
+_UNSUPPORTED = BY_PROMETHEUS_NAME["mp_agent_unsupported_info"].prometheus_name
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A counter that is 0 where all is well."""
+
+    metric: str
+    remedy: str
+
+    def __post_init__(self) -> None:
+        if self.metric not in BY_PROMETHEUS_NAME:
+            raise KeyError(self.metric)
+
+
+LOSSES = (
+    Loss("mp_agent_probe_errors_total", "each kind of error is in the job's log, once"),
+    Loss("mp_agent_setting_errors_total", "the job's log names each ignored setting"),
+    Loss(
+        "mp_agent_records_dropped_total",
+        "the node agent gets too little CPU, or the shared memory is full",
+    ),
+    Loss(
+        "mp_agent_series_dropped_total",
+        "raise MP_AGENT_MAX_SERIES, and sample_limit of the scrape with it",
+    ),
+    Loss(
+        "mp_agent_export_failures_total",
+        "the node agent's log says why pushes by OTLP do not arrive",
+    ),
+    Loss(
+        "mp_agent_push_failures_total",
+        "the node agent's log says why the root agent did not take its rows",
+    ),
+    Loss("mp_agent_reports_dropped_total", "the root agent cannot take reports of this size"),
+    Loss(
+        "mp_agent_rows_refused_total",
+        "give all nodes the same MP_AGENT_TOKEN and one version of mp-agent",
+    ),
+    Loss("mp_agent_flight_errors_total", "MP_AGENT_FLIGHT_DIR is full, or not this user's"),
+)
+
+
+def health(machine: Machine) -> Iterator[Finding]:
+    """Ask /healthz."""
+    for exposition in machine.expositions:
+        answer = exposition.health
+        if answer.ok:
+            yield ok(f"{exposition.url}/healthz answers")
+        else:
+            yield wrong(f"{exposition.url}/healthz: {answer.problem}", _remedy(answer))
+    if not machine.expositions:
+        yield unknown(_NOBODY, "give its address by --scrape")
+
+
+def metrics(machine: Machine) -> Iterator[Finding]:
+    """Ask /metrics, and see whether mp_agent answers."""
+    for exposition in machine.expositions:
+        answer, runs = exposition.metrics, [labels for labels, _ in exposition.values(_BUILD)]
+        if not answer.ok:
+            yield wrong(f"{exposition.url}/metrics: {answer.problem}", _remedy(answer))
+        elif runs:
+            names = ", ".join(sorted({labels["run"] for labels in runs}))
+            yield ok(f"{exposition.url}/metrics: {len(exposition.samples)} series, of {names}")
+        else:
+            yield wrong(
+                f"{exposition.url}/metrics holds no {_BUILD}",
+                "another program answers there, or no rank of a run has begun yet",
+            )
+    if not machine.expositions:
+        yield unknown(_NOBODY)
+
+
+def _remedy(answer: Answer) -> str:
+    if answer.status == 401:
+        return "set MP_AGENT_BASIC_AUTH_USER and MP_AGENT_BASIC_AUTH_PASSWORD as the agent has them"
+    if answer.status:
+        return "another program answers there, or exporters lacks prometheus"
+    if "certificate" in answer.problem:
+        return "set MP_AGENT_TLS_CA to the authority; where clients need one, a certificate too"
+    return "see whether the node agent lives, whether bind lets you in, and what a firewall does"
+
+
+def losses(machine: Machine) -> Iterator[Finding]:
+    """Name counters of what was lost that are not 0."""
+    counted = [
+        wrong(f"{loss.metric} is {value:g} in run {labels.get('run', '')}", loss.remedy)
+        for exposition in machine.expositions
+        for loss in LOSSES
+        for labels, value in exposition.values(loss.metric)
+        if value > 0 and machine.run in ("", labels.get("run"))
+    ]
+    yield from counted
+    if not machine.expositions:
+        yield unknown(_NOBODY)
+    elif not counted:
+        yield ok("nothing was lost")
+
+
+def unsupported(machine: Machine) -> Iterator[Finding]:
+    """Name what the probe met and cannot measure."""
+    met = [
+        unknown(f"run {labels['run']}: {labels['feature']} is not supported")
+        for exposition in machine.expositions
+        for labels, _ in exposition.values(_UNSUPPORTED)
+        if machine.run in ("", labels["run"])
+    ]
+    yield from met
+    if not machine.expositions:
+        yield unknown(_NOBODY)
+    elif not met:
+        yield ok("the probe met nothing that it cannot measure")

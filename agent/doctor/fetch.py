@@ -1,0 +1,84 @@
+"""Asks node agents and Prometheus, each request bounded in time and size."""
+
+import base64
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from mp_agent.errors import SettingError
+from mp_agent.node.access import client_tls
+from mp_agent.ring.address import is_loopback
+from mp_agent.settings import Settings
+
+TIMEOUT_SECONDS = 5.0
+_BODY_BYTES_MAX = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. Status 0: nothing did, and `problem` says why."""
+
+    status: int
+    body: str = ""
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was answered as asked."""
+        return self.status == 200
+
+
+def fetch_from_agent(url: str, settings: Settings) -> Answer:
+    """GET from a node agent, with the certificates and the password of the settings."""
+    request = urllib.request.Request(url)
+    password = settings.basic_auth_password.get_secret_value()
+    if settings.basic_auth_user and password:
+        pair = f"{settings.basic_auth_user}:{password}".encode()
+        request.add_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    if urlsplit(url).scheme != "https":
+        return _get(request)
+    try:
+        tls = client_tls(settings)
+    except SettingError as error:
+        return Answer(0, problem=str(error))
+    # The certificate is for the name under which others reach this machine.
+    tls.check_hostname = not is_loopback(urlsplit(url).hostname or "")
+    return _get(request, urllib.request.HTTPSHandler(context=tls))
+
+
+def fetch(url: str) -> Answer:
+    """GET from a server that asks for no password."""
+    return _get(urllib.request.Request(url))
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the password to somebody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _get(request: urllib.request.Request, *handlers: urllib.request.BaseHandler) -> Answer:
+    # No proxy of the environment's: it need not reach the job's own network.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect(), *handlers)
+    try:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            body = response.read(_BODY_BYTES_MAX).decode("utf-8", "replace")
+            return Answer(response.status, body)
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, problem=f"status {error.code} {error.reason}")
+    except urllib.error.URLError as error:
+        return Answer(0, problem=_reason(error.reason))
+    except Exception as error:
+        # http.client raises much more than OSError at what is no HTTP.
+        return Answer(0, problem=_reason(error))
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

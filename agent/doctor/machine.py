@@ -1,0 +1,183 @@
+"""What the checks look at: settings, shared memory, the node agents of this machine, Prometheus.
+
+Everything is looked up once, when a check first asks for it.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from mp_agent.doctor.fetch import Answer, fetch_from_agent
+from mp_agent.errors import RingError
+from mp_agent.records.schema import RankIdentity
+from mp_agent.ring import locations
+from mp_agent.ring.locations import AgentStatus
+from mp_agent.ring.reader import RingReader
+from mp_agent.ring.root_note import RootNote, read_root_note
+from mp_agent.settings import Settings, load_settings
+
+_SUPERVISED = "exec-*"
+"""Directories in which `mp-agent exec` keeps the runs of its job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank whose ring was found."""
+
+    identity: RankIdentity
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """One run's directory in shared memory."""
+
+    directory: Path
+    ranks: tuple[Rank, ...]
+    refused: tuple[str, ...]
+    """Rings that cannot be read, and why."""
+    agent_alive: bool
+    status: AgentStatus | None
+    note: RootNote | None
+    """Where the root agent is, as far as the job's store told; of the present attempt."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run; of its directory when no ring can be read."""
+        return self.ranks[-1].identity.run if self.ranks else self.directory.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether one of its ranks is there."""
+        return any(rank.alive for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """What a node agent answers."""
+
+    url: str
+    health: Answer
+    metrics: Answer
+    samples: tuple[Sample, ...]
+
+    def values(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
+        """Yield labels and value of every series called `name`."""
+        for sample in self.samples:
+            if sample.name == name:
+                yield sample.labels, sample.value
+
+
+class Machine:
+    """A machine, as the settings of this environment see it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        ignored: tuple[str, ...] = (),
+        environ: Mapping[str, str] = os.environ,
+        scrape: str = "",
+        prometheus: str = "",
+        run: str = "",
+    ) -> None:
+        """Look at one run alone if `run` names it; scrape, prometheus: base URLs, or empty."""
+        self.settings = settings
+        self.ignored = ignored
+        self.environ = environ
+        self.scrape = scrape
+        self.prometheus = prometheus
+        self.run = run
+
+    @cached_property
+    def runs(self) -> tuple[FoundRun, ...]:
+        """The runs in shared memory."""
+        bases = (self.settings.dir, *sorted(self.settings.dir.glob(_SUPERVISED)))
+        found = (_found(path) for base in bases for path in locations.find_runs(base))
+        return tuple(run for run in found if self.run in ("", run.name, run.directory.name))
+
+    @cached_property
+    def live_runs(self) -> tuple[FoundRun, ...]:
+        """Those of them that have ranks or a node agent."""
+        return tuple(run for run in self.runs if run.alive or run.agent_alive)
+
+    @cached_property
+    def agents(self) -> tuple[AgentStatus, ...]:
+        """What the node agents that live say of themselves."""
+        statuses = (run.status for run in self.runs if run.agent_alive)
+        return tuple({status.pid: status for status in statuses if status}.values())
+
+    @cached_property
+    def expositions(self) -> tuple[Exposition, ...]:
+        """What the node agents answer: those of this machine, and the one that was named."""
+        local = (status.url for status in self.agents if status.port)
+        urls = dict.fromkeys(filter(None, (*local, self.scrape)))
+        return tuple(_asked(url, self.settings) for url in urls)
+
+
+def settings_and_ignored() -> tuple[Settings, tuple[str, ...]]:
+    """Return the settings in force here, and what was said of values that were ignored."""
+    with _heard(logging.getLogger("mp_agent")) as said:
+        settings, _ = load_settings()
+    return settings, tuple(said)
+
+
+@contextmanager
+def _heard(log: logging.Logger) -> Iterator[list[str]]:
+    """Collect what is logged, in place of showing it."""
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    ear, propagate = Ear(logging.WARNING), log.propagate
+    log.addHandler(ear)
+    log.propagate = False
+    try:
+        yield said
+    finally:
+        log.propagate = propagate
+        log.removeHandler(ear)
+
+
+def _found(directory: Path) -> FoundRun:
+    ranks, refused = [], []
+    for path in locations.find_rings(directory):
+        try:
+            reader = RingReader.open(path)
+        except (RingError, OSError) as error:
+            refused.append(str(error))
+            continue
+        ranks.append(Rank(reader.identity, reader.writer_alive()))
+        reader.close()
+    ranks.sort(key=lambda rank: rank.identity.created_unix_ns)
+    note = read_root_note(directory)
+    if note and note.asked_by_unix_ns not in {rank.identity.created_unix_ns for rank in ranks}:
+        note = None
+    return FoundRun(
+        directory=directory,
+        ranks=tuple(ranks),
+        refused=tuple(refused),
+        agent_alive=locations.agent_running(directory),
+        status=locations.read_status(directory),
+        note=note,
+    )
+
+
+def _asked(url: str, settings: Settings) -> Exposition:
+    health = fetch_from_agent(f"{url}/healthz", settings)
+    metrics = fetch_from_agent(f"{url}/metrics", settings)
+    try:
+        families = list(text_string_to_metric_families(metrics.body))
+    except Exception:
+        # Of another program, as the check for `mp_agent_build_info` will say.
+        families = []
+    return Exposition(url, health, metrics, tuple(s for f in families for s in f.samples))

@@ -1,0 +1,93 @@
+"""Checks of the directory in shared memory."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.machine import Machine
+
+_FREE_BYTES_MIN = 16 << 20
+_TMPFS = ("tmpfs", "ramfs")
+_MOUNTS = Path("/proc/self/mounts")
+
+
+def directory(machine: Machine) -> Iterator[Finding]:
+    """Look at owner, permissions, file system and space of the setting `dir`."""
+    path = machine.settings.dir
+    try:
+        status = path.lstat()
+    except OSError as error:
+        yield unknown(
+            f"{path}: {error.strerror}",
+            "no job of this user has begun here, or it has another MP_AGENT_DIR",
+        )
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield wrong(f"{path} is no directory", "remove it, or set MP_AGENT_DIR to another place")
+        return
+    yield from _owner(path, status)
+    yield from _file_system(path)
+    yield from _space(path)
+
+
+def _owner(path: Path, status: os.stat_result) -> Iterator[Finding]:
+    uid = os.geteuid()
+    if status.st_uid not in (uid, 0):
+        yield wrong(
+            f"{path} belongs to uid {status.st_uid}, this process runs as {uid}",
+            "let trainer and node agent run as one user, who owns the directory",
+        )
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        yield wrong(
+            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: uid {uid} cannot write into it",
+            f"chmod u+rwx {path}, or make it anew as the user who trains",
+        )
+    elif status.st_mode & stat.S_IWOTH and status.st_uid == uid:
+        yield wrong(
+            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: everybody can put files there",
+            f"chmod 700 {path}",
+        )
+    else:
+        yield ok(f"{path} can be used by uid {uid}")
+
+
+def _file_system(path: Path) -> Iterator[Finding]:
+    kind = _kind_of(path.resolve())
+    if kind in _TMPFS:
+        yield ok("it lies in memory")
+    elif kind:
+        yield wrong(
+            f"it lies on {kind}: every step writes to a disk",
+            "set MP_AGENT_DIR to a directory on tmpfs, such as one in /dev/shm",
+        )
+    else:
+        yield unknown("its file system is not known")
+
+
+def _kind_of(path: Path) -> str:
+    """Return the type of the file system that holds `path`; "" when it cannot be told."""
+    try:
+        lines = _MOUNTS.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    holding = [
+        (len(place), kind)
+        for _, place, kind, *_ in map(str.split, lines)
+        if path.is_relative_to(place.replace("\\040", " "))
+    ]
+    # Of several mounts in one place the last one is seen.
+    return max(reversed(holding), key=lambda mount: mount[0])[1] if holding else ""
+
+
+def _space(path: Path) -> Iterator[Finding]:
+    free = os.statvfs(path)
+    free_bytes = free.f_bavail * free.f_frsize
+    if free_bytes < _FREE_BYTES_MIN:
+        yield wrong(
+            f"{free_bytes >> 20} MiB are free: rings reserve their space when they are made",
+            "make the shared memory larger; in Kubernetes by an emptyDir with medium: Memory",
+        )
+    else:
+        yield ok(f"{free_bytes >> 20} MiB are free")

@@ -1,0 +1,156 @@
+"""Checks of the Prometheus that is to scrape: targets, series, rules, alerts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.doctor.fetch import Answer, fetch
+from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.machine import Machine
+
+_BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
+_NAMES = frozenset(condition.name for condition in CONDITIONS)
+_JOB = "mp-agent"
+_SD_HINT = (
+    "in Kubernetes: does the pod carry the label and the named port, does Prometheus select the "
+    "PodMonitor (the `release` label of kube-prometheus-stack)? Elsewhere: does file_sd read "
+    "sd_dir, or http_sd the root's /sd?"
+)
+
+Json = Mapping[str, Any]
+
+
+def reachable(machine: Machine) -> Iterator[Finding]:
+    """See whether Prometheus answers."""
+    answer = _ask(machine, "status/buildinfo")
+    if isinstance(answer, str):
+        yield wrong(f"{machine.prometheus}: {answer}", "give the address of a Prometheus")
+    else:
+        yield ok(f"{machine.prometheus} answers, version {answer.get('version', 'unknown')}")
+
+
+def targets(machine: Machine) -> Iterator[Finding]:
+    """Look for the node agents among its targets."""
+    answer = _ask(machine, "targets?state=active")
+    if isinstance(answer, str):
+        yield unknown(f"its targets are not known: {answer}")
+        return
+    ours = [target for target in answer.get("activeTargets", ()) if _is_ours(target, machine)]
+    for target in ours:
+        text = f"target {target['scrapeUrl']}: {target['health']}"
+        if target["health"] == "up":
+            yield ok(text)
+        elif target["health"] == "down":
+            yield wrong(f"{text}: {target['lastError']}", _target_remedy(target["lastError"]))
+        else:
+            yield unknown(text, "it was not scraped yet")
+    if not ours:
+        yield wrong("no node agent is among its targets", _SD_HINT)
+
+
+def _is_ours(target: Json, machine: Machine) -> bool:
+    """Return whether a target is an agent of ours: by its address's port, or its job's name."""
+    ports = {urlsplit(exposition.url).port or 0 for exposition in machine.expositions}
+    labels = target.get("labels", {})
+    return urlsplit(target["scrapeUrl"]).port in ports or labels.get("job", "").startswith(_JOB)
+
+
+def _target_remedy(error: str) -> str:
+    if "401" in error:
+        return "give the scrape the basic_auth that the agent asks for"
+    if "limit" in error:
+        return "raise sample_limit above MP_AGENT_MAX_SERIES"
+    if "certificate" in error or "tls" in error:
+        return "give the scrape the tls_config that fits the agent's certificate"
+    if "HTTP response to HTTPS" in error or "malformed HTTP" in error:
+        return "set the scrape's scheme to what the agent speaks: http, or https with TLS settings"
+    if "404" in error:
+        return "another program answers there, or exporters lacks prometheus"
+    return "let Prometheus reach the agent's port: bind, NetworkPolicy, firewall"
+
+
+def series(machine: Machine) -> Iterator[Finding]:
+    """Look for the series themselves."""
+    where = f"{{run={json.dumps(machine.run)}}}" if machine.run else ""
+    query = urlencode({"query": f"count by (run) ({_BUILD}{where})"})
+    answer = _ask(machine, f"query?{query}")
+    if isinstance(answer, str):
+        yield unknown(f"whether it has series is not known: {answer}")
+        return
+    found = [f"{one['metric'].get('run', '')} ({one['value'][1]})" for one in answer["result"]]
+    if found:
+        yield ok(f"it has series of {', '.join(sorted(found))} (node agents)")
+    else:
+        yield wrong(
+            f"it has no {_BUILD}{where}",
+            "see the targets above; relabelling may drop the series, or another Prometheus scrapes",
+        )
+
+
+def rules(machine: Machine) -> Iterator[Finding]:
+    """See whether the alert rules are loaded and evaluate."""
+    answer = _ask(machine, "rules?type=alert")
+    if isinstance(answer, str):
+        yield unknown(f"its rules are not known: {answer}")
+        return
+    loaded = [rule for group in answer["groups"] for rule in group["rules"]]
+    ours = [rule for rule in loaded if rule["name"] in _NAMES]
+    if not ours:
+        yield wrong(
+            "the alert rules are not loaded",
+            "write them by `mp-agent rules --output mp_agent.rules.yaml`, name the file in "
+            "rule_files and reload; in Kubernetes: does Prometheus select the PrometheusRule?",
+        )
+        return
+    for rule in ours:
+        if rule.get("health") == "err":
+            yield wrong(
+                f"rule {rule['name']}: {rule.get('lastError', '')}", "render the rules anew"
+            )
+    absent = sorted(_NAMES - {rule["name"] for rule in ours})
+    if absent:
+        yield unknown(f"not loaded: {', '.join(absent)}", "switched off, or of an older version")
+    else:
+        yield ok(f"all {len(_NAMES)} alerts are loaded")
+
+
+def delivery(machine: Machine) -> Iterator[Finding]:
+    """See whether alerts have somewhere to go."""
+    answer = _ask(machine, "alertmanagers")
+    if isinstance(answer, str):
+        yield unknown(f"its Alertmanagers are not known: {answer}")
+    elif answer.get("activeAlertmanagers"):
+        yield ok(f"alerts go to {len(answer['activeAlertmanagers'])} Alertmanager")
+    else:
+        yield wrong("it has no Alertmanager: alerts go nowhere", "name one under `alerting`")
+
+
+def alerts(machine: Machine) -> Iterator[Finding]:
+    """Say which alerts fire."""
+    answer = _ask(machine, "alerts")
+    if isinstance(answer, str):
+        yield unknown(f"its alerts are not known: {answer}")
+        return
+    firing = {
+        f"{labels['alertname']} ({labels.get('severity', '')}, run {labels.get('run', '')})"
+        for labels in (one["labels"] for one in answer["alerts"] if one["state"] == "firing")
+        if labels.get("alertname") in _NAMES and machine.run in ("", labels.get("run", ""))
+    }
+    yield ok(f"firing: {', '.join(sorted(firing))}" if firing else "no alert fires")
+
+
+def _ask(machine: Machine, path: str) -> Json | str:
+    """Return `data` of Prometheus' answer, or what is wrong with it."""
+    answer = fetch(f"{machine.prometheus}/api/v1/{path}")
+    return answer.problem if not answer.ok else _data(answer)
+
+
+def _data(answer: Answer) -> Json | str:
+    try:
+        data = json.loads(answer.body)["data"]
+    except (ValueError, KeyError, TypeError):
+        return "the answer is not Prometheus'"
+    return data if isinstance(data, dict) else "the answer is not Prometheus'"

@@ -1,0 +1,103 @@
+"""Checks of the settings, as the environment of this process and the settings file have them."""
+
+import difflib
+from collections.abc import Iterator
+
+from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.machine import Machine
+from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
+
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_NODE_SETTINGS"}
+_SERVICE_VARIABLE = "MP_AGENT_SERVICE_HOST"
+"""What Kubernetes sets in every pod of a namespace that has a Service called mp-agent."""
+
+
+def sources(machine: Machine) -> Iterator[Finding]:
+    """Say which settings are not at their defaults, and whence."""
+    named = sorted(machine.settings.model_fields_set)
+    if not named:
+        yield ok("all are at their defaults in this environment")
+    for name in named:
+        variable = ENV_PREFIX + name.upper()
+        shown = "(hidden)" if name in SECRETS else repr(getattr(machine.settings, name))
+        origin = variable if machine.environ.get(variable) else "the settings file"
+        yield ok(f"{name} is {shown}, by {origin}")
+
+
+def ignored_values(machine: Machine) -> Iterator[Finding]:
+    """Name values that are wrong and therefore not in force."""
+    for said in machine.ignored:
+        yield wrong(said, "correct the value, or remove it")
+    if not machine.ignored:
+        yield ok("no value is ignored")
+
+
+def unknown_variables(machine: Machine) -> Iterator[Finding]:
+    """Name variables that look like settings and are none."""
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    names = [name for name in machine.environ if name.startswith(ENV_PREFIX)]
+    strange = sorted(name for name in names if name not in known and not _of_service(name))
+    for name in strange:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+        if near:
+            yield wrong(f"{name} is no setting", f"did you mean {near[0]}?")
+        else:
+            yield unknown(f"{name} is no setting", "mp-agent does not read it")
+    if not strange:
+        yield ok("every MP_AGENT_ variable is a setting")
+
+
+def service_variables(machine: Machine) -> Iterator[Finding]:
+    """Notice a Kubernetes Service whose variables look like settings."""
+    port = machine.environ.get("MP_AGENT_PORT", "")
+    if _SERVICE_VARIABLE in machine.environ or "://" in port:
+        yield wrong(
+            "a Kubernetes Service called mp-agent sets MP_AGENT_… variables in this pod"
+            + (f", MP_AGENT_PORT={port} among them" if port else ""),
+            "rename the Service, or set enableServiceLinks: false in the pod's spec",
+        )
+    else:
+        yield ok("no Kubernetes Service is in the way")
+
+
+def enabled(machine: Machine) -> Iterator[Finding]:
+    """Notice a switch that is off."""
+    if machine.settings.enabled:
+        yield ok("mp_agent is enabled")
+    else:
+        yield wrong("enabled is False: mp_agent does nothing", "unset MP_AGENT_ENABLED")
+
+
+def node_agent(machine: Machine) -> Iterator[Finding]:
+    """Say who is to start the node agent."""
+    who = machine.settings.node_agent
+    if who == "none":
+        yield wrong(
+            "node_agent is none: rings are written, and nobody reads them",
+            "set MP_AGENT_NODE_AGENT to spawn or external",
+        )
+    else:
+        yield ok(
+            "local rank 0 starts the node agent"
+            if who == "spawn"
+            else "the node agent is started outside the job"
+        )
+
+
+def exporters(machine: Machine) -> Iterator[Finding]:
+    """Say what the node agent exports to."""
+    on = machine.settings.exporters
+    if "prometheus" in on:
+        yield ok(f"exporters: {', '.join(on)}")
+    elif on:
+        yield unknown(
+            f"exporters: {', '.join(on)}: nothing can be scraped",
+            "add prometheus to MP_AGENT_EXPORTERS if something is to scrape",
+        )
+    else:
+        yield wrong("no exporter is on", "set MP_AGENT_EXPORTERS=prometheus")
+
+
+def _of_service(name: str) -> bool:
+    """Return whether Kubernetes sets such a variable for a Service called mp-agent-…."""
+    return name.endswith(("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")) or "_PORT_" in name

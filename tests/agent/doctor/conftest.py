@@ -1,0 +1,93 @@
+"""What tests of the doctor look at: ranks, node agents, servers, and what was found of them."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
+from mp_agent.doctor.finding import Finding, Verdict
+from mp_agent.doctor.machine import Machine
+from mp_agent.settings import SECRETS, Settings
+from tests.agent.node.agent_process import start_agent, wait_for_status
+from tests.agent.node.conftest import run_dir, settings, start_rank  # noqa: F401
+
+CHECKS = {check.name: check for check in (*MACHINE_CHECKS, *PROMETHEUS_CHECKS)}
+
+StartAgent = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def found(check: str, machine: Machine) -> list[Finding]:
+    """Return what one check finds."""
+    return list(CHECKS[check].examine(machine))
+
+
+def verdicts(check: str, machine: Machine) -> set[Verdict]:
+    return {finding.verdict for finding in found(check, machine)}
+
+
+def only(check: str, machine: Machine) -> Finding:
+    """Return the one finding of a check."""
+    (finding,) = found(check, machine)
+    return finding
+
+
+@pytest.fixture
+def start(
+    run_dir: Path,  # noqa: F811
+    settings: Settings,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[StartAgent]:
+    """Start a node agent for the run, and wait until it has looked."""
+    with ExitStack() as stack:
+
+        def start_(**changes: Any) -> "subprocess.Popen[bytes]":
+            for name in SECRETS:
+                monkeypatch.setenv(f"MP_AGENT_{name.upper()}", changes.pop(name, ""))
+            agent = start_agent(settings.model_copy(update=changes), "--run-dir", run_dir)
+            stack.callback(agent.wait)
+            stack.callback(agent.kill)
+            wait_for_status(run_dir, pid=agent.pid)
+            for name in SECRETS:
+                monkeypatch.delenv(f"MP_AGENT_{name.upper()}")
+            return agent
+
+        yield start_
+
+
+@contextmanager
+def answering(answers: dict[str, tuple[int, str]]) -> Iterator[str]:
+    """Serve bodies by path, whatever the query; anything else is not found. Yields the URL."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path.partition("?")[0], (404, ""))
+            self.send_response(status)
+            self.send_header("Location", "http://127.0.0.1:1/")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MP_AGENT_")]:
+        monkeypatch.delenv(name)

@@ -1,0 +1,56 @@
+"""The doctor tells whether OTLP pushes have somewhere to go."""
+
+import socket
+
+import pytest
+
+from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.machine import Machine
+from mp_agent.settings import Settings
+from tests.agent.doctor.conftest import found, only, verdicts
+
+PUSHING = Settings(exporters=("otlp",))
+
+
+def test_without_otlp_nothing_is_asked() -> None:
+    machine = Machine(Settings(), environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+    assert verdicts("otlp", machine) == {Verdict.OK}
+
+
+def test_an_endpoint_that_listens_is_fine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/metrics"
+        machine = Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": url})
+        assert verdicts("otlp", machine) == {Verdict.OK}
+
+
+def test_an_endpoint_that_does_not_is_told_without_its_secrets() -> None:
+    url = "http://user:tell-nobody@127.0.0.1:1/?key=tell-nobody"
+    finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
+    assert finding.verdict is Verdict.WRONG
+    assert "127.0.0.1, port 1" in finding.text
+    assert "tell-nobody" not in finding.text
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://host:port", "ftp://collector", "://"])
+def test_what_is_no_address_is_told(url: str) -> None:
+    finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
+    assert finding.verdict is Verdict.WRONG
+    assert "no address" in finding.text
+
+
+@pytest.mark.parametrize(
+    "variables", [{"OTEL_SDK_DISABLED": "TRUE"}, {"OTEL_METRICS_EXPORTER": "none"}]
+)
+def test_a_switch_that_is_off_is_told(variables: dict[str, str]) -> None:
+    first = found("otlp", Machine(PUSHING, environ=variables))[0]
+    assert first.verdict is Verdict.WRONG
+    assert next(iter(variables)) in first.text
+
+
+def test_without_an_endpoint_the_default_is_told() -> None:
+    unset, listens = found("otlp", Machine(PUSHING, environ={}))
+    assert unset.verdict is Verdict.UNKNOWN
+    assert "4318" in listens.text
+    grpc = found("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}))
+    assert "4317" in grpc[1].text

@@ -1,0 +1,104 @@
+"""The doctor names settings that are not in force, and shows no secret."""
+
+from pathlib import Path
+
+import pytest
+
+from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.machine import Machine, settings_and_ignored
+from mp_agent.settings import Settings
+from tests.agent.doctor.conftest import found, only, verdicts
+
+
+def machine_here(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Machine:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings, ignored = settings_and_ignored()
+    return Machine(settings, ignored=ignored)
+
+
+def test_each_setting_is_shown_with_its_origin_and_a_secret_without_its_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "settings.yaml").write_text("layer_interval: 7\n")
+    machine = machine_here(
+        monkeypatch,
+        MP_AGENT_CONFIG=str(tmp_path / "settings.yaml"),
+        MP_AGENT_RUN="llama",
+        MP_AGENT_TOKEN="tell-nobody",
+    )
+    texts = [finding.text for finding in found("settings", machine)]
+    assert "run is 'llama', by MP_AGENT_RUN" in texts
+    assert "layer_interval is 7, by the settings file" in texts
+    assert "token is (hidden), by MP_AGENT_TOKEN" in texts
+    assert "tell-nobody" not in str(texts)
+
+
+def test_an_ignored_value_is_named_and_a_secret_one_hidden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = machine_here(monkeypatch, MP_AGENT_LAYER_INTERVAL="soon", MP_AGENT_TOKEN="two words")
+    findings = found("ignored-settings", machine)
+    assert {finding.verdict for finding in findings} == {Verdict.WRONG}
+    text = " ".join(finding.text for finding in findings)
+    assert "MP_AGENT_LAYER_INTERVAL has value 'soon'" in text
+    assert "MP_AGENT_TOKEN has value (hidden)" in text
+    assert "two words" not in text
+    assert not caplog.records
+
+
+def test_nothing_set_is_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_here(monkeypatch)
+    names = ("settings", "ignored-settings", "variables", "kubernetes-service", "enabled")
+    for name in (*names, "node-agent-setting", "exporters"):
+        assert verdicts(name, machine) == {Verdict.OK}
+
+
+def test_a_misspelt_variable_is_told_with_the_one_that_was_meant() -> None:
+    machine = Machine(Settings(), environ={"MP_AGENT_LAYER_INTERVALL": "5", "MP_AGENT_DIR": "/x"})
+    finding = only("variables", machine)
+    assert finding.verdict is Verdict.WRONG
+    assert "MP_AGENT_LAYER_INTERVALL" in finding.text
+    assert "MP_AGENT_LAYER_INTERVAL?" in finding.remedy
+
+
+def test_a_variable_like_no_setting_is_only_mentioned() -> None:
+    assert verdicts("variables", Machine(Settings(), environ={"MP_AGENT_FOO_BAR": "1"})) == {
+        Verdict.UNKNOWN
+    }
+
+
+SERVICE = {
+    "MP_AGENT_SERVICE_HOST": "10.0.0.7",
+    "MP_AGENT_SERVICE_PORT": "9464",
+    "MP_AGENT_PORT": "tcp://10.0.0.7:9464",
+    "MP_AGENT_PORT_9464_TCP": "tcp://10.0.0.7:9464",
+    "MP_AGENT_PORT_9464_TCP_ADDR": "10.0.0.7",
+}
+
+
+def test_a_kubernetes_service_of_that_name_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_here(monkeypatch, **SERVICE)
+    finding = only("kubernetes-service", machine)
+    assert finding.verdict is Verdict.WRONG
+    assert "enableServiceLinks: false" in finding.remedy
+    assert verdicts("variables", machine) == {Verdict.OK}
+    assert "MP_AGENT_PORT has value" in only("ignored-settings", machine).text
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "verdict"),
+    [
+        ("enabled", {"enabled": False}, Verdict.WRONG),
+        ("node-agent-setting", {"node_agent": "none"}, Verdict.WRONG),
+        ("node-agent-setting", {"node_agent": "external"}, Verdict.OK),
+        ("exporters", {"exporters": ()}, Verdict.WRONG),
+        ("exporters", {"exporters": ("otlp",)}, Verdict.UNKNOWN),
+    ],
+)
+def test_settings_that_keep_series_away_are_told(
+    check: str, changes: dict[str, object], verdict: Verdict
+) -> None:
+    finding = only(check, Machine(Settings().model_copy(update=changes)))
+    assert finding.verdict is verdict
+    assert finding.remedy or verdict is Verdict.OK

@@ -1,0 +1,280 @@
+"""Several optimizers in one process: each measured at its own step, in the record of the first."""
+
+from math import isnan, nan
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from tests.agent.probe.rings import RingContents, read_ring
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def loss_of(model: nn.Module, seed: int = 0) -> torch.Tensor:
+    return model(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).pow(2).mean()
+
+
+def squares(model: nn.Module) -> float:
+    return sum(
+        float(p.grad.double().pow(2).sum()) for p in model.parameters() if p.grad is not None
+    )
+
+
+class Seen:
+    """Sums of squares of each record, by the label of the optimizer."""
+
+    def __init__(self, watched) -> None:
+        self.contents: RingContents = read_ring(watched.writer.path, one_schema=False)
+
+    def of(self, label: str) -> list[float]:
+        return [
+            next((row[0] for share, row in rows if share.optimizer == label), nan)
+            for rows in self._rows()
+        ]
+
+    def _rows(self):
+        for schema, record in zip(self.contents.record_schemas, self.contents.records, strict=True):
+            yield list(zip(schema.shares, record.gradients.tolist(), strict=True))
+
+
+def two(kind=torch.optim.SGD, **options):
+    models = make_model(1), make_model(2)
+    return models, [kind(model.parameters(), lr=1e-3, **options) for model in models]
+
+
+class TestOneAfterTheOther:
+    def test_each_is_measured_at_its_own_step(self, watch):
+        watched, ((first, second), (one, other)) = watch(), two()
+        expected: dict[str, list[float]] = {"": [], "1": []}
+        for seed in range(4):
+            for label, model, optimizer in (("", first, one), ("1", second, other)):
+                optimizer.zero_grad()
+                loss_of(model, seed).backward()
+                expected[label].append(squares(model))
+                optimizer.step()
+        seen = Seen(watched)
+        assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
+        assert isnan(seen.of("1")[0]), "nobody knew yet that there would be another one"
+        assert seen.of("1")[1:] == pytest.approx(expected["1"][1:], rel=1e-6)
+        assert watched.steps_told == 4
+        assert seen.contents.state.unsupported == ()
+
+    def test_the_loss_is_that_of_the_first(self, watch):
+        watched, ((first, second), (one, other)) = watch(), two()
+        expected = []
+        for seed in range(3):
+            loss = loss_of(first, seed)
+            expected.append(loss.item())
+            loss.backward()
+            one.step()
+            (1000.0 * loss_of(second, seed)).backward()
+            other.step()
+        watched.probe.flush()
+        seen = read_ring(watched.writer.path, one_schema=False)
+        assert seen.column("loss") == pytest.approx(expected)
+
+    def test_the_loss_is_that_of_the_first_though_it_steps_last(self, watch):
+        (first, second), (one, other) = two()
+        watched = watch(optimizer=one)
+        expected = []
+        for seed in range(3):
+            (1000.0 * loss_of(second, seed)).backward()
+            other.step()
+            loss = loss_of(first, seed)
+            expected.append(loss.item())
+            loss.backward()
+            one.step()
+        seen = Seen(watched)
+        assert seen.contents.column("loss") == pytest.approx(expected)
+        assert not any(map(isnan, seen.of("1")))
+
+    def test_one_that_steps_seldom_has_no_row_in_between(self, watch):
+        watched, ((first, second), (one, other)) = watch(), two()
+        for number in range(8):
+            loss_of(first, number).backward()
+            one.step()
+            if number % 3 == 2:
+                loss_of(second, number).backward()
+                other.step()
+        watched.probe.flush()
+        seen = Seen(watched)
+        assert len(seen.of("")) == 8
+        assert 0 < sum(map(isnan, seen.of("1"))) < 8
+
+    def test_one_that_never_steps_again_delays_records_no_longer(self, watch):
+        watched, ((first, second), (one, other)) = watch(), two()
+        for number in range(6):
+            loss_of(first, number).backward()
+            one.step()
+            if number < 2:
+                loss_of(second, number).backward()
+                other.step()
+        assert len(Seen(watched).of("")) == 6
+
+    def test_the_next_one_takes_over_when_the_first_is_gone(self, watch):
+        watched, ((first, second), optimizers) = watch(), two()
+        for number in range(4):
+            if number == 2:
+                optimizers[0] = None
+            for model, optimizer in zip((first, second), optimizers, strict=True):
+                if optimizer is not None:
+                    loss_of(model, number).backward()
+                    optimizer.step()
+        seen = Seen(watched)
+        assert watched.steps_told == 4
+        assert {share.optimizer for share in seen.contents.schema.shares} == {""}
+
+    def test_a_ninth_one_is_told_to_be_left_out(self, watch):
+        watched = watch()
+        models = [make_model(seed) for seed in range(9)]
+        optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            loss_of(model).backward()
+            optimizer.step()
+        watched.probe.flush()
+        assert watched.state().unsupported == ("more than 8 optimizers",)
+
+
+class TestOfOneModel:
+    @pytest.mark.parametrize("clips", [False, True])
+    def test_all_stand_in_the_record_of_their_iteration_from_the_first_on(self, watch, clips):
+        watched, model = watch(), make_model()
+        optimizers = [torch.optim.SGD(model[i].parameters(), lr=1e-3) for i in (0, 2)]
+        expected = {"": [], "1": []}
+        for seed in range(3):
+            model.zero_grad()
+            loss_of(model, seed).backward()
+            expected[""].append(squares(model[0]))
+            expected["1"].append(squares(model[2]))
+            if clips:
+                clip_grad_norm_(model.parameters(), 1e-4)
+            for optimizer in optimizers:
+                optimizer.step()
+        seen = Seen(watched)
+        assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
+        assert seen.of("1") == pytest.approx(expected["1"], rel=1e-6)
+        assert all(seen.contents.column("loss"))
+
+    def test_a_wrapper_of_equal_parameters_is_no_second_one(self, watch):
+        watched, model = watch(), make_model()
+        replaced = torch.optim.SGD(model.parameters(), lr=1e-3)
+        loss_of(model).backward()
+        replaced.step()
+        successor = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loss_of(model).backward()
+        successor.step()
+        contents = watched.read()
+        assert len(contents.records) == 2
+        assert len(contents.schema.shares) == 1
+
+    def test_one_with_more_parameters_takes_the_place_of_the_first(self, watch):
+        watched, model = watch(), make_model()
+        warm_up = torch.optim.SGD(model[2].parameters(), lr=1e-3)
+        loss_of(model).backward()
+        warm_up.step()
+        whole = torch.optim.SGD(model.parameters(), lr=1e-3)
+        loss_of(model).backward()
+        whole.step()
+        seen = Seen(watched)
+        assert len(seen.of("")) == 2
+        assert seen.of("")[1] == pytest.approx(squares(model), rel=1e-6)
+
+    def test_clipping_with_a_frozen_parameter_first_is_looked_behind(self, watch):
+        watched, model = watch(), make_model()
+        model[0].weight.requires_grad_(False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            expected = squares(model)
+            clip_grad_norm_(model.parameters(), 1e-4)
+            optimizer.step()
+        assert Seen(watched).of("")[1] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("explicit", [False, True])
+class TestUnderOneScaler:
+    def test_all_values_are_unscaled(self, watch, fused, explicit):
+        watched, ((first, second), (one, other)) = watch(), two(torch.optim.AdamW, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        expected = {"": [], "1": []}
+        for seed in range(4):
+            scale = scaler.get_scale()
+            for label, model, optimizer in (("", first, one), ("1", second, other)):
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, seed)).backward()
+                expected[label].append(squares(model) / scale**2)
+                if explicit:
+                    scaler.unscale_(optimizer)
+                    clip_grad_norm_(model.parameters(), 1e-3)
+                scaler.step(optimizer)
+            scaler.update()
+        seen = Seen(watched)
+        assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
+        assert seen.of("1")[1:] == pytest.approx(expected["1"][1:], rel=1e-6)
+        assert seen.contents.column("skipped") == [0.0] * 4
+
+    def test_an_overflow_of_another_is_no_step_of_it_and_no_skip_of_the_first(
+        self, watch, fused, explicit
+    ):
+        watched, ((first, second), (one, other)) = watch(), two(torch.optim.AdamW, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for seed in range(4):
+            for model, optimizer in ((first, one), (second, other)):
+                optimizer.zero_grad()
+                poison = torch.inf if model is second and seed == 2 else 1.0
+                scaler.scale(loss_of(model, seed) * poison).backward()
+                if explicit:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+            scaler.update()
+        seen = Seen(watched)
+        assert seen.contents.column("skipped") == [0.0] * 4
+        assert [isnan(value) for value in seen.of("1")] == [True, False, True, False]
+        assert seen.contents.state.probe_errors == 0
+
+
+class TestWithinBackward:
+    """Each parameter is stepped as soon as its gradient is there."""
+
+    @staticmethod
+    def train(model: nn.Module, steps: int) -> list[float]:
+        optimizers = {p: torch.optim.SGD([p], lr=1e-3) for p in model.parameters()}
+
+        def step(parameter: torch.Tensor) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        losses = []
+        for seed in range(steps):
+            loss = loss_of(model, seed)
+            losses.append(loss.item())
+            loss.backward()
+        return losses
+
+    def test_a_backward_is_a_step_with_its_loss(self, watch):
+        watched, model = watch(), make_model()
+        losses = self.train(model, 3)
+        contents = watched.read()
+        assert contents.column("loss") == pytest.approx(losses)
+        assert contents.column("learning_rate") == [1e-3] * 3
+        assert all(isnan(value) for value in contents.gradients(2).values())
+        assert watched.steps_told == 3
+        assert contents.state.probe_errors == 0
+
+    def test_is_told_to_be_unsupported_and_warned_of_once(self, watch, caplog):
+        watched, model = watch(), make_model()
+        with caplog.at_level("WARNING", "mp_agent"):
+            self.train(model, 3)
+        assert watched.state().unsupported == ("optimizer step within backward",)
+        assert [r.message for r in caplog.records] == [
+            "mp_agent does not measure this: optimizer step within backward; the rest of it goes on"
+        ]

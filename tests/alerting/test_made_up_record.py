@@ -1,0 +1,134 @@
+"""One metric record and one condition record are all that a new alert takes."""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mp_agent.alerting import descriptions
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.detector.detector import Detector
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.promtool_tests import render_tests
+from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Series, limit
+from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics import METRICS
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node import snapshot_builder
+from mp_agent.node.snapshot_builder import SnapshotBuilder
+from tests.agent.node.test_snapshot_builder import export, series
+from tools import tables
+
+ACTIVATION = Metric(
+    name="mp_agent.activation.abs_max",
+    unit="{activation}",
+    kind=Kind.GAUGE,
+    scope=Scope.RUN,
+    help="Largest magnitude of a module's output.",
+    read=lambda run: 61_000.0,
+)
+LARGEST_MODULE = Metric(
+    name="mp_agent.largest_activation.info",
+    unit="",
+    kind=Kind.INFO,
+    scope=Scope.RUN,
+    labels=("module",),
+    help="The module of that output.",
+    read=lambda run: {("blocks.3.mlp",): 1.0},
+)
+
+
+@pytest.fixture
+def condition(monkeypatch: pytest.MonkeyPatch) -> Condition:
+    """A condition on metrics that the catalog does not have, as it would be with them."""
+    by_name = {metric.prometheus_name: metric for metric in (*METRICS, LARGEST_MODULE)}
+    monkeypatch.setattr(descriptions, "BY_PROMETHEUS_NAME", by_name)
+    rises = (*flat(100, 10), 61_000)
+    module = {"module": "blocks.3.mlp"}
+    return Condition(
+        name="MpAgentActivationNearOverflow",
+        summary="Activations come near the end of FP16.",
+        meaning="The next batch may overflow.",
+        confirm="Look at the module.",
+        remedies=("Run the module in FP32.",),
+        why="FP32 goes further.",
+        levels=(
+            Level(
+                severity=Severity.WARNING,
+                when=Compare(Series(metric=ACTIVATION), ">", limit("loss_scale_reduced")),
+                hold=duration("vanished_hold"),
+                description="An output of run {run} is {value|number}."
+                "{mp_agent_largest_activation_info| It is of |module}",
+                reason="An odd batch passes.",
+            ),
+        ),
+        firing=(
+            Example(
+                title="large outputs",
+                minutes=20,
+                tracks=(Track(ACTIVATION, rises), Track(LARGEST_MODULE, (1,), module)),
+                fires={
+                    Severity.WARNING: "An output of run demo is 6.1e+04. It is of blocks.3.mlp."
+                },
+                at=15,
+                not_yet=(11,),
+            ),
+        ),
+        quiet=(Example(title="small outputs", minutes=20, tracks=(Track(ACTIVATION, (100,)),)),),
+    )
+
+
+def test_it_becomes_a_rule_whose_examples_promtool_confirms(
+    condition: Condition, server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    values = values_in_force({"loss_scale_reduced": 60_000})
+    text = render_rules(values, groups={"activations": (condition,)})
+    (tmp_path / RULES_FILE).write_text(text)
+    examples = [(condition, (*condition.firing, *condition.quiet))]
+    tests = render_tests(values, RULES_FILE, examples=examples, heading="of a test")
+    (tmp_path / "tests.yaml").write_text(tests)
+    done = subprocess.run(
+        [server("promtool"), "test", "rules", tmp_path / "tests.yaml"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (rule,) = yaml.safe_load(text)["groups"][0]["rules"]
+    assert rule["alert"] == condition.name
+    assert "> 60000" in rule["expr"]
+
+
+def test_it_becomes_a_detector(condition: Condition) -> None:
+    detector = Detector((*CONDITIONS, condition), values_in_force())
+    assert (condition.name, "warning") in detector.levels
+
+
+def test_it_becomes_rows_of_the_tables(
+    condition: Condition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "CONDITIONS", (*CONDITIONS, condition))
+    monkeypatch.setattr(tables, "METRICS", (*METRICS, ACTIVATION, LARGEST_MODULE))
+    row = "| `MpAgentActivationNearOverflow` | warning | Activations come near the end of FP16. |"
+    assert row in tables.alerts_table()
+    assert "| `mp_agent_activation_abs_max` | gauge |" in tables.metrics_table()
+
+
+def test_its_metric_becomes_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_builder, "METRICS", (*METRICS, ACTIVATION, LARGEST_MODULE))
+    snapshot = SnapshotBuilder(resolve({}), max_series=20_000).build([export()], 0.0)
+    assert series(snapshot, "mp_agent_activation_abs_max") == {("llama",): 61_000.0}
+    assert series(snapshot, "mp_agent_largest_activation_info") == {("llama", "blocks.3.mlp"): 1.0}
+
+
+def test_without_its_quiet_example_the_record_is_refused(condition: Condition) -> None:
+    with pytest.raises(ValueError, match="at least one quiet example"):
+        replace(condition, quiet=())

@@ -1,0 +1,141 @@
+"""What the tests of failures over several hosts share: their job, its settings, and bounds."""
+
+import re
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.host import Host
+from tests.hosts.network import Job, Network
+
+JOB = Path(__file__).parent / "lasting_job.py"
+RUN = "llama"
+RANKS_PER_HOST = 2
+PUSH_SECONDS = 0.5
+DEADLINE_SECONDS = 2.0
+SETTINGS = {
+    "push_interval_seconds": str(PUSH_SECONDS),
+    "merge_deadline_seconds": str(DEADLINE_SECONDS),
+}
+STEP_DEADLINE_SECONDS = DEADLINE_SECONDS + 2 * PUSH_SECONDS
+"""How long the root waits for the rows of other nodes."""
+BOUND_SECONDS = 10 * STEP_DEADLINE_SECONDS
+"""Within so many deadlines /metrics says what happened, on a machine that is busy, too."""
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""With a shared store torchrun sends restarted ranks to addresses of the attempt before."""
+
+
+class Failing:
+    """A job that lasts until `finish`, and what its hosts' /metrics say meanwhile."""
+
+    def __init__(self, hosts: Network, job: Job, gate: Path) -> None:
+        self.hosts = hosts
+        self.job = job
+        self._gate = gate
+
+    def metrics(self, host: int = 0) -> Mapping[str, float]:
+        return self.hosts[host].metrics(RUN)
+
+    def begin(self) -> None:
+        """Wait for some steps of all ranks: how long a job takes to start says nothing."""
+        self.job.wait_for(" step 3\n", times=RANKS_PER_HOST * len(self.job.hosts))
+
+    def until(self, what: str, host: int = 0, **expected: float) -> Mapping[str, float]:
+        """Return the metrics of a host once they are as expected, which must be in time.
+
+        Names are those of metrics; "missing" is the number of ranks that are said to be missing.
+        """
+        last: dict[str, float] = {}
+
+        def as_expected() -> Mapping[str, float] | None:
+            try:
+                found = self.metrics(host)
+            except OSError:
+                return None
+            last.clear()
+            last.update(found)
+            missing = len(missing_ranks(found))
+            same = all(
+                found.get(name) == pytest.approx(value)
+                for name, value in expected.items()
+                if name != "missing"
+            )
+            return found if same and missing == expected.get("missing", missing) else None
+
+        try:
+            found = self.job.until(as_expected, what, seconds=BOUND_SECONDS)
+        except AssertionError as error:
+            seen = {name: last.get(name) for name in expected}
+            seen["missing"] = missing_ranks(last)
+            raise AssertionError(f"{error}\nlast seen: {seen}") from None
+        assert found is not None
+        return found
+
+    def until_whole(self, what: str, host: int = 0) -> Mapping[str, float]:
+        """Return the root's metrics once they cover all ranks."""
+        return self.until(what, host, coverage_ratio=1.0, missing=0)
+
+    def step(self, rank: int) -> int:
+        """Return the last step that a rank has printed; 0 before the first."""
+        found = [
+            int(number)
+            for index in range(len(self.job.hosts))
+            for number in re.findall(rf"^rank {rank} step (\d+)$", self.job.log(index), re.M)
+        ]
+        return found[-1] if found else 0
+
+    def goes_on(self, *ranks: int, steps: int = 10) -> None:
+        """Wait until each of these ranks has made some more steps."""
+        aims = {rank: self.step(rank) + steps for rank in ranks}
+        self.job.until(
+            lambda: all(self.step(rank) >= aim for rank, aim in aims.items()),
+            f"steps of ranks {ranks}",
+        )
+
+    def finish(self) -> int:
+        """Let the job come to its end, which must be a good one; return its last step."""
+        self._gate.touch()
+        assert set(self.job.wait()) == {0}, self.job.logs()
+        (last,) = {
+            int(number)
+            for index in range(len(self.job.hosts))
+            for number in re.findall(r"^rank \d+ done (\d+)$", self.job.log(index), re.M)
+        }
+        return last
+
+
+def start(hosts: Network, directory: Path, *arguments: str, **options: object) -> Failing:
+    gate = directory / "gate"
+    job = hosts.start(JOB, "--gate", str(gate), *arguments, run=RUN, **SETTINGS, **options)  # type: ignore[arg-type]
+    return Failing(hosts, job, gate)
+
+
+def missing_ranks(metrics: Mapping[str, float]) -> set[int]:
+    name = "missing_rank_info{"
+    return {int(key[len(name) : -1]) for key in metrics if key.startswith(name)}
+
+
+def rank_pid(host: Host, local_rank: int) -> int:
+    """Return the pid, on its host, of a rank: torchrun starts them in order."""
+    pids = host.pids(JOB.name, "--gate")
+    ranks = [pid for pid, outside in pids.items() if _is_rank(outside)]
+    return sorted(ranks)[local_rank]
+
+
+def _is_rank(outside: int) -> bool:
+    return b"torch.distributed.run" not in Path(f"/proc/{outside}/cmdline").read_bytes()
+
+
+def kill_agent(host: Host) -> int:
+    """Kill the node agent of a host and return the pid that it had."""
+    pid = host.wait_for_agent(RUN).pid
+    host.signal(pid, signal.SIGKILL)
+    return pid
+
+
+def is_recent(unix_seconds: float) -> bool:
+    """Whether a time is the present one by this machine's clock, give or take a minute."""
+    return abs(time.time() - unix_seconds) < 60.0

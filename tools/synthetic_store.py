@@ -1,0 +1,163 @@
+"""A Prometheus store with hours of a run that never was, of any size, from the metrics catalog."""
+
+import subprocess
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import yaml
+
+from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics import METRICS
+from mp_agent.catalog.thresholds import DEFAULTS, bound_label
+from tools.running import serving
+
+RUN = "large"
+_BLOCK_SECONDS = 2 * 3600
+_SHAPES = 32
+"""So many different courses a metric takes; series share them."""
+_STEP_SECONDS = 2.0
+
+_LABEL_VALUES: dict[str, Sequence[str]] = {
+    "bound": [bound_label(DEFAULTS[name]) for name in ("grad_norm_high", "grad_norm_extreme")],
+    "kind": ["gradients", "weights"],
+    "exporter": ["otlp"],
+    "condition": ["MpAgentGradientExplosion", "MpAgentLossSpike", "MpAgentRankStraggler"],
+    "severity": ["warning"],
+    "reason": [],
+}
+"""Label values of families with labels of their own; those not named here have the value 1."""
+_NAMED = {"missing_rank": 16, "lagging_rank": 16, "dead_layer": 10, "underflowing_layer": 10}
+"""How many series there are of an info metric that names what is in trouble."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What the run is made of, and how much of it is kept."""
+
+    ranks: int
+    layers: int
+    ranks_per_node: int = 8
+    hours: float
+    interval_seconds: int
+
+    @property
+    def members(self) -> dict[Scope, list[tuple[str, ...]]]:
+        """Return the label values that each scope starts with."""
+        nodes = -(-self.ranks // self.ranks_per_node)
+        return {
+            Scope.RUN: [(RUN,)],
+            Scope.LAYER: [(RUN, f"blocks.{n // 8}.part{n % 8}.weight") for n in range(self.layers)],
+            Scope.RANK: [(RUN, str(rank)) for rank in range(self.ranks)],
+            Scope.AGENT: [(RUN, str(node)) for node in range(nodes)],
+        }
+
+
+def series_of(size: Size) -> Iterator[tuple[Metric, str]]:
+    """Yield every series: its metric, and its name with labels as text."""
+    members = size.members
+    for metric in METRICS:
+        for labels in _own_labels(metric):
+            for scope in members[metric.scope]:
+                pairs = zip(metric.label_names, (*scope, *labels), strict=False)
+                text = ",".join(f'{name}="{value}"' for name, value in pairs)
+                node = scope[1] if metric.scope is Scope.AGENT else "0"
+                if metric.scope is Scope.RANK:
+                    node = str(int(scope[1]) // size.ranks_per_node)
+                target = f'job="mp-agent",instance="node{node}:9440"'
+                if metric.kind is not Kind.HISTOGRAM:
+                    yield metric, f"{metric.prometheus_name}{{{text},{target}}}"
+                    continue
+                for bound in (*metric.bounds, "+Inf"):
+                    yield metric, f'{metric.prometheus_name}_bucket{{{text},{target},le="{bound}"}}'
+
+
+def _own_labels(metric: Metric) -> Iterator[tuple[str, ...]]:
+    for ending, count in _NAMED.items():
+        if metric.name.removeprefix("mp_agent.").startswith(f"{ending}."):
+            rest = ("1",) * (len(metric.labels) - 1)
+            yield from ((str(number), *rest) for number in range(count))
+            return
+    yield from product(*(_LABEL_VALUES.get(label, ["1"]) for label in metric.labels))
+
+
+def _courses(metric: Metric, times: Sequence[int], begin: int) -> list[list[str]]:
+    """Return the values that a metric takes at some times, as ends of lines, in some variants."""
+    seed = zlib.crc32(metric.name.encode())
+    return [
+        [f" {_value(metric, seed, shape, at, begin):.6g} {at}\n" for at in times]
+        for shape in range(_SHAPES)
+    ]
+
+
+def _value(metric: Metric, seed: int, shape: int, at: int, begin: int) -> float:
+    noise = zlib.crc32(f"{seed} {shape} {at}".encode()) / 2**32
+    steps = (at - begin) // _STEP_SECONDS
+    if metric.kind is Kind.INFO or metric.name.endswith((".up", ".active")):
+        return 1.0
+    if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
+        return steps * (shape + 1)
+    if metric.name.endswith("timestamp"):
+        return at - noise * 10
+    if metric.name.endswith(".step"):
+        return steps - shape % 3
+    if metric.name.endswith("norm"):
+        return float(2.0 ** (shape - 20) * (1 + noise / 4))
+    return 1 + noise / 4
+
+
+def write_openmetrics(size: Size, path: Path, times: Sequence[int], begin: int) -> int:
+    """Write the samples of all series at some times, and return how many series there are."""
+    courses = {metric.name: _courses(metric, times, begin) for metric in METRICS}
+    count = 0
+    with path.open("w", encoding="utf-8", buffering=2**22) as out:
+        for metric, name in series_of(size):
+            ends = courses[metric.name][count % _SHAPES]
+            out.write(name + name.join(ends))
+            count += 1
+        out.write("# EOF\n")
+    return count
+
+
+def fill(promtool: Path, data: Path, size: Size, end_unix_seconds: int) -> int:
+    """Make the blocks of a store that ends at a time, and return how many series it has."""
+    text = data.with_suffix(".txt")
+    interval = size.interval_seconds
+    begin = int(end_unix_seconds - size.hours * 3600) // interval * interval
+    series, start = 0, begin
+    while start < end_unix_seconds:
+        stop = min((start // _BLOCK_SECONDS + 1) * _BLOCK_SECONDS, end_unix_seconds)
+        series = write_openmetrics(size, text, range(start, stop, interval), begin)
+        subprocess.run(
+            [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, data],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        text.unlink()
+        start = -(-stop // interval) * interval
+    return series
+
+
+@contextmanager
+def prometheus_over(
+    binary: Path, directory: Path, *, rules: Path | None = None, evaluation_seconds: int = 5
+) -> Iterator[str]:
+    """Run Prometheus over the blocks in `directory`/data, and yield its URL; it scrapes nothing."""
+    configuration = {
+        "global": {"evaluation_interval": f"{evaluation_seconds}s"},
+        "rule_files": [] if rules is None else [str(rules)],
+        # The blocks may reach beyond now, and what the rules record comes before their end.
+        "storage": {"tsdb": {"out_of_order_time_window": "6h"}},
+    }
+    configuration_file = directory / "prometheus.yaml"
+    configuration_file.write_text(yaml.safe_dump(configuration))
+    arguments = [
+        f"--config.file={configuration_file}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        "--storage.tsdb.retention.time=10y",
+    ]
+    with serving(binary, arguments, directory / "prometheus.log") as url:
+        yield url
