@@ -152,12 +152,15 @@ def prometheus_over(
         # The blocks may reach beyond now, and what the rules record comes before their end.
         "storage": {"tsdb": {"out_of_order_time_window": "6h"}},
     }
-    configuration_file = directory / "prometheus.yaml"
+    # What a server keeps beside its log is removed when it ends; the blocks are to stay.
+    own = directory / "server"
+    own.mkdir(exist_ok=True)
+    configuration_file = own / "prometheus.yaml"
     configuration_file.write_text(yaml.safe_dump(configuration))
     arguments = [
         f"--config.file={configuration_file}",
         f"--storage.tsdb.path={directory / 'data'}",
         "--storage.tsdb.retention.time=10y",
     ]
-    with serving(binary, arguments, directory / "prometheus.log") as url:
+    with serving(binary, arguments, own / "prometheus.log") as url:
         yield url

@@ -30,6 +30,18 @@ _KINDS = (
 _ELEMENTS = 2.0**22
 _SPREAD = 4099
 """Prime: so many layer tables start at different places of the pool."""
+_PLACES = [
+    STEP_COLUMN_NAMES.index(name)
+    for name in (
+        "loss",
+        "clip_norm",
+        "step_seconds",
+        "compute_seconds",
+        "probe_seconds",
+        "weight_digest",
+    )
+]
+_GRADIENT_PLACES = [GRADIENT_COLUMN_NAMES.index(name) for name in ("sum_squares", "abs_max")]
 _GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
 
 
@@ -100,28 +112,25 @@ class Model:
 
     def step(self, rank: int, sequence: int, *, sampled: bool = False) -> StepRecord:
         """Return what a rank writes of a step; sampled: whether layers are looked at on it."""
-        own = _fraction(rank, sequence)
-        values = {
-            "loss": self._loss(rank, sequence),
-            "loss_nonfinite": 0.0,
-            "loss_scale": 65536.0,
-            "skipped": 0.0,
-            "clip_max_norm": 1.0,
-            "clip_norm": self.norm_of(0, sequence),
-            "learning_rate": 3e-4 * (1 - sequence / 1e6),
-            "step_seconds": 1.0 + own / 100,
-            "compute_seconds": 0.2 + own / 100,
-            "probe_seconds": 1e-3 + own / 1e4,
-            "weight_digest": float(self._digest(rank, sequence)) if sampled else nan,
-        }
-        shard = rank % self.shards
-        row = self._row(self._sum_squares(shard, sequence), 0.25 + _fraction(shard, sequence) / 4)
+        shard, own = rank % self.shards, _fraction(rank, sequence)
+        sum_squares = self._sum_squares(shard, sequence)
+        values = self._usual_values.copy()
+        values[_PLACES] = (
+            self._loss(rank, sequence),
+            sqrt(sum_squares),
+            1.0 + own / 100,
+            0.2 + own / 100,
+            1e-3 + own / 1e4,
+            self._digest(shard, sequence) if sampled else nan,
+        )
+        gradients = self._usual_row.copy()
+        gradients[0, _GRADIENT_PLACES] = (sum_squares, 0.25 + _fraction(shard, sequence) / 4)
         return StepRecord(
             sequence=sequence,
             step=sequence,
             time_unix_ns=LAUNCHED_UNIX_NS + sequence * 10**9,
-            values=np.array([values.get(name, nan) for name in STEP_COLUMN_NAMES]),
-            gradients=row[np.newaxis],
+            values=values,
+            gradients=gradients,
         )
 
     def table(self, rank: int, sequence: int) -> LayerTable:
@@ -132,10 +141,6 @@ class Model:
     def norm(self, sequence: int) -> float:
         """Return the norm of all gradients of a step, by the closed form of the shards' rows."""
         return sqrt(fsum(self._sum_squares(shard, sequence) for shard in range(self.shards)))
-
-    def norm_of(self, shard: int, sequence: int) -> float:
-        """Return the norm of one shard."""
-        return sqrt(self._sum_squares(shard, sequence))
 
     def loss(self, sequence: int) -> float:
         """Return the mean of the ranks' losses of a step."""
@@ -181,10 +186,22 @@ class Model:
             axis=1,
         )
 
-    def _row(self, sum_squares: float, abs_max: float) -> FloatArray:
+    @cached_property
+    def _usual_values(self) -> FloatArray:
+        """Step columns that are the same on every rank and step."""
+        usual = {
+            "loss_nonfinite": 0.0,
+            "loss_scale": 65536.0,
+            "skipped": 0.0,
+            "clip_max_norm": 1.0,
+            "learning_rate": 3e-4,
+        }
+        return np.array([usual.get(name, nan) for name in STEP_COLUMN_NAMES])
+
+    @cached_property
+    def _usual_row(self) -> FloatArray:
         elements = self.layers * max(_ELEMENTS // self.shards, 1.0)
-        row = {"sum_squares": sum_squares, "abs_max": abs_max, "elements": elements}
-        return np.array([row.get(name, 0.0) for name in GRADIENT_COLUMN_NAMES])
+        return np.array([[elements if n == "elements" else 0.0 for n in GRADIENT_COLUMN_NAMES]])
 
     def _sum_squares(self, shard: int, sequence: int) -> float:
         return (0.5 + _fraction(shard, sequence)) / self.shards
@@ -192,8 +209,8 @@ class Model:
     def _loss(self, rank: int, sequence: int) -> float:
         return float(np.float32(2.0 + _fraction(rank, sequence) / 4))
 
-    def _digest(self, rank: int, sequence: int) -> int:
-        return (rank % self.shards * 2654435761 + sequence * 40503) % 2**48
+    def _digest(self, shard: int, sequence: int) -> int:
+        return (shard * 2654435761 + sequence * 40503) % 2**48
 
     def _place(self, shard: int, sequence: int) -> int:
         return (shard * 31 + sequence * 7) % _SPREAD

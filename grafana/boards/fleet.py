@@ -102,7 +102,7 @@ _COLUMNS = (
     Column(name="Value #A", title="State", texts=RUN_STATE, width=90),
     Column(name="Value #B", title="Step", unit="none", width=100),
     Column(name="Value #C", title="Steps/s", width=90, decimals=2),
-    Column(name="Value #D", title="Loss", width=100, decimals=4),
+    Column(name="Value #D", title="Loss", width=130, decimals=3),
     Column(
         name="Value #E",
         title="Gradient norm",

@@ -331,8 +331,8 @@ _LOSS = Row(
         Panel(
             id=28,
             title="Odd losses",
-            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped, from "
-            "the third in a row on, and those that were applied, which is worse.",
+            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped, "
+            "from the third in a row on, and those that were applied, which is worse.",
             width=6,
             minimum=0,
             queries=(

@@ -5,7 +5,9 @@ for as long as it runs. Each kind goes wrong by its own cause, or not at all.
 """
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -65,6 +67,14 @@ class Trainer:
         while self.seconds < until:
             self.step(input_scale=input_scale)
 
+    def train_until(self, path: Path) -> None:
+        """Train until rank 0 sees the file; all ranks stop at the same step."""
+        appeared = torch.zeros(1)
+        while not appeared.item():
+            self.step()
+            appeared.fill_(path.exists())
+            dist.broadcast(appeared, 0)
+
     def step(self, *, input_scale: float = 1.0, offset: float = 0.0) -> None:
         inputs = torch.randn(BATCH_SIZE, FEATURES)
         noise = torch.randn(BATCH_SIZE, CLASSES)
@@ -122,6 +132,14 @@ def nonfinite_update() -> None:
     trainer.train_for(3.0)
 
 
+def nonfinite_on_request() -> None:
+    """Healthy until the file $GO.bad appears, without weights from then on, until $GO.end does."""
+    trainer = Trainer()
+    trainer.train_until(Path(os.environ["GO"] + ".bad"))
+    trainer.step(offset=float("nan") if dist.get_rank() == 1 else 0.0)
+    trainer.train_until(Path(os.environ["GO"] + ".end"))
+
+
 def exception() -> None:
     Trainer(scaler=torch.amp.GradScaler("cpu")).train_for(6.0)
     raise RuntimeError("the data loader found no more files")
@@ -134,6 +152,7 @@ KINDS = {
     "explosion": explosion,
     "overflow-storm": overflow_storm,
     "non-finite-update": nonfinite_update,
+    "non-finite-on-request": nonfinite_on_request,
     "exception": exception,
 }
 

@@ -38,15 +38,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A run that trains well for four seconds and then destroys its weights."""
+    """A run that trains well until it is asked to destroy its weights, and then to end."""
     log_file = tmp_path_factory.mktemp("status") / "job.log"
     environment = {
         "MP_AGENT_LINGER_SECONDS": "120",
         "MP_AGENT_EXIT_WAIT_SECONDS": "0",
         "MP_AGENT_LAYER_INTERVAL": "10",
         "MP_AGENT_PORT": "0",
+        "GO": str(log_file.parent / "go"),
     }
-    arguments = (str(JOB), "non-finite-update")
+    arguments = (str(JOB), "non-finite-on-request")
     with torchrun_job(
         arguments, run="<b>status</b>", log_file=log_file, environment=environment
     ) as started:
@@ -99,13 +100,15 @@ def test_the_page_follows_a_run_from_its_first_steps_to_its_end_and_beyond(
     expect(page.locator("#layers tbody tr")).to_have_count(2)
     expect(page.locator("#ranks tbody tr")).to_have_count(2)
 
+    (job.log_file.parent / "go.bad").touch()
     condition = page.locator("#conditions li.critical", has_text=_CONDITION)
     expect(condition).to_be_visible(timeout=_MILLISECONDS)
     expect(condition).to_contain_text("What to do: ")
     expect(verdict).to_have_attribute("data-worst", "critical")
     assert violations(page) == []
 
-    assert job.process.wait(60) == 0, job.log_tail()
+    (job.log_file.parent / "go.end").touch()
+    assert job.process.wait(90) == 0, job.log_tail()
     expect(verdict).to_contain_text("Ended: completed at step", timeout=_MILLISECONDS)
     for theme, width in (("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)):
         looks = open_page(

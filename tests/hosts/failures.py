@@ -3,8 +3,9 @@
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,15 @@ class Failing:
 
         Names are those of metrics; "missing" is the number of ranks that are said to be missing.
         """
+        return self._until(what, host, 0, expected)
+
+    def until_whole(self, what: str, host: int = 0) -> Mapping[str, float]:
+        """Return the metrics of the root once a step from now on covers all ranks."""
+        return self._until(what, host, self.step(0) + 1, {"coverage_ratio": 1.0, "missing": 0})
+
+    def _until(
+        self, what: str, host: int, step: int, expected: Mapping[str, float]
+    ) -> Mapping[str, float]:
         last: dict[str, float] = {}
 
         def as_expected() -> Mapping[str, float] | None:
@@ -56,27 +66,17 @@ class Failing:
             except OSError:
                 return None
             last.clear()
-            last.update(found)
-            missing = len(missing_ranks(found))
-            same = all(
-                found.get(name) == pytest.approx(value)
-                for name, value in expected.items()
-                if name != "missing"
-            )
-            return found if same and missing == expected.get("missing", missing) else None
+            last.update(found, missing=len(missing_ranks(found)))
+            same = all(last.get(name) == pytest.approx(value) for name, value in expected.items())
+            return found if same and found.get("step", 0) >= step else None
 
         try:
             found = self.job.until(as_expected, what, seconds=BOUND_SECONDS)
         except AssertionError as error:
-            seen = {name: last.get(name) for name in expected}
-            seen["missing"] = missing_ranks(last)
-            raise AssertionError(f"{error}\nlast seen: {seen}") from None
+            seen = {name: last.get(name) for name in ("step", *expected)}
+            raise AssertionError(f"{error}\nlast seen: {seen}, wanted: {expected}") from None
         assert found is not None
         return found
-
-    def until_whole(self, what: str, host: int = 0) -> Mapping[str, float]:
-        """Return the root's metrics once they cover all ranks."""
-        return self.until(what, host, coverage_ratio=1.0, missing=0)
 
     def step(self, rank: int) -> int:
         """Return the last step that a rank has printed; 0 before the first."""
@@ -107,10 +107,14 @@ class Failing:
         return last
 
 
-def start(hosts: Network, directory: Path, *arguments: str, **options: object) -> Failing:
+def start(
+    network: Network, directory: Path, *arguments: str, on: Sequence[Host] = (), **options: Any
+) -> Failing:
+    """Start the job on some hosts, all by default; options: see `Network.start`."""
     gate = directory / "gate"
-    job = hosts.start(JOB, "--gate", str(gate), *arguments, run=RUN, **SETTINGS, **options)  # type: ignore[arg-type]
-    return Failing(hosts, job, gate)
+    words = ("--gate", str(gate), *arguments)
+    job = network.start(JOB, *words, run=RUN, hosts=on, **SETTINGS, **options)
+    return Failing(network, job, gate)
 
 
 def missing_ranks(metrics: Mapping[str, float]) -> set[int]:

@@ -14,9 +14,12 @@ import pytest
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
 from mp_agent.doctor.finding import Finding, Verdict
 from mp_agent.doctor.machine import Machine
+from mp_agent.ring import locations
 from mp_agent.settings import SECRETS, Settings
-from tests.agent.node.agent_process import start_agent, wait_for_status
+from tests.agent.node.agent_process import start_agent
 from tests.agent.node.conftest import run_dir, settings, start_rank  # noqa: F401
+from tests.agent.node.fake_rank import FakeRank
+from tests.waiting import wait_until
 
 CHECKS = {check.name: check for check in (*MACHINE_CHECKS, *PROMETHEUS_CHECKS)}
 
@@ -53,12 +56,44 @@ def start(
             agent = start_agent(settings.model_copy(update=changes), "--run-dir", run_dir)
             stack.callback(agent.wait)
             stack.callback(agent.kill)
-            wait_for_status(run_dir, pid=agent.pid)
+            _await(agent, run_dir)
             for name in SECRETS:
                 monkeypatch.delenv(f"MP_AGENT_{name.upper()}")
             return agent
 
         yield start_
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of a run with a living rank and its node agent; not to be disturbed."""
+    base = tmp_path_factory.mktemp("watched")
+    settings_ = Settings(
+        port=0,
+        bind="127.0.0.1",
+        dir=base / "shm",
+        log_dir=base / "log",
+        flight_dir=base / "flight",
+        linger_seconds=60,
+    )
+    directory = locations.run_directory(settings_.dir, "llama")
+    with FakeRank(directory) as rank:
+        rank.steps(3, loss=1.5)
+        agent = start_agent(settings_, "--run-dir", directory)
+        try:
+            _await(agent, directory)
+            yield settings_
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+def _await(agent: "subprocess.Popen[bytes]", directory: Path) -> None:
+    def said() -> bool:
+        status = locations.read_status(directory)
+        return status is not None and status.pid == agent.pid
+
+    wait_until(said, seconds=60, what=f"a node agent's status in {directory}")
 
 
 @contextmanager

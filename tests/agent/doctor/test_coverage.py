@@ -18,27 +18,29 @@ from tests.waiting import wait_until
 TWO_NODES = {"world_size": 2, "local_world_size": 1, "local_rank": 0}
 
 
-def test_ranks_that_are_missing_are_named(
+def test_ranks_that_are_missing_and_what_the_others_lost_is_named(
     start_rank: StartRank, start: StartAgent, settings: Settings, run_dir: Path
 ) -> None:
-    start_rank(0, world_size=2).steps(2)
+    rank = start_rank(0, world_size=2)
+    rank.steps(2)
+    rank.count(probe_errors=2)
     agent = start(merge_deadline_seconds=0.1)
     status = wait_for_status(run_dir, pid=agent.pid)
     wait_until(
-        lambda: scrape(status).get("coverage_ratio", 1.0) < 1.0, what="a step without rank 1"
+        lambda: scrape(status).get("coverage_ratio", 1.0) < 1.0,
+        seconds=60,
+        what="a step without rank 1",
     )
     finding = only("coverage", Machine(settings))
     assert finding.verdict is Verdict.WRONG
     assert "50% of the ranks; missing: 1" in finding.text
+    lost = [finding.text for finding in found("losses", Machine(settings))]
+    assert "mp_agent_probe_errors_total is 2 in run llama" in lost
     assert verdicts("coverage", Machine(settings, run="gpt")) == {Verdict.UNKNOWN}
 
 
-def test_a_whole_run_is_covered(
-    start_rank: StartRank, start: StartAgent, settings: Settings
-) -> None:
-    start_rank().steps(2)
-    start()
-    machine = Machine(settings)
+def test_a_whole_run_is_covered(watched: Settings) -> None:
+    machine = Machine(watched)
     assert verdicts("coverage", machine) == {Verdict.OK}
     assert verdicts("root", machine) == {Verdict.OK}
 

@@ -14,9 +14,7 @@ from mp_agent.doctor.checks import PROMETHEUS_CHECKS
 from mp_agent.doctor.finding import Verdict
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
-from tests.agent.doctor.conftest import StartAgent, answering, found, only, verdicts
-from tests.agent.node.agent_process import wait_for_status
-from tests.agent.node.conftest import StartRank
+from tests.agent.doctor.conftest import answering, found, only, verdicts
 from tests.waiting import wait_until
 from tools.running import prometheus
 
@@ -29,16 +27,9 @@ def prometheus_says(path: str, data: Any) -> dict[str, tuple[int, str]]:
 
 @pytest.mark.e2e
 def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine(
-    server: Callable[[str], Path],
-    start_rank: StartRank,
-    start: StartAgent,
-    settings: Settings,
-    run_dir: Path,
-    tmp_path: Path,
+    server: Callable[[str], Path], watched: Settings, tmp_path: Path
 ) -> None:
-    start_rank().steps(3, loss=1.0)
-    agent = start()
-    status = wait_for_status(run_dir, pid=agent.pid)
+    (status,) = Machine(watched).agents
     rules = tmp_path / "mp_agent.rules.yaml"
     assert CliRunner().invoke(main, ["rules", "--output", str(rules)]).exit_code == 0
     with prometheus(
@@ -49,7 +40,7 @@ def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine(
     ) as running:
 
         def machine() -> Machine:
-            return Machine(settings, prometheus=running.url, run="llama")
+            return Machine(watched, prometheus=running.url, run="llama")
 
         assert verdicts("prometheus", machine()) == {Verdict.OK}
         assert verdicts("targets", machine()) == {Verdict.WRONG}
@@ -60,16 +51,15 @@ def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine(
         seen = machine()
         for check in PROMETHEUS_CHECKS:
             assert verdicts(check.name, seen) == {Verdict.OK}, found(check.name, seen)
-        called = CliRunner(env={"MP_AGENT_DIR": str(settings.dir), "MP_AGENT_PORT": "0"}).invoke(
+        called = CliRunner(env={"MP_AGENT_DIR": str(watched.dir), "MP_AGENT_PORT": "0"}).invoke(
             main, ["doctor", "--prometheus", running.url, "--run", "llama", "--json"]
         )
         report = json.loads(called.output)
         names = [check["name"] for check in report["checks"]]
         assert names[-6:] == [check.name for check in PROMETHEUS_CHECKS]
-        agent.kill()
-        wait_until(lambda: not running.healthy_targets(), seconds=60, what="a failed scrape")
-        down = Machine(settings, prometheus=running.url, scrape=status.url)
-        assert "refused" in only("targets", down).text
+        running.scrape(["127.0.0.1:1"])
+        wait_until(lambda: verdicts("targets", machine()) == {Verdict.WRONG}, seconds=60)
+        assert "refused" in only("targets", machine()).text
 
 
 def test_what_is_no_prometheus_is_wrong_once_and_unknown_after_that(settings: Settings) -> None:

@@ -85,13 +85,9 @@ def test_a_run_that_nobody_watches_is_told_by_who_should(
     assert hint in finding.remedy
 
 
-def test_a_run_with_its_node_agent_is_fine(
-    start_rank: StartRank, start: StartAgent, settings: Settings
-) -> None:
-    start_rank().steps(1)
-    agent = start()
-    machine = Machine(settings)
-    assert f"pid {agent.pid}" in only("node-agent", machine).text
+def test_a_run_with_its_node_agent_is_fine(watched: Settings) -> None:
+    machine = Machine(watched)
+    assert "its node agent lives, pid" in only("node-agent", machine).text
     assert verdicts("port", machine) == {Verdict.OK}
 
 
@@ -108,14 +104,10 @@ def test_a_port_that_another_program_has_is_told(
     assert f"port {taken.port} is another program's" in findings[1].text
 
 
-def test_an_agent_that_moved_to_another_port_is_told(
-    start_rank: StartRank, start: StartAgent, settings: Settings
-) -> None:
-    start_rank().steps(1)
-    start()
+def test_an_agent_that_moved_to_another_port_is_told(watched: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
-    finding = only("port", Machine(settings.model_copy(update={"port": free})))
+    finding = only("port", Machine(watched.model_copy(update={"port": free})))
     assert finding.verdict is Verdict.WRONG
     assert f"not on {free}" in finding.text
 
