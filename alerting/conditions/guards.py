@@ -12,12 +12,12 @@ from mp_agent.alerting.predicates import (
     unless,
 )
 from mp_agent.alerting.signals import (
-    Count,
     Either,
     Length,
     Number,
     Recorded,
     Series,
+    Signal,
     Where,
     limit,
 )
@@ -93,8 +93,8 @@ def unjudgeable() -> Predicate:
     )
 
 
-def happened(count: Count) -> Predicate:
-    """Tell whether the counter's event happened at least once."""
+def happened(count: Signal) -> Predicate:
+    """Tell whether what is counted happened at least once."""
     return Compare(count, ">", _ZERO)
 
 

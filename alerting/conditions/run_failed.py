@@ -18,8 +18,8 @@ _COMPLETED = EndReason.COMPLETED.name.lower()
 def _ended(operator: Literal["=", "!="], *keep: str) -> Seen:
     """Tell whether the run ended, its reason compared so with completion."""
     where = (Where("reason", operator, _COMPLETED),)
-    over = ("last_over_time", _WINDOW)
-    return Seen(Series(metric=metrics.RUN_END, over=over, where=where, keep=keep))
+    end = Series(metric=metrics.RUN_END, over=("last_over_time", _WINDOW), where=where, keep=keep)
+    return Seen(end)
 
 
 def _end(minute: int, reason: str, seen_for: int = 2) -> Track:

@@ -181,6 +181,7 @@ def _variables(host: Host, settings: Mapping[str, str]) -> dict[str, str]:
     values = {
         "dir": str(host.shared_memory),
         "log_dir": str(host.directory / "agent-log"),
+        "flight_dir": str(host.directory / "flight"),
         "exit_wait_seconds": "1",
         **settings,
     }
