@@ -7,6 +7,7 @@ COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY agent agent
 COPY exporters exporters
 COPY alerting alerting
+COPY grafana/dashboards grafana/dashboards
 # The package's dependencies but torch, which only the probe in the trainer needs.
 RUN python - <<'LIST' > /tmp/requirements.txt
 import tomllib
@@ -24,6 +25,7 @@ COPY --from=build /opt/mp-agent /opt/mp-agent
 ENV PATH=/opt/mp-agent/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 1000:1000
 EXPOSE 9464
+# For plain HTTP on the default port; give `docker run --health-cmd` where TLS or a port is set.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9464/healthz', timeout=4)"]
 ENTRYPOINT ["mp-agent"]

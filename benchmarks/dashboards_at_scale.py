@@ -7,11 +7,11 @@ Grafana asks it, its queries one after the other, and the rules evaluate every f
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -33,14 +33,28 @@ _AHEAD_SECONDS = 1800
 _SLOWEST = 12
 
 
-def panel_seconds(asking: Asking, rounds: int = _ROUNDS) -> dict[tuple[str, str], float]:
-    """Return the median time of every panel's queries, by dashboard and title."""
-    return {
-        (board.title.partition(" / ")[2], panel.title): statistics.median(
-            asking.measured(panel) for _ in range(rounds)
-        )
-        for board, panel in every_panel()
-    }
+def panel_seconds(asking: Asking) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the least wall and processor time of every panel, by dashboard and title.
+
+    The least of some rounds: this measures Prometheus, not what else the machine is doing.
+    """
+    found = {}
+    for board, panel in every_panel():
+        rounds = []
+        for _ in range(_ROUNDS):
+            before = _processor_seconds(asking.url)
+            wall = asking.measured(panel)
+            rounds.append((wall, _processor_seconds(asking.url) - before))
+        walls, processors = zip(*rounds, strict=True)
+        found[board.title.partition(" / ")[2], panel.title] = min(walls), min(processors)
+    return found
+
+
+def _processor_seconds(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    (line,) = (line for line in lines if line.startswith("process_cpu_seconds_total "))
+    return float(line.split()[1])
 
 
 def group_seconds(url: str, evaluations: int = _EVALUATIONS) -> dict[str, float]:
@@ -101,17 +115,20 @@ def main() -> int:
     print(describe(torch.device("cpu")))
     print(f"\n{count:,} series, {size}\n")
     print_tables(panels, groups)
-    return int(max(panels.values()) > PANEL_SECONDS or max(groups.values()) > GROUP_SECONDS)
+    slowest_panel = max(wall for wall, _ in panels.values())
+    return int(slowest_panel > PANEL_SECONDS or max(groups.values()) > GROUP_SECONDS)
 
 
-def print_tables(panels: Mapping[tuple[str, str], float], groups: Mapping[str, float]) -> None:
+def print_tables(
+    panels: Mapping[tuple[str, str], tuple[float, float]], groups: Mapping[str, float]
+) -> None:
     """Print dashboards as wholes, the slowest panels, and the rule groups."""
     boards: dict[str, list[float]] = {}
-    for (board, _), seconds in panels.items():
-        boards.setdefault(board, []).append(seconds)
+    for (board, _), (wall, _) in panels.items():
+        boards.setdefault(board, []).append(wall)
     print(
         markdown(
-            ("dashboard", "panels", "slowest panel", "all panels together"),
+            ("dashboard", "panels", "slowest panel", "all panels, one after the other"),
             (
                 (board, str(len(times)), _text(max(times)), _text(sum(times)))
                 for board, times in boards.items()
@@ -119,19 +136,22 @@ def print_tables(panels: Mapping[tuple[str, str], float], groups: Mapping[str, f
         ),
         end="\n\n",
     )
-    slowest = sorted(panels.items(), key=lambda item: -item[1])[:_SLOWEST]
+    slowest = sorted(panels.items(), key=lambda item: -item[1][0])[:_SLOWEST]
     print(
         markdown(
-            ("slowest panels", "dashboard", "time"),
-            ((title, board, _text(seconds)) for (board, title), seconds in slowest),
+            ("slowest panels", "dashboard", "time", "processor"),
+            (
+                (title, board, _text(wall), _text(processor))
+                for (board, title), (wall, processor) in slowest
+            ),
         ),
         end="\n\n",
     )
-    print(markdown(("rule group", "evaluation"), _rows(groups.items())))
-
-
-def _rows(items: Iterable[tuple[str, float]]) -> Iterable[tuple[str, str]]:
-    return ((name, _text(seconds)) for name, seconds in items)
+    print(
+        markdown(
+            ("rule group", "evaluation"), ((name, _text(took)) for name, took in groups.items())
+        )
+    )
 
 
 def _text(seconds: float) -> str:

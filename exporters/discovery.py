@@ -86,7 +86,8 @@ class TargetsFile:
     def remove_stale(self) -> list[Path]:
         """Delete the files of roots that went without deleting them; return which.
 
-        Their age is told by this file's own time stamp, so clocks of nodes do not matter.
+        Their age is told by this file's own time stamp, so clocks of nodes do not matter. What
+        may not be deleted, in a directory of several users, stays.
         """
         now = self.path.stat().st_mtime
         removed = []
@@ -95,7 +96,7 @@ class TargetsFile:
                 if now - other.stat().st_mtime > STALE_SECONDS:
                     other.unlink()
                     removed.append(other)
-            except FileNotFoundError:
+            except (FileNotFoundError, PermissionError):
                 continue
         return removed
 

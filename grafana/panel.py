@@ -75,6 +75,8 @@ class Panel:
     decimals: int | None = None
     minimum: float | None = None
     maximum: float | None = None
+    soft_maximum: float | None = None
+    """To where the axis of a graph goes at least."""
     log_base: int | None = None
     steps: tuple[Step, ...] = ()
     lines: bool = False

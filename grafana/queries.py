@@ -71,9 +71,15 @@ def worst_over_range(name: str, count: int, *, keep: tuple[str, ...], where: str
     thousands of ranks makes hundreds of series.
     """
     peaks = aggregated(f"max_over_time({series(name, where)}[$__range] @ end())", "max", keep=keep)
-    return chosen(by_run(name, keep=keep, where=where), f"topk({count}, {peaks})", count, keep=keep)
+    found = aggregated(
+        chosen(series(name, where), f"topk({count}, {peaks})", keep=keep), "max", keep=keep
+    )
+    return f"topk({count}, {found})"
 
 
-def chosen(expression: str, choice: str, count: int, *, keep: tuple[str, ...]) -> str:
-    """Return the series of an expression whose labels are those of a choice, `count` at most."""
-    return f"topk({count}, {expression} and on ({', '.join((*RUN, *keep))}) {choice})"
+def chosen(expression: str, choice: str, *, keep: tuple[str, ...]) -> str:
+    """Return the series of an expression whose run (and `keep`) is one of a choice.
+
+    It is cheap where it stands inside: what is done with a series is then done with few.
+    """
+    return f"{expression} and on ({', '.join((*RUN, *keep))}) {choice}"

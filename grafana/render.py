@@ -234,6 +234,8 @@ def _timeseries(panel: Panel) -> Any:
         made.scale_distribution(
             common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(panel.log_base)
         )
+    if panel.soft_maximum is not None:
+        made.axis_soft_max(panel.soft_maximum)
     if panel.lines:
         made.thresholds_style(
             common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)

@@ -27,6 +27,7 @@ from tools.relocation import start_directory
 _HOST = "127.0.0.1"
 _READY_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
 _PORT_ATTEMPTS = 3
 
 
@@ -119,7 +120,7 @@ def alertmanager(binary: Path, directory: Path, configuration: str) -> Iterator[
 
 def read_json(url: str) -> Any:
     """Return the parsed JSON behind `url`; OSError when it does not answer with it."""
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as response:
         return json.load(response)
 
 

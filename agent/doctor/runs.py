@@ -35,8 +35,9 @@ def runs(machine: Machine) -> Iterator[Finding]:
     else:
         yield wrong(
             text,
-            "call mp_agent.init() in the script, before its first step, or start it by `mp-agent "
-            "run`; call doctor as the same user, with the same MP_AGENT_DIR, in the same container",
+            "call mp_agent.init() in the script, or start it by `mp-agent run`; rings appear with "
+            "the first step; call doctor as the same user, with the same MP_AGENT_DIR, in the "
+            "same container",
         )
 
 

@@ -15,11 +15,12 @@ _SERVICE_VARIABLE = "MP_AGENT_SERVICE_HOST"
 def sources(machine: Machine) -> Iterator[Finding]:
     """Say which settings are not at their defaults, and whence."""
     named = sorted(machine.settings.model_fields_set)
+    values = machine.settings.model_dump(mode="json")
     if not named:
         yield ok("all are at their defaults in this environment")
     for name in named:
         variable = ENV_PREFIX + name.upper()
-        shown = "(hidden)" if name in SECRETS else repr(getattr(machine.settings, name))
+        shown = "(hidden)" if name in SECRETS else repr(values[name])
         origin = variable if machine.environ.get(variable) else "the settings file"
         yield ok(f"{name} is {shown}, by {origin}")
 

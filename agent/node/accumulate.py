@@ -104,6 +104,7 @@ class Accumulator:
         """Take the layers of a sampled step in. A layer keeps its last norm that counts."""
         for name in layers.retired:
             self.layers.pop(name, None)
+        self._layer_watch.retire(layers.retired)
         views = layers.views(step_judged=step_judged)
         self._layer_watch.fold(views, self._thresholds)
         for view in views:

@@ -104,6 +104,7 @@ class NodeAgent:
                 self._look(time.monotonic())
                 await self._listen(time.monotonic())
                 self.services.tick(time.monotonic())
+                self._server.expect(self._transport.senders)
                 self._publish(time.monotonic())
                 self._follow_parent()
                 await self._pause()

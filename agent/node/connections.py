@@ -1,6 +1,7 @@
 """Connections to the node agent's port: few enough, and none that stays without saying anything."""
 
 import asyncio
+import resource
 import ssl
 import time
 from collections.abc import Callable
@@ -12,6 +13,10 @@ QUIET_SECONDS_AT_MOST = 60.0
 """After so long without a byte in either direction a connection is cut: a client that stalls."""
 HANDSHAKE_SECONDS = 10.0
 _SWEEP_SECONDS = 5.0
+_BACKLOG = 1024
+"""The agents of a run start together, and knock at the root's door together."""
+_OTHER_FILES = 256
+"""Descriptors that are left for all that is no connection."""
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
@@ -31,7 +36,7 @@ class GuardedListener:
         quiet_seconds_at_most: float = QUIET_SECONDS_AT_MOST,
     ) -> None:
         self._make_protocol = make_protocol
-        self._connections_at_most = connections_at_most
+        self.connections_at_most = connections_at_most
         self._quiet_seconds_at_most = quiet_seconds_at_most
         self._open: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -41,8 +46,9 @@ class GuardedListener:
         """Accept on a listening socket."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self._make_protocol(), self._open, self._connections_at_most),
+            lambda: _Connection(self._make_protocol(), self._open, self.connections_at_most),
             sock=listener,
+            backlog=_BACKLOG,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
         )
@@ -61,6 +67,27 @@ class GuardedListener:
             connection.cut()
         loop = asyncio.get_running_loop()
         self._sweep = loop.call_later(_SWEEP_SECONDS, self._cut_quiet)
+
+
+def connections_for(agents: int) -> int:
+    """Return how many connections to allow where so many other node agents push.
+
+    Each keeps one open. Descriptors of the process are allowed for them, as far as the system
+    grants any.
+    """
+    # Twice: a connection that was lost may still be open here when the next one comes.
+    wanted = CONNECTIONS_AT_MOST + 2 * agents
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted + _OTHER_FILES:
+        return wanted
+    granted = wanted + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        granted = min(granted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+    except (OSError, ValueError):
+        granted = soft
+    return min(wanted, max(granted - _OTHER_FILES, CONNECTIONS_AT_MOST))
 
 
 class _Connection(asyncio.Protocol):

@@ -43,19 +43,32 @@ class LayerWatch:
     def __init__(self, memory: LayerMemory) -> None:
         self.memory = memory
         self._index = {name: index for index, name in enumerate(memory.names)}
+        self._troubled: TroubledLayers | None = None
+        """What `troubled` found since the last change: it is asked on every step."""
 
     def begin_attempt(self) -> None:
         """Forget the samples in a row; what is usual for a layer outlives a restart."""
+        self._troubled = None
         layers = len(self.memory.names)
         self.memory.dead_samples = [0] * layers
         self.memory.zero_samples = [0] * layers
         self.memory.underflowing = [False] * layers
+
+    def retire(self, names: Iterable[str]) -> None:
+        """Forget names that stand for no layer any more."""
+        for index in [self._index[name] for name in names if name in self._index]:
+            self._troubled = None
+            self.memory.dead_samples[index] = 0
+            self.memory.underflowing[index] = False
+            self.memory.early_zero_shares[index] = []
+            self.memory.early_full[index] = False
 
     def fold(self, layers: Iterable[LayerView], thresholds: Mapping[str, float]) -> None:
         """Take the layers of a sampled step in; those whose norms do not count say nothing.
 
         Parameters without gradient have no elements: they say nothing either.
         """
+        self._troubled = None
         for layer in layers:
             elements = layer.values.get("elements", 0.0)
             index = self._place(layer.name) if layer.judged and elements else None
@@ -67,12 +80,18 @@ class LayerWatch:
 
     def troubled(self, thresholds: Mapping[str, float]) -> TroubledLayers:
         """Return which layers are dead and which underflow."""
+        if self._troubled is None:
+            self._troubled = self._look(thresholds["layer_dead_samples"])
+        return self._troubled
+
+    def _look(self, samples: float) -> TroubledLayers:
         memory = self.memory
-        samples = thresholds["layer_dead_samples"]
         dead = [
-            n for n, row in zip(memory.names, memory.dead_samples, strict=True) if row >= samples
+            name
+            for name, row in zip(memory.names, memory.dead_samples, strict=True)
+            if row >= samples
         ]
-        under = [n for n, is_ in zip(memory.names, memory.underflowing, strict=True) if is_]
+        under = [name for name, is_ in zip(memory.names, memory.underflowing, strict=True) if is_]
         judged = sum(memory.early_full)
         return TroubledLayers(
             dead=len(dead),

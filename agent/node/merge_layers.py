@@ -101,11 +101,11 @@ class _Table:
 @dataclass(slots=True)
 class _Replica:
     tables: dict[bytes, _Table] = field(default_factory=dict)
-
-    def shards(self) -> set[int]:
-        return {shard for table in self.tables.values() for shard in table.shards}
+    shards: set[int] = field(default_factory=set)
+    """Those of all tables."""
 
     def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
+        self.shards.update(block.shards)
         table = self.tables.get(layout.digest)
         if table is None:
             ranks, shards = min(block.ranks), set(block.shards)
@@ -128,14 +128,14 @@ class _Group:
             return
         replica = self.replicas.setdefault(number, _Replica())
         replica.add(block, layout, values)
-        if len(replica.shards()) >= self.shard_count:
+        if len(replica.shards) >= self.shard_count:
             self.complete = number
             self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
 
     def chosen(self) -> list[_Table]:
         if self.complete is not None:
             return list(self.replicas[self.complete].tables.values())
-        most = max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards()))
+        most = max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards))
         return list(most[1].tables.values())
 
 

@@ -14,7 +14,11 @@ from prometheus_client.exposition import gzip_accepted
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.exporters.prometheus import render
 from mp_agent.node.access import Access
-from mp_agent.node.connections import GuardedListener
+from mp_agent.node.connections import (
+    CONNECTIONS_AT_MOST,
+    GuardedListener,
+    connections_for,
+)
 
 _SHUTDOWN_SECONDS = 1.0
 _COMPRESSION_LEVEL = 1
@@ -37,6 +41,8 @@ class MetricsServer:
         self._expose = expose
         self._routes = routes
         self._listener: GuardedListener | None = None
+        self._agents = 0
+        self._connections_at_most = CONNECTIONS_AT_MOST
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._runner: web.AppRunner | None = None
 
@@ -53,8 +59,18 @@ class MetricsServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listener = GuardedListener(self._runner.server)
+        self._listener = GuardedListener(
+            self._runner.server, connections_at_most=self._connections_at_most
+        )
         await self._listener.start(listener, access.tls)
+
+    def expect(self, agents: int) -> None:
+        """Make room for so many other node agents, each with a connection of its own."""
+        if agents == self._agents:
+            return
+        self._agents, self._connections_at_most = agents, connections_for(agents)
+        if self._listener is not None:
+            self._listener.connections_at_most = self._connections_at_most
 
     async def stop(self) -> None:
         """Finish the answers under way, for a second at most, and close the port."""

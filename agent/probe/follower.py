@@ -191,7 +191,7 @@ class StepFollower:
             if subject is not None and subject is not self._scaler_steps:
                 self._finish(subject)
 
-    def group_ends(self, group: object) -> None:
+    def group_ends(self, group: dist.ProcessGroup | None) -> None:
         """Give gloo's threads time to let go of the work of DDP's last backward.
 
         The group's destructor waits for them with the GIL held, which they need for that (torch

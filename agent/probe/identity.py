@@ -34,11 +34,11 @@ def make_identity(
     """
     rank, world_size = _rank_and_world_size(environ)
     local_world_size = _integer(environ, "LOCAL_WORLD_SIZE", world_size)
-    launch = _launch_name(world_size)
+    launcher = _launcher_name(world_size)
     identity = RankIdentity(
-        run=run or _run_name(environ, launch),
+        run=run or _run_name(environ, launcher),
         attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-        launch=launch,
+        launch=_launch_name(environ, launcher),
         rank=rank,
         world_size=world_size,
         local_rank=_integer(environ, "LOCAL_RANK", rank % local_world_size),
@@ -72,8 +72,8 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
         return default
 
 
-def _run_name(environ: Mapping[str, str], launch: str) -> str:
-    """Return torchrun's rendezvous id, else the scheduler's job, else a name of this launch."""
+def _run_name(environ: Mapping[str, str], launcher: str) -> str:
+    """Return torchrun's rendezvous id, else the scheduler's job, else a name of this launcher."""
     rendezvous_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     if rendezvous_id not in ("", "none"):
         return rendezvous_id
@@ -82,21 +82,47 @@ def _run_name(environ: Mapping[str, str], launch: str) -> str:
     pod, index = environ.get("HOSTNAME", ""), environ.get("JOB_COMPLETION_INDEX")
     if index and re.search(rf"-{index}(-\w+)?$", pod):
         return re.sub(rf"-{index}(-\w+)?$", "", pod)
-    return f"{_script_name()}-{launch}"
+    return f"{_script_name()}-{launcher}"
 
 
 def _script_name() -> str:
     return Path(sys.argv[0] if sys.argv else "").stem or "python"
 
 
-def _launch_name(world_size: int) -> str:
-    """Return a short name that all local ranks of one launch share and no other launch has.
+def _launcher_name(world_size: int) -> str:
+    """Return a short name that all local ranks of one launcher share and those of no other have.
 
     Local ranks have the launcher as their common parent; a process id alone comes round again,
     so the parent's start time belongs to the name.
     """
     pid = os.getppid() if world_size > 1 else os.getpid()
-    key = f"{_boot_id()}:{pid}:{_start_ticks(pid)}"
+    return _short_name(f"{_boot_id()}:{pid}:{_start_ticks(pid)}")
+
+
+def _launch_name(environ: Mapping[str, str], launcher: str) -> str:
+    """Return a short name that the local ranks have that the launcher started at the same time.
+
+    An elastic launcher starts all its ranks again when nodes join or leave, perhaps under other
+    numbers, and its restart count stays as it was. What differs then is the group, and how old the
+    directory is that torchrun makes anew for the logs of each start.
+    """
+    group = (environ.get("WORLD_SIZE", ""), environ.get("GROUP_RANK", ""))
+    return _short_name(f"{launcher}:{':'.join(group)}:{_log_directory_unix_ns(environ)}")
+
+
+def _log_directory_unix_ns(environ: Mapping[str, str]) -> int:
+    """Return when torchrun last put something into `<log dir>/<run>/attempt_<n>`; 0: no such.
+
+    It does so before it starts the ranks, and afterwards only in the ranks' own directories.
+    """
+    error_file = environ.get("TORCHELASTIC_ERROR_FILE")
+    try:
+        return Path(error_file).parent.parent.stat().st_mtime_ns if error_file else 0
+    except OSError:
+        return 0
+
+
+def _short_name(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:10]
 
 

@@ -60,7 +60,7 @@ class Recorder:
         if not self._layers:
             self._traits.measuring_point = point
         plan = subject.plan()
-        if (ready := self._prepare()) is None or plan not in ready.plans:
+        if (ready := self._prepare()) is None or plan is None or plan not in ready.plans:
             return
         self._look(step, plan, inverse_scale, at_all_layers=ready.delivery.wants_all_layers)
         step.measured.add(plan.label)

@@ -1,8 +1,8 @@
 """Whether a report that was read makes sense: indices, lengths and numbers that fit each other."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import inf, isnan
+from operator import ge
 from typing import TYPE_CHECKING
 
 from mp_agent.errors import ReportError
@@ -94,7 +94,7 @@ def _check_place(report: "NodeReport", row: "NodeRow | LayerBlock", what: str) -
 
 
 def _ascending(numbers: Sequence[int], what: str) -> None:
-    if any(low >= high for low, high in pairwise(numbers)):
+    if len(numbers) > 1 and any(map(ge, numbers, numbers[1:])):
         raise ReportError(f"{what} do not ascend")
 
 
@@ -118,5 +118,5 @@ def _finite(number: float, what: str) -> None:
 
 
 def _not_nan(numbers: Sequence[float], what: str) -> None:
-    if any(isnan(number) for number in numbers):
+    if any(map(isnan, numbers)):
         raise ReportError(f"{what} has a value that is NaN")

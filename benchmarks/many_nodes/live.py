@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from math import nan
@@ -14,11 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.many_nodes.fleet import Plan
+from benchmarks.many_nodes.fleet import Plan, Stretch
 from benchmarks.many_nodes.model import Model
 from benchmarks.many_nodes.root import RootAgent, Scrape
 
 _SCRAPES = 3
+_REST_SECONDS = 2.0
+_LAYER_ERROR_MAX = 1e-12
+"""Layers are added up in float64, in the order of the nodes; steps are exact."""
 _LEAD_SECONDS = 0.5
 
 
@@ -35,6 +39,18 @@ class Load:
     """Measured with one table, on the first of them."""
     fleets: int = 2
     """Processes that play the nodes."""
+    stretch: float = 1.0
+    """By how much the run's clock is slowed down, for machines that cannot hold it."""
+
+    @property
+    def slow_step_seconds(self) -> float:
+        """A step by the machine's clock."""
+        return self.step_seconds * self.stretch
+
+    @property
+    def slow_push_seconds(self) -> float:
+        """A period of the nodes by the machine's clock."""
+        return self.push_interval_seconds * self.stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +65,10 @@ class LiveResult:
     table_bytes: float
     """Bodies that a layer table adds, of all nodes."""
     processor_share: float
-    """Of one core: receiving, merging, judging; without layer tables and scrapes."""
+    """Of one core: receiving, merging, judging; without layer tables and scrapes. Of a slowed
+    clock: computed for the clock as it is, what the agent does without any input taken as it is."""
+    idle_share: float
+    """Of one core: after the last report, with all nodes known."""
     table_processor_seconds: float
     """What a layer table of all nodes adds."""
     memory_mib: float
@@ -81,6 +100,35 @@ class LiveResult:
         """Bytes per second with a layer table every 100 steps."""
         return self.bytes_per_second + self.table_bytes / self._table_seconds
 
+    def mistakes(self) -> Iterator[str]:
+        """Yield what the root said that is not what the model says."""
+        final, norm = self.final, self.model.norm(self.step)
+        expected = {
+            "mp_agent_grad_norm": norm,
+            "mp_agent_loss": self.model.loss(self.step),
+            "mp_agent_coverage_ratio": 1.0,
+            "mp_agent_steps_total": float(self.step),
+        }
+        for name, value in expected.items():
+            if final.value(name) != value:
+                yield f"{name} is {final.value(name)}, not {value}"
+        counts = {
+            "mp_agent_nodes_known": float(self.model.nodes),
+            "mp_agent_records_dropped_total": 0.0,
+            "mp_agent_rows_refused_total": 0.0,
+        }
+        for name, value in counts.items():
+            if final.value(name, node_rank="0") != value:
+                yield f"{name} is {final.value(name, node_rank='0')}, not {value}"
+        if self.dropped:
+            yield f"nodes dropped {self.dropped} rows"
+        truth = self.model.layer_norms(self.sampled).tolist()
+        for layer, value in zip(self.model.layer_names, truth, strict=True):
+            found = final.value("mp_agent_layer_grad_norm", layer=layer)
+            if found is None or abs(found - value) > _LAYER_ERROR_MAX * value:
+                yield f"the norm of {layer} is {found}, not {value}"
+                break
+
     @property
     def _table_seconds(self) -> float:
         return 100 * self.load.step_seconds
@@ -94,15 +142,15 @@ def measure(model: Model, load: Load) -> LiveResult:
     token = secrets.token_hex(16)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_memory())))
-        root = stack.enter_context(RootAgent(model, directory, token, load.push_interval_seconds))
+        root = stack.enter_context(RootAgent(model, directory, token, load.slow_push_seconds))
         plans = [
             Plan(
                 model=model,
                 numbers=tuple(range(1 + part, model.nodes, load.fleets)),
                 url=root.url,
                 token=token,
-                push_interval_seconds=load.push_interval_seconds,
-                step_seconds=load.step_seconds,
+                push_interval_seconds=load.slow_push_seconds,
+                step_seconds=load.slow_step_seconds,
                 steps=last + 1,
                 sampled=(sampled,),
                 marks=(steady, table),
@@ -112,48 +160,45 @@ def measure(model: Model, load: Load) -> LiveResult:
         fleets = stack.enter_context(_fleets([plan for plan in plans if plan.numbers]))
         started = fleets.start()
         marks: dict[int, float] = {}
-        memory = [root.memory_mib()]
         for sequence in range(1, last + 1):
-            time.sleep(max(started + sequence * load.step_seconds - time.time(), 0.0))
+            time.sleep(max(started + sequence * load.slow_step_seconds - time.time(), 0.0))
             root.write(sequence, sampled=sequence == sampled)
-            memory.append(root.memory_mib())
             if sequence in (steady, table, last):
                 marks[sequence] = root.processor_seconds()
         accounts = fleets.accounts()
         memory_mib, peak_mib = root.memory_mib(), root.memory_mib("VmHWM")
         idle, scrapes, scraping = _scrape(root)
-        final = scrapes[-1]
-    stretches = [_joined(parts) for parts in zip(*(a["stretches"] for a in accounts), strict=True)]
+    final = scrapes[-1]
+    before, steady_part, table_part = (
+        _joined(parts) for parts in zip(*(a["stretches"] for a in accounts), strict=True)
+    )
+    parts = (before, steady_part, table_part)
     steady_seconds = load.steady_steps * load.step_seconds
-    table_seconds = load.table_steps * load.step_seconds
-    share = (marks[table] - marks[steady]) / steady_seconds
-    rate = stretches[1]["body_bytes"] / steady_seconds
-    reasons: dict[str, int] = {}
-    for stretch in stretches:
-        for reason, count in stretch["reasons"].items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    step = final.value("mp_agent_step")
-    latencies = sorted(second for s in stretches for second in s["latencies_seconds"]) or [nan]
+    share = (marks[table] - marks[steady]) / (steady_seconds * load.stretch)
+    table_share = (marks[last] - marks[table]) / (load.table_steps * load.slow_step_seconds)
+    rate = steady_part.body_bytes / steady_seconds
+    latencies = sorted(second for part in parts for second in part.latencies_seconds) or [nan]
     return LiveResult(
         model=model,
         load=load,
-        requests_per_second=stretches[1]["requests"] / steady_seconds,
+        requests_per_second=steady_part.requests / steady_seconds,
         bytes_per_second=rate,
-        table_bytes=max(stretches[2]["body_bytes"] - rate * table_seconds, 0.0),
-        processor_share=share,
-        table_processor_seconds=marks[last] - marks[table] - share * table_seconds,
+        table_bytes=max(table_part.body_bytes - rate * load.table_steps * load.step_seconds, 0.0),
+        processor_share=idle + (share - idle) * load.stretch,
+        idle_share=idle,
+        table_processor_seconds=(table_share - share) * load.table_steps * load.slow_step_seconds,
         memory_mib=memory_mib,
         memory_peak_mib=peak_mib,
-        failures=sum(stretch["failures"] for stretch in stretches),
-        reasons=reasons,
+        failures=sum(part.failures for part in parts),
+        reasons=_summed(part.reasons for part in parts),
         latency_p50_seconds=median(latencies),
         latency_p99_seconds=latencies[int(0.99 * (len(latencies) - 1))],
-        fleet_share=sum(a["processor_seconds"] for a in accounts) / (last * load.step_seconds),
+        fleet_share=sum(a["processor_seconds"] for a in accounts) / (last * load.slow_step_seconds),
         late_seconds=max((a["late_seconds"] for a in accounts), default=0.0),
         dropped=sum(account["dropped"] for account in accounts),
         scrape_processor_seconds=scraping,
         final=final,
-        step=int(step or 0),
+        step=int(final.value("mp_agent_step") or 0),
         sampled=sampled,
     )
 
@@ -161,7 +206,7 @@ def measure(model: Model, load: Load) -> LiveResult:
 def _scrape(root: RootAgent) -> tuple[float, Sequence[Scrape], float]:
     """Return the processor time per second at rest, the scrapes, and what one took beside it."""
     before, begun = root.processor_seconds(), time.monotonic()
-    time.sleep(1.0)
+    time.sleep(_REST_SECONDS)
     idle = (root.processor_seconds() - before) / (time.monotonic() - begun)
     before, begun = root.processor_seconds(), time.monotonic()
     scrapes = [root.scrape() for _ in range(_SCRAPES)]
@@ -218,18 +263,21 @@ def _fleets(plans: Sequence[Plan]) -> Iterator[_Fleets]:
         yield _Fleets.of(processes, plans)
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    reasons: dict[str, int] = {}
-    for part in parts:
-        for reason, count in part["reasons"].items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    return {
-        "requests": sum(part["requests"] for part in parts),
-        "body_bytes": sum(part["body_bytes"] for part in parts),
-        "failures": sum(part["failures"] for part in parts),
-        "reasons": reasons,
-        "latencies_seconds": [s for part in parts for s in part["latencies_seconds"]],
-    }
+def _joined(parts: Sequence[dict[str, Any]]) -> Stretch:
+    return Stretch(
+        requests=sum(part["requests"] for part in parts),
+        body_bytes=sum(part["body_bytes"] for part in parts),
+        failures=sum(part["failures"] for part in parts),
+        reasons=_summed(part["reasons"] for part in parts),
+        latencies_seconds=[second for part in parts for second in part["latencies_seconds"]],
+    )
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in counts:
+        total.update(part)
+    return dict(total)
 
 
 def _memory() -> str | None:

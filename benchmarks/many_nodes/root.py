@@ -1,6 +1,5 @@
 """A real root agent in a process of its own, with the rings of its node's ranks."""
 
-import json
 import os
 import subprocess
 import sys

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.many_nodes.door import seconds_per_request
 from benchmarks.many_nodes.model import Model
 from benchmarks.many_nodes.node import SimulatedNode
 from mp_agent.alerting.values import values_in_force
@@ -48,6 +49,8 @@ class Stages:
     """Body of one with a layer table besides."""
     make_report: float = 0.0
     """On a node: one report taken, encoded and compressed."""
+    take_request: float = 0.0
+    """Of one node: a request with a report, from the socket to the answer."""
     unpack_report: float = 0.0
     """Of one node: decompressed, decoded and checked."""
     receive_report: float = 0.0
@@ -118,14 +121,17 @@ class Rendering:
 
 
 def measure_stages(model: Model) -> Stages:
-    """Bring two periods of steps and a layer table from all nodes to a root; return the costs."""
+    """Bring three periods of steps and a layer table from all nodes to a root; return the costs.
+
+    The first period comes over HTTP.
+    """
     settings = Settings()
     stages = Stages(nodes=model.nodes)
     with tempfile.TemporaryDirectory() as directory:
         root = Root(model, Path(directory), settings)
         bodies = [_bodies(model, number, settings, stages) for number in range(1, model.nodes)]
         gc.collect()
-        for period in range(len(range(_PERIOD_STEPS, _STEPS + 1, _PERIOD_STEPS))):
+        for period in range(_STEPS // _PERIOD_STEPS):
             _take_period(root, [own[period] for own in bodies], period, stages)
     others = max(model.nodes - 1, 1)
     stages.make_report /= others
@@ -182,7 +188,9 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
         if isinstance(item, MergedStep | MergedTable):
             root.fold(item)
     unpacking, receiving = 0.0, 0.0
-    for body in bodies:
+    if period == 0:
+        stages.take_request = seconds_per_request(root.node, bodies)
+    for body in bodies if period else ():
         seconds, report = _timed(lambda body=body: unpack(body))  # type: ignore[misc]
         unpacking += seconds
         seconds, _ = _timed(lambda report=report: _receive(root, report))  # type: ignore[misc]

@@ -6,7 +6,7 @@ from grafana.style import ANY_IS_NOTABLE
 
 _LAYER = ("layer",)
 _WORST = 10
-_POINTS = 300
+_POINTS = 150
 """Enough for a picture; every one looks at all layers."""
 _PICKED = 'layer=~"$layer"'
 
@@ -87,6 +87,7 @@ _TROUBLE = Row(
             height=7,
             decimals=0,
             minimum=0,
+            soft_maximum=2,
             steps=ANY_IS_NOTABLE,
             lines=True,
             queries=(Query(by_run("mp_agent_layers_dead"), "layers", optional=True),),
@@ -101,6 +102,7 @@ _TROUBLE = Row(
             height=7,
             unit="percentunit",
             minimum=0,
+            soft_maximum=0.1,
             steps=above(underflow_layers="orange"),
             lines=True,
             queries=(

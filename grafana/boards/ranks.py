@@ -5,8 +5,9 @@ from grafana.queries import RUN, aggregated, by_run, chosen, increase, series, w
 from grafana.style import AGREEMENT, ANY_IS_NOTABLE, COVERAGE
 
 _RANK = ("rank",)
-_POINTS = 200
+_POINTS = 100
 """Enough for a picture; every one looks at all ranks."""
+_HEATMAP_POINTS = 60
 _BY_GPU = "* on (UUID) group_left (rank) "
 
 
@@ -18,21 +19,25 @@ def _with_rank(metric: str, aggregate: str = "max") -> str:
 
 
 _RUN = ", ".join(RUN)
-_STEP = by_run("mp_agent_rank_step", keep=_RANK)
-_LAG = f"{by_run('mp_agent_rank_step')} - on ({_RUN}) group_right {_STEP}"
-_LATEST = f"last_over_time({series('mp_agent_rank_step')}[$__range] @ end())"
+_STEP = series("mp_agent_rank_step")
+_LATEST = f"last_over_time({_STEP}[$__range] @ end())"
 _FURTHEST_BEHIND = f"bottomk(10, {aggregated(_LATEST, 'max', keep=_RANK)})"
 """At the end of the time range."""
+_THEIR_STEPS = aggregated(chosen(_STEP, _FURTHEST_BEHIND, keep=_RANK), "max", keep=_RANK)
+_LAG = f"scalar(max({_STEP})) - {_THEIR_STEPS}"
 
-_COMPUTE = by_run("mp_agent_rank_compute_seconds", keep=_RANK)
-_USUAL_COMPUTE = f"quantile by ({_RUN}) (0.5, {series('mp_agent_rank_compute_seconds')})"
+_COMPUTE = series("mp_agent_rank_compute_seconds")
 _SLOWEST = (
     f"{by_run('mp_agent_straggler_slowdown')} * on ({_RUN}) group_right "
     f"{by_run('mp_agent_straggler_info', keep=_RANK)}"
 )
 
-_ALIVE = f"({by_run('mp_agent_rank_up', keep=_RANK)} == 1)"
-_SILENT = f"time() - {by_run('mp_agent_rank_last_step_timestamp_seconds', keep=_RANK)}"
+_ALIVE = f"({series('mp_agent_rank_up')} == 1)"
+_LAST_STEPS = chosen(
+    chosen(series("mp_agent_rank_last_step_timestamp_seconds"), _FURTHEST_BEHIND, keep=_RANK),
+    _ALIVE,
+    keep=_RANK,
+)
 
 _PHASES = by_run("mp_agent_rank_phase_info", keep=("rank", "phase"))
 
@@ -160,15 +165,15 @@ _LAGGARDS = Row(
         Panel(
             id=10,
             title="Ranks by step lag",
-            description="How many ranks are how many steps behind the foremost, over time, in "
-            "powers of two. Nodes are scraped at different moments, so a few steps are no lag; a "
-            "band that rises is.",
+            description="How many ranks are how many steps behind the foremost, over time: "
+            "0, 1, up to 3, up to 7 and so on. Nodes are scraped at different moments, so a few "
+            "steps are no lag; a band that rises is.",
             view=View.HEATMAP,
             width=12,
-            most_points=_POINTS,
+            most_points=_HEATMAP_POINTS,
             queries=(
                 Query(
-                    f'count_values("lag", 2 ^ ceil(log2(({_LAG}) > 0)) or ({_LAG}) == 0)',
+                    f'count_values("lag", 2 ^ ceil(log2(scalar(max({_STEP})) - {_STEP} + 1)) - 1)',
                     "{{lag}}",
                 ),
             ),
@@ -182,12 +187,7 @@ _LAGGARDS = Row(
             minimum=0,
             decimals=0,
             most_points=_POINTS,
-            queries=(
-                Query(
-                    chosen(f"({_LAG})", _FURTHEST_BEHIND, 10, keep=_RANK),
-                    "rank {{rank}}",
-                ),
-            ),
+            queries=(Query(f"topk(10, {_LAG})", "rank {{rank}}"),),
         ),
         Panel(
             id=12,
@@ -197,11 +197,11 @@ _LAGGARDS = Row(
             "healthy; the uppermost row is everything beyond.",
             view=View.HEATMAP,
             width=12,
-            most_points=_POINTS,
+            most_points=_HEATMAP_POINTS,
             queries=(
                 Query(
                     'count_values("ratio", clamp_max(round('
-                    f"{_COMPUTE} / on ({_RUN}) group_left {_USUAL_COMPUTE}, 0.1), 3))",
+                    f"{_COMPUTE} / scalar(quantile(0.5, {_COMPUTE})), 0.1), 3))",
                     "{{ratio}}",
                     optional=True,
                 ),
@@ -223,7 +223,7 @@ _LAGGARDS = Row(
                     "rank {{rank}}",
                     optional=True,
                 ),
-                Query(f"max by (run) ({_USUAL_COMPUTE})", "median", optional=True),
+                Query(f"quantile(0.5, {_COMPUTE})", "median", optional=True),
             ),
         ),
         Panel(
@@ -262,12 +262,7 @@ _LAGGARDS = Row(
             most_points=_POINTS,
             queries=(
                 Query(
-                    chosen(
-                        f"({_SILENT} and on ({_RUN}, rank) {_ALIVE})",
-                        _FURTHEST_BEHIND,
-                        10,
-                        keep=_RANK,
-                    ),
+                    f"topk(10, time() - {aggregated(_LAST_STEPS, 'max', keep=_RANK)})",
                     "rank {{rank}}",
                     optional=True,
                 ),
@@ -300,6 +295,7 @@ _DIFFERENCES = Row(
             width=8,
             height=6,
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(
                     increase("mp_agent_replica_divergence_steps_total", keep=("kind",)), "{{kind}}"

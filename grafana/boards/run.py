@@ -285,6 +285,7 @@ _LOSS = Row(
             "a collapse on its way.",
             width=8,
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(increase("mp_agent_loss_scale_decreases_total"), "down"),
                 Query(increase("mp_agent_loss_scale_increases_total"), "up"),
@@ -299,6 +300,7 @@ _LOSS = Row(
             + " Dashed: where the alert begins.",
             width=8,
             minimum=0,
+            soft_maximum=10,
             decimals=0,
             lines=True,
             steps=above(loss_scale_decreases_in_row="orange"),
@@ -335,6 +337,7 @@ _LOSS = Row(
             "from the third in a row on, and those that were applied, which is worse.",
             width=6,
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(increase("mp_agent_loss_spike_steps_total"), "spikes"),
                 Query(
@@ -403,6 +406,7 @@ _GRADIENTS = Row(
             description=help_of("mp_agent_grad_norm_exceeded_steps_total")
             + " Those that clipping shrank are less bad: the rest is drawn beside them.",
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(
                     increase("mp_agent_grad_norm_exceeded_steps_total", keep=("bound",)),
@@ -436,6 +440,7 @@ _GRADIENTS = Row(
             description="NaN and Inf gradient elements, and the steps that had any. With a scaler "
             "such steps are skipped; without one they destroy weights.",
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(increase("mp_agent_grad_nonfinite_steps_total"), "steps"),
                 Query(increase("mp_agent_grad_nan_elements_total"), "NaN elements"),
@@ -510,6 +515,7 @@ _PACE = Row(
             width=8,
             unit=PER_SECOND,
             minimum=0,
+            soft_maximum=1,
             queries=(Query(rate("mp_agent_tokens_total"), "{{run}}"),),
         ),
         Panel(

@@ -55,6 +55,7 @@ _LOSSES = Row(
             title="Dropped records",
             description=help_of("mp_agent_records_dropped_total"),
             minimum=0,
+            soft_maximum=1,
             queries=(Query(by_run("mp_agent_records_dropped_total", "sum"), "{{run}}"),),
         ),
         Panel(
@@ -62,6 +63,7 @@ _LOSSES = Row(
             title="Dropped series",
             description=help_of("mp_agent_series_dropped_total"),
             minimum=0,
+            soft_maximum=1,
             queries=(Query(rate("mp_agent_series_dropped_total"), "{{run}}"),),
             unit=PER_SECOND,
         ),
@@ -70,6 +72,7 @@ _LOSSES = Row(
             title="Errors",
             description="Errors of the probes, and settings that were wrong and ignored.",
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(by_run("mp_agent_probe_errors_total", "sum"), "probe {{run}}"),
                 Query(by_run("mp_agent_setting_errors_total", "sum"), "settings {{run}}"),
@@ -123,6 +126,7 @@ _NODES = Row(
             + " Beside it, what could not wait any longer.",
             width=8,
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(increase("mp_agent_push_failures_total"), "failed {{run}}"),
                 Query(increase("mp_agent_reports_dropped_total"), "given up {{run}}"),
@@ -172,6 +176,7 @@ _OUTWARDS = Row(
             title="Failed exports",
             description=help_of("mp_agent_export_failures_total"),
             minimum=0,
+            soft_maximum=1,
             queries=(
                 Query(
                     increase("mp_agent_export_failures_total", keep=_EXPORTER),
@@ -202,6 +207,7 @@ _OUTWARDS = Row(
             description=help_of("mp_agent_flight_records_total")
             + " Beside them, those that could not be written.",
             minimum=0,
+            soft_maximum=1,
             decimals=0,
             queries=(
                 Query(by_run("mp_agent_flight_records_total", "sum"), "written {{run}}"),

@@ -114,3 +114,22 @@ def test_a_root_may_be_a_host_an_address_or_a_url(root):
 def test_a_root_that_leads_nowhere_is_refused(root):
     with pytest.raises(SettingError, match="root has value"):
         load_settings(root=root)
+
+
+def test_overrides_of_alerts_are_a_table_of_texts(monkeypatch, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("alerts:\n  stall_window: 20m\n  end_window: 90\n  MpAgentLossSpike: off\n")
+    monkeypatch.setenv("MP_AGENT_CONFIG", str(file))
+    settings, ignored = load_settings()
+
+    assert ignored == 0
+    assert settings.alerts == {"stall_window": "20m", "end_window": "90", "MpAgentLossSpike": "off"}
+
+
+@pytest.mark.parametrize("value", ["[1]", '{"stall_window": [1]}', "20m"])
+def test_what_is_no_table_of_texts_is_ignored_by_name(monkeypatch, caplog, value):
+    monkeypatch.setenv("MP_AGENT_ALERTS", value)
+    settings, ignored = load_settings()
+
+    assert (settings.alerts, ignored) == ({}, 1)
+    assert "MP_AGENT_ALERTS has value" in caplog.text

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from mp_agent.alerting.cli import rules_command
@@ -55,14 +56,39 @@ def test_check_tells_a_file_that_is_up_to_date_from_one_that_is_not(tmp_path: Pa
     [
         (("--set", "nap=1"), "'nap' is unknown"),
         (("--set", "grad_norm_high=-1"), "grad_norm_high has value -1.0"),
+        (("--set", "overflow_warning=5"), "overflow_warning has value 5.0; it is a share"),
+        (("--set", "MpAgentNap=off"), "'MpAgentNap' is unknown"),
+        (("--set", "MpAgentLossSpike.severity=loud"), "has value 'loud'"),
+        (("--set", "selectors.series={"), "selectors: series has value '{'"),
+        (("--dashboard-base", "{{ x }}"), "--dashboard-base has value '{{ x }}'"),
+        (("--runbook-base", "wiki"), "--runbook-base has value 'wiki'"),
         (("--time-scale", "0"), "time scale has value 0.0"),
         (("--check",), "--check needs --output"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_arguments_are_named_and_nothing_is_written(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     result = _run(*arguments)
     assert result.exit_code == 2
-    assert message in result.output
+    assert message in " ".join(result.output.split())
+    file = tmp_path / "rules.yaml"
+    if "--check" not in arguments:
+        assert _run("--output", str(file), *arguments).exit_code == 2
+        assert not file.exists()
+
+
+def test_severities_and_links_are_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MP_AGENT_ALERTS", '{"MpAgentRunFailed": "off", "end_window": "7m"}')
+    output = _run(
+        "--set", "MpAgentLossSpike.severity=info", "--dashboard-base", "https://g.example/x/"
+    ).output
+    alerts = [rule for group in yaml.safe_load(output)["groups"] for rule in group["rules"]]
+    by_name = {rule["alert"]: rule for rule in alerts if "alert" in rule}
+    assert "MpAgentRunFailed" not in by_name
+    spike = by_name["MpAgentLossSpike"]
+    assert spike["labels"]["severity"] == "info"
+    assert spike["annotations"]["dashboard_url"].startswith("https://g.example/x/d/mp-agent-run/?")
 
 
 def test_the_runbook_base_is_the_sites() -> None:

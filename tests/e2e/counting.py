@@ -27,6 +27,7 @@ Samples = Mapping[tuple[str, str], float]
 def counting_job(
     directory: Path,
     *arguments: str,
+    run: str = "counting",
     torchrun: Sequence[str] = (),
     shared_memory: Path | None = None,
     wrapper: Sequence[str] = (),
@@ -37,7 +38,7 @@ def counting_job(
     variables = {f"MP_AGENT_{name.upper()}": value for name, value in settings.items()}
     with torchrun_job(
         (*torchrun, JOB, *arguments),
-        run="counting",
+        run=run,
         log_file=directory / "job.log",
         environment={**variables, **(environment or {})},
         directory=shared_memory,
@@ -54,11 +55,11 @@ def finished_digest(job: Job) -> str:
     return found[1]
 
 
-def wait_half_way(job: Job) -> None:
+def wait_half_way(job: Job, *, seconds: float = 60.0) -> None:
     """Wait until both ranks wait at the gate."""
     wait_until(
         lambda: job.log_file.read_text().count("half way") == 2 or not job.running,
-        seconds=60,
+        seconds=seconds,
         what="both ranks to be half way",
     )
     assert job.running, job.log_tail(60)

@@ -7,6 +7,7 @@ import argparse
 import faulthandler
 import hashlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def main() -> None:
     parser.add_argument("--gate", type=Path, help="file to wait for in the middle")
     parser.add_argument("--broken-probe", action="store_true", help="make the probe's hooks raise")
     parser.add_argument("--fail-once", action="store_true", help="raise in the first attempt")
+    parser.add_argument("--leave-at", type=int, help="step in the middle of which rank 1 exits")
+    parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     faulthandler.dump_traceback_later(90)
     mp_agent.init()
@@ -38,17 +41,19 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=50)
-    for step in range(1, STEPS + 1):
+    for step in range(1, options.steps + 1):
         with torch.autocast("cpu", dtype=torch.float16):
             loss = model(torch.randn(8, 16)).pow(2).mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
+        if step == options.leave_at and dist.get_rank() == 1:
+            sys.exit(3)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         time.sleep(options.pause)
-        if step == STEPS // 2:
+        if step == options.steps // 2:
             half_way(options)
     if dist.get_rank() == 0:
         print(f"digest {digest(model)}", flush=True)

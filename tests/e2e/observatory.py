@@ -141,7 +141,7 @@ class Observatory:
         return worst
 
 
-def kill_ranks(job: Job, *, after_step: int = 50) -> None:
+def kill_ranks(job: Job, *, after_step: int = 300) -> None:
     """Send SIGKILL to all ranks of a job, once it has made some steps."""
     readers = wait_until(lambda: _readers(job, 2), seconds=60, what="the rings of both ranks")
     try:

@@ -102,3 +102,20 @@ def test_files_of_dead_roots_go_and_those_of_others_stay(tmp_path: Path):
         lively.path.name,
         foreign.name,
     }
+
+
+def test_stale_files_of_other_users_stay_and_stop_nothing(tmp_path: Path, monkeypatch):
+    own, *dead = (TargetsFile(tmp_path, "run", root) for root in ("own", "foreign", "mine"))
+    for file in (own, *dead):
+        file.write(b"[]")
+    for file in dead:
+        os.utime(file.path, (1.0, 1.0))
+    unlink = Path.unlink
+
+    def as_in_a_sticky_directory(path: Path, missing_ok: bool = False) -> None:
+        if path == dead[0].path:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", as_in_a_sticky_directory)
+    assert own.remove_stale() == [dead[1].path]

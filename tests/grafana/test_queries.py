@@ -11,7 +11,7 @@ from tools.panel_queries import Asking, every_panel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-TWO_NODES = Scenario(name="two-nodes", arguments=("brief",), nodes=2)
+TWO_NODES = Scenario(name="two-nodes", arguments=("healthy",), nodes=2)
 RUNS = ("overflow-storm", "healthy", "explosion", "kill", "two-nodes")
 MOST_SERIES = 50
 """Of a query: more cannot be told apart in a graph."""

@@ -68,6 +68,8 @@ class Inbox:
             return _refused(refusal)
         except asyncio.TimeoutError:
             return _refused(_Refusal(408, f"the body took more than {_BODY_SECONDS:g} s"))
+        except ConnectionError:
+            return _refused(_Refusal(400, "the sender has gone"))
         link.count_request(size, refused=False)
         return web.Response(body=answer, content_type="application/octet-stream")
 

@@ -82,6 +82,14 @@ class RootLink:
         )
 
     @property
+    def senders(self) -> int:
+        """How many other node agents push to this one."""
+        if not self.collects:
+            return 0
+        identity = self.run.identity
+        return -(-identity.world_size // max(identity.local_world_size, 1)) - 1
+
+    @property
     def awaits_others(self) -> bool:
         """Whether this agent is the root of a run that has further nodes."""
         return self.collects and self._has_other_nodes()

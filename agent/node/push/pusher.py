@@ -40,6 +40,8 @@ class Pusher:
         self._due_seconds = 0.0
         self._pushed_seconds = -_HURRY_SECONDS
         self._failing = False
+        self._fresh = True
+        """Whether no report of this attempt has got to this root yet."""
         self._logged: set[str] = set()
         self._counts = TransportView()
         self.taken_total = 0
@@ -56,6 +58,7 @@ class Pusher:
         """Push soon: the attempt or its root is another one."""
         self._due_seconds = 0.0
         self._failing = self.final_taken = False
+        self._fresh = True
         self._backoff.reset()
         self._logged.clear()
 
@@ -105,8 +108,11 @@ class Pusher:
                 break
         else:
             self.final_taken = ended and self.taken_total > 0
-        jitter = random.uniform(1 - _JITTER, 1)
-        self._due_seconds = time.monotonic() + self._interval_seconds * jitter
+        # All agents of a run start in the same second; they shall not push in the same one.
+        shortest = 0.0 if self._fresh else 1 - _JITTER
+        self._fresh = False
+        pause_seconds = self._interval_seconds * random.uniform(shortest, 1)
+        self._due_seconds = time.monotonic() + pause_seconds
 
     def _query(self, root: RootAddress) -> Mapping[str, str]:
         return {

@@ -65,6 +65,11 @@ class Transport:
         """Whether other nodes have rows for this agent, even if nobody may scrape it."""
         return any(link.awaits_others for link in self._links.values())
 
+    @property
+    def senders(self) -> int:
+        """How many other node agents push to this one, for all runs."""
+        return sum(link.senders for link in self._links.values())
+
     def link(self, run: RunOnNode) -> RootLink:
         """Return a run's link."""
         if run.run_dir not in self._links:

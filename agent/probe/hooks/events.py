@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -43,5 +44,5 @@ class Events(Protocol):
     def optimizer_step_ended(self, optimizer: Optimizer) -> None:
         """Hear that `optimizer.step()` is about to return."""
 
-    def group_ends(self, group: object) -> None:
+    def group_ends(self, group: dist.ProcessGroup | None) -> None:
         """Hear that a process group, None for all of them, is about to be destroyed."""

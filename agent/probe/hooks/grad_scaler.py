@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from torch.amp import GradScaler
@@ -35,14 +34,14 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 
     for owner in _family(GradScaler):
         wrap_methods(owner)
-    _on_new_subclass(patches, partial(guard.run, "new GradScaler", wrap_methods))
+    _on_new_subclass(patches, lambda owner: guard.run("new GradScaler", wrap_methods, owner))
 
 
 def _on_new_subclass(patches: Patches, tell: Callable[[type[GradScaler]], None]) -> None:
     """Have `tell` called with each class that is derived from GradScaler from now on."""
     earlier = vars(GradScaler).get("__init_subclass__")
 
-    def made(cls: type[GradScaler], **kwargs: Any) -> None:
+    def made(cls: type[GradScaler], /, **kwargs: Any) -> None:
         if earlier is not None:
             earlier.__get__(None, cls)(**kwargs)
         else:

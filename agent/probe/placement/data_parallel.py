@@ -23,8 +23,7 @@ def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[Axis, 
         handle = vars(module).get("_handle")
         if hasattr(handle, "flat_param"):  # FSDP1's FlatParamHandle, which is not public
             axes = tuple(_axes_of_unit(module, handle))
-            for parameter in _parameters_of(handle):
-                found[id(parameter)] = axes
+            found.update((id(parameter), axes) for parameter in _parameters_of(handle))
     return found
 
 

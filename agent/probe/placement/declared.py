@@ -64,9 +64,7 @@ class Declarations:
         for module, declaration in sorted(modules, key=lambda item: -_size(item[0])):
             for parameter in nn.Module.parameters(module):
                 found[id(parameter)] = declaration
-        found.update(
-            (id(parameter), declaration) for parameter, declaration in self._parameters.items()
-        )
+        found.update((id(parameter), self._parameters[parameter]) for parameter in self._parameters)
         return found
 
 

@@ -101,7 +101,7 @@ def test_a_port_that_another_program_has_is_told(
         findings = found("port", Machine(taken))
     assert {finding.verdict for finding in findings} == {Verdict.WRONG}
     assert f"pid {agent.pid} serves no port" in findings[0].text
-    assert f"port {taken.port} is another program's" in findings[1].text
+    assert findings[1].text == f"port {taken.port} is another program's"
 
 
 def test_an_agent_that_moved_to_another_port_is_told(watched: Settings) -> None:

@@ -247,6 +247,14 @@ def test_dead_and_underflowing_layers_are_told_of_the_run(account):
     assert read(account, "mp_agent_underflowing_layer_info") == {("b",): 1.0}
 
 
+def test_what_is_usual_for_a_layer_outlives_an_attempt_in_the_ledger_too(account):
+    account.fold_layers(1, layers(w={"abs_max": 0.1, "elements": 1000.0}), step_judged=True)
+    account.begin_attempt()
+
+    assert account.progress.layers.names == ["w"]
+    assert account.progress.layers.early_zero_shares == [[0.0]]
+
+
 def test_a_successor_goes_on_where_the_account_stood(account):
     for sequence in range(1, 700):
         step = merged_step(sequence, loss=2.0, loss_scale=1.0, step_seconds=1.0)

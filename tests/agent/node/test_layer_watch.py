@@ -153,6 +153,18 @@ def test_what_is_usual_outlives_the_ledger_and_an_attempt_samples_in_a_row_do_no
     assert again.troubled(THRESHOLDS).underflowing_share == 1.0
 
 
+def test_a_name_that_stands_for_no_layer_any_more_is_in_no_trouble():
+    watch = LayerWatch(LayerMemory())
+    for sample in [view()] * EARLY_SAMPLES + [view(1e-12, zeros=0.75)] * 3:
+        watch.fold([sample], THRESHOLDS)
+    assert watch.troubled(THRESHOLDS).dead == 1
+
+    watch.retire(["w", "never seen"])
+    assert watch.troubled(THRESHOLDS) == TroubledLayers(
+        dead=0, dead_names=(), underflowing_share=None, underflowing_names=()
+    )
+
+
 def test_memory_is_bounded():
     watch = LayerWatch(LayerMemory(names=["n"] * LAYERS_AT_MOST))
     watch._index = {str(index): index for index in range(LAYERS_AT_MOST)}

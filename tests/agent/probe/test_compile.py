@@ -104,3 +104,24 @@ def test_a_compiled_optimizer_step_is_still_seen(watch):
         step()
         optimizer.zero_grad()
     assert len(watched.read().records) == 3
+
+
+@pytest.mark.parametrize("attach_first", [True, False])
+def test_an_optimizers_own_step_compiled_is_still_seen(watch, attach_first):
+    watched = watch() if attach_first else None
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    step = torch.compile(optimizer.step, backend="eager")
+    if not attach_first:
+        model(torch.ones(2, 4)).backward()
+        step()
+        watched = watch()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).backward()
+        squares = sum(float(p.grad.double().pow(2).sum()) for p in model.parameters())
+        step()
+    contents = watched.read()
+    assert len(contents.records) == 3
+    assert contents.gradients(2)["sum_squares"] == pytest.approx(squares, rel=1e-6)
+    assert contents.state.probe_errors == 0

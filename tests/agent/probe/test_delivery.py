@@ -243,3 +243,41 @@ class TestMailbox:
             mailbox.send(pool, torch.tensor([number]), got.append)
             mailbox.collect()
         assert [values.tolist() for values in got] == [[1.0], [2.0]]
+
+
+class TestOffloadedGradients:
+    """On the host, while losses and scales are on the device."""
+
+    @pytest.fixture
+    def delivery(self, writer, clock) -> DeviceDelivery:
+        return DeviceDelivery(
+            writer,
+            SCHEMA,
+            LayerSchedule(1000, DEFAULTS),
+            Mailbox(CPU, clock.mark),
+            device=torch.device("meta"),
+            gradients_device=CPU,
+        )
+
+    def test_wait_on_the_host_for_the_scalars(self, delivery, writer, clock, monkeypatch):
+        sent = []
+        original = Mailbox.send
+
+        def send(self, pool, payload_N, then):
+            sent.append(payload_N.numel())
+            return original(self, pool, torch.full((payload_N.numel(),), 6.0), then)
+
+        monkeypatch.setattr(Mailbox, "send", send)
+        seen = step(5, loss=torch.ones((), device="meta"), learning_rate=0.5)
+        delivery.offer(seen, complete=True)
+        assert sent == [1], "the totals are not sent to the device and back"
+        assert read_ring(writer.path).records == []
+        clock.now = 1
+        delivery.collect()
+        contents = read_ring(writer.path)
+        assert contents.values(0)["loss"] == 3.0
+        np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
+        np.testing.assert_array_equal(contents.layers[0].rows, seen.rows_LC.numpy())
+
+    def test_are_not_looked_at_layer_by_layer_on_every_step(self, delivery):
+        assert not delivery.wants_all_layers

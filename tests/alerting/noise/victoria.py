@@ -23,7 +23,7 @@ def judge_by_vmalert(
     seconds = max(recording.scrapes for recording in recordings) * SCRAPE_SECONDS
     start = int(time.time()) // SCRAPE_SECONDS * SCRAPE_SECONDS - seconds
     rules = directory / "vmalert.rules.yaml"
-    rules.write_text(_without_annotations(RULES))
+    rules.write_text(_for_replay(RULES))
     with victoria_metrics(find("victoria-metrics"), directory / "victoria") as database:
         database.send_text("".join(_lines(recordings, start)))
         done = subprocess.run(
@@ -36,6 +36,7 @@ def judge_by_vmalert(
                 f"-replay.timeTo={_time(start + seconds)}",
                 f"-evaluationInterval={SCRAPE_SECONDS}s",
                 "-replay.maxDatapointsPerQuery=100000",
+                "-replay.rulesDelay=0s",
                 "-replay.disableProgressBar",
                 "-disableAlertgroupLabel",
             ],
@@ -53,12 +54,20 @@ def judge_by_vmalert(
     return [verdict_of(r, fired.get(r.scenario.name, {})) for r in recordings]
 
 
-def _without_annotations(rules: str) -> str:
-    """Return the rules without texts: a replay cannot fill templates that query."""
+def _for_replay(rules: str) -> str:
+    """Return the rules as a replay can evaluate them.
+
+    It cannot fill templates that query, and would have to wait after each recording rule until
+    VictoriaMetrics shows what was recorded: what is recorded stands in the alerts themselves.
+    """
     document = yaml.safe_load(rules)
     for group in document["groups"]:
+        recorded = {r["record"]: r["expr"] for r in group["rules"] if "record" in r}
+        group["rules"] = [rule for rule in group["rules"] if "record" not in rule]
         for rule in group["rules"]:
             rule.pop("annotations", None)
+            for name, expression in recorded.items():
+                rule["expr"] = rule["expr"].replace(name, f"({expression})")
     return yaml.safe_dump(document)
 
 

@@ -1,0 +1,24 @@
+"""A probe on one of several ranks, with its ring."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mp_agent.probe.session import Probe
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+from tests.agent.probe.rings import make_identity
+
+
+@contextmanager
+def watched(directory: Path, rank: int, world_size: int) -> Iterator[Probe]:
+    """Watch this rank; layers are looked at on every second step."""
+    writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, world_size))
+    probe = Probe(lambda: writer, Settings(layer_interval=2))
+    probe.attach()
+    try:
+        yield probe
+    finally:
+        probe.flush()
+        probe.detach()
+        writer.close()
