@@ -1,4 +1,4 @@
-"""What judging a run costs the node agent: processor time per step, and memory, as a markdown table.
+"""What judging a run costs the node agent: processor time per step and memory, as a table.
 
 Run: python benchmarks/detector_cost.py
 """

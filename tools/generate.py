@@ -10,6 +10,7 @@ from grafana.render import rendered_dashboards
 from mp_agent.alerting.rules import rendered_files
 from tools.chart import chart_files
 from tools.marks import with_table
+from tools.reference import reference_files
 from tools.tables import alerts_table, metrics_table, settings_table
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,12 @@ _TABLES: Mapping[str, Callable[[], str]] = {
 def generated_files() -> dict[Path, str]:
     """Return every generated file with the text that it should have."""
     files = {ROOT / "README.md": with_tables((ROOT / "README.md").read_text(encoding="utf-8"))}
-    for rendered in (rendered_files(), rendered_dashboards(), chart_files()):
+    for rendered in (
+        rendered_files(),
+        rendered_dashboards(),
+        chart_files(),
+        reference_files(),
+    ):
         files.update({ROOT / path: text for path, text in rendered.items()})
     return files
 

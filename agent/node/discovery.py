@@ -22,6 +22,9 @@ log = logging.getLogger("mp_agent.node")
 WRITE_INTERVAL_SECONDS = 15.0
 SD_PATH = "/sd"
 _DRAIN_POLL_SECONDS = 0.02
+_FEW_TARGETS = 64
+_TARGETS_PER_SECOND = 500.0
+"""Of many targets the file is looked after less often: a thousand take tens of milliseconds."""
 
 
 class Discovery:
@@ -40,6 +43,7 @@ class Discovery:
         self._files: dict[Path, _Entry] = {}
         """By run directory."""
         self._aside = _Aside()
+        self._rests_until_seconds = 0.0
 
     def routes(self) -> list[web.RouteDef]:
         """Return what the HTTP server is to serve."""
@@ -50,13 +54,16 @@ class Discovery:
 
     def tick(self, now_seconds: float) -> None:
         """Keep the files in `sd_dir` up to date."""
-        if self._settings.sd_dir is None:
+        if self._settings.sd_dir is None or now_seconds < self._rests_until_seconds:
             return
         links = {link.run.run_dir: link for link in self._links() if link.collects}
         for run_dir in self._files.keys() - links.keys():
             self._remove(run_dir)
         for run_dir, link in links.items():
-            content = render_targets(self._targets(link, socket.gethostname()))
+            targets = self._targets(link, socket.gethostname())
+            if len(targets) > _FEW_TARGETS:
+                self._rests_until_seconds = now_seconds + len(targets) / _TARGETS_PER_SECOND
+            content = render_targets(targets)
             entry = self._files.get(run_dir)
             if entry is None or content != entry.content or now_seconds >= entry.due_seconds:
                 self._write(link, content, now_seconds + WRITE_INTERVAL_SECONDS)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from mp_agent.records.rows import RankStatus
-from mp_agent.records.steps import EndReason, RankState
+from mp_agent.records.steps import EndReason, Phase, RankState
 
+_BETWEEN_STEPS = (Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER)
 _GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
 
 
@@ -27,5 +28,12 @@ def run_end(ranks: Sequence[EndReason]) -> EndReason:
 
 
 def furthest_behind(ranks: Sequence[RankStatus]) -> RankStatus:
-    """Return the status of the rank with the least progress; of equal ones the lowest rank's."""
-    return min(ranks, key=lambda status: (status.started_sequence, status.phase, status.rank))
+    """Return the status of the rank with the least progress; of equal ones the lowest rank's.
+
+    Evaluation, checkpointing and the like come before the forward pass of the same step.
+    """
+    return min(ranks, key=lambda status: (status.started_sequence, _place(status), status.rank))
+
+
+def _place(status: RankStatus) -> int:
+    return Phase.STARTING if status.phase in _BETWEEN_STEPS else status.phase

@@ -1,4 +1,4 @@
-"""What works beside the node agent's loop: pushes, exporters that send, records that are written."""
+"""What works beside the node agent's loop: pushes, exporters that send, written records."""
 
 import asyncio
 import logging

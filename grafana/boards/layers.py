@@ -242,5 +242,5 @@ LAYERS = Board(
     description="Which layer explodes, vanishes or turns non-finite.",
     one_run=True,
     layer_variable=True,
-    rows=(_OVERVIEW, _TROUBLE, _TABLE, _PICKED_LAYERS),
+    rows=(_OVERVIEW, _TABLE, _TROUBLE, _PICKED_LAYERS),
 )

@@ -141,15 +141,16 @@ class Observatory:
         return worst
 
 
-def kill_ranks(job: Job, *, after_step: int = 300) -> None:
-    """Send SIGKILL to all ranks of a job, once it has made some steps."""
+def kill_ranks(job: Job, *, further_steps: int = 200) -> None:
+    """Send SIGKILL to all ranks of a job, once it has made some steps from now on."""
     readers = wait_until(lambda: _readers(job, 2), seconds=60, what="the rings of both ranks")
     try:
+        last = readers[0].state.committed_sequence + further_steps
         for reader in readers:
             wait_until(
-                lambda reader=reader: reader.state.committed_sequence >= after_step,
+                lambda reader=reader: reader.state.committed_sequence >= last,
                 seconds=60,
-                what=f"step {after_step}",
+                what=f"step {last}",
             )
         for reader in readers:
             os.kill(reader.identity.pid, signal.SIGKILL)

@@ -4,10 +4,12 @@ From the conditions' thresholds and guards:
 
 * explosion: FP32, so nothing overflows; the norm passes 100 and 1000 while loss and gradients
   stay finite. The milder severity of the same condition fires as well and is muted.
+  The loss leaves its usual level as well, long before it is a finite number no more.
 * overflow storm: begins after calibration, so that the conditions which wait for it judge it. The
   forward pass itself overflows, so the loss is not finite on three skipped steps in a row and
-  more; no scale helps, so the scale falls through 128 to its floor. No step is applied, so nothing
-  explodes and no update is non-finite.
+  more; no scale helps, so the scale falls through 128 to its floor, never raised,
+  and far below where it began. No step is applied, so nothing explodes and no update is
+  non-finite.
 * non-finite update: without a scaler nothing is skipped; from the NaN on every loss is NaN.
 * exception, kill: the run ended other than by completion; its end was seen, so it did not vanish.
 * healthy, calibrating, brief: nothing.
@@ -41,13 +43,18 @@ SCENARIOS = (
         alerts={
             "MpAgentOverflowRatioHigh": "critical",
             "MpAgentLossScaleLowAndFalling": "warning",
+            "MpAgentLossScaleConsecutiveDecreases": "warning",
+            "MpAgentLossScaleFarBelowInitial": "critical",
             "MpAgentLossScaleAtFloor": "critical",
             "MpAgentLossNonFinite": "critical",
         },
     ),
     Scenario(name="healthy"),
     Scenario(name="calibrating"),
-    Scenario(name="explosion", alerts={"MpAgentGradientExplosion": "critical"}),
+    Scenario(
+        name="explosion",
+        alerts={"MpAgentGradientExplosion": "critical", "MpAgentLossSpike": "warning"},
+    ),
     Scenario(
         name="non-finite-update",
         alerts={"MpAgentNonFiniteUpdate": "critical", "MpAgentLossNonFinite": "critical"},

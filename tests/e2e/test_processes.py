@@ -109,7 +109,7 @@ def test_two_runs_on_one_node_have_an_agent_each_and_count_for_themselves(tmp_pa
 
 
 def test_shared_memory_of_one_megabyte(tmp_path: Path):
-    """The rings of a small model still fit; what happens when they do not is in test_unharmed.py."""
+    """Rings of a small model still fit; for what happens when they do not see test_unharmed.py."""
     with counting_job(tmp_path, enabled="0") as job:
         alone = finished_digest(job)
     with mounted_tmpfs(tmp_path / "tmpfs", megabytes=1) as place:

@@ -20,7 +20,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "overflow-storm": {
         "mp-agent-fleet": (11,),
         # Scale, end, alerts, conditions, first non-finite value, loss, loss scale, headroom.
-        "mp-agent-run": (2, 6, 10, 11, 14, 15, 20, 21, 25, 26, 27, 37),
+        "mp-agent-run": (2, 6, 10, 11, 14, 15, 20, 21, 25, 27, 37),
         "mp-agent-ranks": (6, 12, 13, 14, 15, 16, 21),
     },
     "healthy": {"mp-agent-run": (2, 6, 20, 25, 37), "mp-agent-ranks": (6, 12, 13, 14, 15, 16)},

@@ -70,6 +70,8 @@ class Host:
         names.write_text("".join(f"{address} {name}\n" for name, address in known.items()))
         self._init = subprocess.Popen(
             [
+                # Also when the test itself is killed, and cannot clean up.
+                *("setpriv", "--pdeathsig", "KILL", "--"),
                 *("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child"),
                 *("--", sys.executable, "-S", str(_INIT), self.name, str(names)),
             ],

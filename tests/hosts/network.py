@@ -25,7 +25,7 @@ _PREFIX = "10.77.0."
 _RENDEZVOUS_PORT = 29400
 _LOST_AFTER_SECONDS = 3
 """An elastic job goes on without a lost host after some seconds instead of a minute."""
-_NEEDED = ("ip", "unshare", "nsenter")
+_NEEDED = ("ip", "unshare", "nsenter", "setpriv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,9 @@ class Switch:
 @contextmanager
 def switch() -> Iterator[Switch]:
     """Make a switch; it and all its cables are gone when the `with` ends."""
-    holder = subprocess.Popen(["unshare", "--net", "--", "sleep", "infinity"])
+    # Also when the test itself is killed, and cannot clean up.
+    dying_with_us = ("setpriv", "--pdeathsig", "KILL", "--")
+    holder = subprocess.Popen([*dying_with_us, "unshare", "--net", "--", "sleep", "infinity"])
     outside = os.readlink("/proc/self/ns/net")
     try:
         wait_until(
