@@ -27,7 +27,7 @@ GRADIENTS = {
             "label measuring_point of mp_agent_run_info says what is measured.",
         ),
         samples=("clip_after_unscale", "smaller_learning_rate"),
-        panels=(panels.GRADIENT_NORM, panels.CLIPPING, panels.LOSS),
+        panels=(panels.GRADIENT_NORM, panels.STEPS_BEYOND_LIMITS, panels.CLIPPING, panels.LOSS),
     ),
     "MpAgentGradientVanishing": Guidance(
         harm="Nothing is destroyed, but the run burns its machines without learning. Critical: the "
@@ -67,7 +67,7 @@ GRADIENTS = {
             "A parameter that is frozen by a learning rate of zero: set requires_grad to False.",
         ),
         samples=("dead_parameters",),
-        panels=(panels.ZERO_ELEMENTS, panels.GRADIENT_NORM),
+        panels=(panels.DEAD_LAYERS, panels.GRADIENT_NORM),
     ),
     "MpAgentGradientUnderflow": Guidance(
         harm="Part of the gradient is rounded to zero, so that the affected layers learn from what "
@@ -87,7 +87,7 @@ GRADIENTS = {
             "ReLU layers that have become sparse by learning: the loss still falls.",
         ),
         samples=("underflow_share", "overflowing_layer"),
-        panels=(panels.ZERO_ELEMENTS, panels.LOSS_SCALE),
+        panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),
     ),
     "MpAgentNonFiniteUpdate": Guidance(
         harm="The weights are very likely destroyed already, and every further step and checkpoint "

@@ -42,7 +42,7 @@ LOSS = {
             "A very smooth loss, whose ordinary jumps are many deviations: raise the threshold.",
         ),
         samples=("smaller_learning_rate", "check_batch"),
-        panels=(panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
+        panels=(panels.ODD_LOSSES, panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
     ),
     "MpAgentLossDiverging": Guidance(
         harm="The run gets worse with every step; what it makes now will be thrown away. Look "
@@ -61,6 +61,6 @@ LOSS = {
             "reinforcement learning).",
         ),
         samples=("smaller_learning_rate",),
-        panels=(panels.LOSS, panels.LEARNING_RATE, panels.GRADIENT_NORM),
+        panels=(panels.LOSS_TREND, panels.LOSS, panels.LEARNING_RATE),
     ),
 }

@@ -54,7 +54,7 @@ LOSS_SCALE = {
             "save and restore the scaler with the checkpoint.",
         ),
         samples=("overflowing_layer", "smaller_learning_rate"),
-        panels=(panels.LOSS_SCALE_CHANGES, panels.LOSS_SCALE, panels.GRADIENT_NORM),
+        panels=(panels.LOSS_SCALE_IN_A_ROW, panels.LOSS_SCALE, panels.GRADIENT_NORM),
     ),
     "MpAgentLossScaleFarBelowInitial": Guidance(
         harm="At a hundredth of the initial scale small gradients underflow, and the run has been "

@@ -22,7 +22,7 @@ RANKS = {
             "ensemble: wrap them, or give them names of their own.",
         ),
         samples=("compare_replicas", "save_and_resume"),
-        panels=(panels.LOSS_SPREAD, panels.XID_ERRORS, panels.GRADIENT_NORM),
+        panels=(panels.WHICH_DIFFER, panels.REPLICAS, panels.XID_ERRORS),
     ),
     "MpAgentRankNonFinite": Guidance(
         harm="What this rank has is in everybody's gradients one reduction later. Without a scaler "
@@ -64,7 +64,7 @@ RANKS = {
             "threshold for such runs.",
         ),
         samples=("balance_batches",),
-        panels=(panels.SLOWEST_RANKS, panels.XID_ERRORS, panels.STEP_TIME),
+        panels=(panels.SLOWDOWN, panels.SLOWEST_RANKS, panels.XID_ERRORS),
     ),
     "MpAgentRankStalled": Guidance(
         harm="The job stands: the other ranks wait in a collective for the ones that are named. It "
@@ -83,7 +83,7 @@ RANKS = {
             "A first step that compiles for many minutes on one rank.",
         ),
         samples=("dump_stacks", "mark_phases"),
-        panels=(panels.RANKS_BY_PHASE, panels.FURTHEST_BEHIND, panels.XID_ERRORS),
+        panels=(panels.LAGGING_RANKS, panels.RANKS_BY_PHASE, panels.XID_ERRORS),
     ),
     "MpAgentCoverageLow": Guidance(
         harm="The training may be well, but norms and counts are of a part of it only, and "
@@ -103,6 +103,6 @@ RANKS = {
             "The first minutes of a large run, while the nodes come up one after the other.",
         ),
         samples=("check_agents",),
-        panels=(panels.COVERAGE, panels.MISSING_RANKS, panels.RANKS_GONE),
+        panels=(panels.WHICH_ARE_MISSING, panels.COVERAGE, panels.RANKS_GONE),
     ),
 }

@@ -82,6 +82,9 @@ _STAGE_HEADER = (
     "account a step",
     "take a table",
     "merge a table",
+    "look",
+    "judge",
+    "core share, computed",
 )
 _SCRAPE_HEADER = ("layers", "series", "size", "after a layer table", "else")
 
@@ -128,8 +131,11 @@ def _stage_row(model: Model, stages: Stages) -> tuple[str, ...]:
                 stages.fold_step,
                 max(stages.take_table, 0.0),
                 stages.merge_table,
+                stages.look,
+                stages.judge,
             )
         ),
+        f"{stages.processor_share():.1%}",
     )
 
 

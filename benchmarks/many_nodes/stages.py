@@ -16,7 +16,8 @@ from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
 from mp_agent.node.accumulate import Accumulator, Progress
-from mp_agent.node.conditions import ConditionTracker
+from mp_agent.node.agent import POLL_INTERVAL_SECONDS
+from mp_agent.node.conditions import LOOK_INTERVAL_SECONDS, ConditionTracker
 from mp_agent.node.counters import CounterBook
 from mp_agent.node.governor import LayerGovernor
 from mp_agent.node.ledger import ProbeTotals
@@ -36,6 +37,7 @@ _PERIOD_STEPS = 5
 """Steps between two reports of a node."""
 _STEPS = 3 * _PERIOD_STEPS
 _SAMPLED = _STEPS
+_RESTS = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +65,23 @@ class Stages:
     """Of one node: a report with a table unpacked and entered, less one without."""
     merge_table: float = 0.0
     """Of all nodes: closed, merged and entered into the account."""
+    look: float = 0.0
+    """A look at everything when nothing is new."""
+    judge: float = 0.0
+    """The run's conditions, once."""
+
+    def processor_share(self, step_seconds: float = 1.0, push_seconds: float = 5.0) -> float:
+        """Return the share of a core that it all comes to, with tables every 100 steps."""
+        others = self.nodes - 1
+        per_step = self.merge_step + self.fold_step + self.judge
+        tables = others * max(self.take_table, 0.0) + self.merge_table
+        return (
+            others * self.take_request / push_seconds
+            + per_step / step_seconds
+            + tables / (100 * step_seconds)
+            + self.look / POLL_INTERVAL_SECONDS
+            + self.judge / LOOK_INTERVAL_SECONDS
+        )
 
 
 class Root:
@@ -89,11 +108,18 @@ class Root:
         else:
             self.account.fold_layers(item.sequence, item.layers, step_judged=True)
 
+    def judge(self, now_seconds: float) -> None:
+        """Judge the run's conditions, if a second has passed since the last time."""
+        self._conditions.tick(now_seconds, self._export)
+
     def snapshot(self) -> Snapshot:
         """Return what /metrics is made of."""
+        return self.builder.build([self._export()], time.time())
+
+    def _export(self) -> RunExport:
         attempt = self.node.attempt
         view = run_view(self.node.exchange, self.account, self._conditions, time.time())
-        export = RunExport(
+        return RunExport(
             run=self.node.name,
             node_rank=0,
             view=view,
@@ -104,7 +130,6 @@ class Root:
             counters=self.account.counters,
             governor=self._governor,
         )
-        return self.builder.build([export], time.time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +158,7 @@ def measure_stages(model: Model) -> Stages:
         gc.collect()
         for period in range(_STEPS // _PERIOD_STEPS):
             _take_period(root, [own[period] for own in bodies], period, stages)
+        _rest(root, stages)
     others = max(model.nodes - 1, 1)
     stages.make_report /= others
     stages.report_bytes /= others
@@ -213,6 +239,14 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
         stages.merge_table = max(seconds - steps_seconds, 0.0) + closing + entering
 
 
+def _rest(root: Root, stages: Stages) -> None:
+    """Measure what goes on without any input."""
+    moments = [100.0 + 2 * number for number in range(_RESTS)]
+    looking, _ = _timed(lambda: [root.node.poll(20.0) for _ in moments])
+    judging, _ = _timed(lambda: [root.judge(moment) for moment in moments])
+    stages.look, stages.judge = looking / _RESTS, judging / _RESTS
+
+
 def _receive(root: Root, report: NodeReport) -> None:
     decode_receipt(encode_receipt(root.node.receive(report)))
 
@@ -230,7 +264,9 @@ def _check(model: Model, root: Root) -> None:
     norm = step.grad_norm
     if step.coverage != 1.0 or norm is None or norm != model.norm(step.sequence):
         raise AssertionError(f"step {step.sequence}: {norm}, not {model.norm(step.sequence)}")
-    found = [root.account.layers[name].values["sum_squares"] ** 0.5 for name in model.layer_names]
+    layers = [root.account.layers[name] for name in model.layer_names]
+    found = [layer.values["sum_squares"] ** 0.5 for layer in layers]
     truth = model.layer_norms(_SAMPLED).tolist()
-    if any(abs(a - b) > 1e-12 * b for a, b in zip(found, truth, strict=True)):
+    exact = all(abs(a - b) <= 1e-12 * b for a, b in zip(found, truth, strict=True))
+    if not exact or not all(layer.judged for layer in layers):
         raise AssertionError(f"layers of step {_SAMPLED} are not those of the model")

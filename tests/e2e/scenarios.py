@@ -10,7 +10,8 @@ From the conditions' thresholds and guards:
   more; no scale helps, so the scale falls through 128 to its floor, never raised,
   and far below where it began. No step is applied, so nothing explodes and no update is
   non-finite.
-* non-finite update: without a scaler nothing is skipped; from the NaN on every loss is NaN.
+* non-finite update: without a scaler nothing is skipped; from the NaN on every loss is NaN. It
+  began with the loss of rank 1 alone, so that rank is named.
 * exception, kill: the run ended other than by completion; its end was seen, so it did not vanish.
 * healthy, calibrating, brief: nothing.
 """
@@ -57,7 +58,11 @@ SCENARIOS = (
     ),
     Scenario(
         name="non-finite-update",
-        alerts={"MpAgentNonFiniteUpdate": "critical", "MpAgentLossNonFinite": "critical"},
+        alerts={
+            "MpAgentNonFiniteUpdate": "critical",
+            "MpAgentLossNonFinite": "critical",
+            "MpAgentRankNonFinite": "critical",
+        },
     ),
     Scenario(
         name="exception",

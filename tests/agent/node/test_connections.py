@@ -1,6 +1,7 @@
 """Clients that stall, stay silent or come in crowds shut nobody out."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from mp_agent.node import connections
-from mp_agent.node.connections import GuardedListener
+from mp_agent.node.connections import GuardedListener, connections_for
+from mp_agent.node.server import Exposure, MetricsServer
 
 BODY = b"x" * 8_000_000
 """More than the buffers between two processes hold."""
@@ -119,6 +121,50 @@ def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) 
             writer.close()
 
     run(test)
+
+
+def test_every_other_agent_of_a_large_run_keeps_its_connection() -> None:
+    async def test() -> None:
+        server = MetricsServer(_nobody)
+        listener = socket.create_server(("127.0.0.1", 0))
+        await server.start(listener)
+        server.expect(200)
+        try:
+            await _all_stay(listener.getsockname(), connections.CONNECTIONS_AT_MOST + 200)
+        finally:
+            await server.stop()
+
+    run(test)
+
+
+def test_descriptors_are_allowed_for_as_far_as_the_system_grants_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    granted: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: granted.append(limits))
+    assert connections_for(0) == connections.CONNECTIONS_AT_MOST
+    assert granted == []
+
+    assert connections_for(1249) == connections.CONNECTIONS_AT_MOST + 2 * 1249
+    assert granted[-1][1] == 4096
+    assert granted[-1][0] >= connections.CONNECTIONS_AT_MOST + 2 * 1249
+
+    assert connections_for(5000) < 4096
+    assert granted[-1] == (4096, 4096)
+
+
+def _nobody() -> Exposure:
+    raise NotImplementedError
+
+
+async def _all_stay(address: tuple[str, int], count: int) -> None:
+    pairs = [await asyncio.open_connection(*address) for _ in range(count)]
+    for reader, writer in pairs:
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
+    for _, writer in pairs:
+        writer.close()
 
 
 async def _was_cut(reader: asyncio.StreamReader) -> bool:

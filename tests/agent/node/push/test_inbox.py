@@ -1,6 +1,7 @@
 """The door of a root agent, over real HTTP."""
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -221,3 +222,27 @@ class TestRetirement:
         run.session = "second"
         run.note(asked_by_unix_ns=9_000, created_unix_ns=78)
         assert push(run, attempt="78").ok
+
+
+def test_a_sender_that_goes_away_in_the_middle_is_no_error(run, caplog):
+    async def act(client: PushClient, url: str) -> Reply:
+        address = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(*address)
+        head = f"POST {wire.ROWS_PATH}?run=llama&node=1&attempt=77 HTTP/1.1\r\nHost: root\r\n"
+        head += "Authorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n"
+        writer.write(head.encode() + b"x")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        return await client.send_rows(url, "secret", QUERY, BODY)
+
+    with caplog.at_level(logging.DEBUG):
+        assert visit(run, act)[0].ok
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_link_knows_how_many_agents_push_to_it(run, tmp_path):
+    client = PushClient()
+    assert RootLink(run, Settings(), client, {}).senders == 1
+    other = StubRun(tmp_path / "other", root=False)
+    assert RootLink(other, Settings(), client, {}).senders == 0

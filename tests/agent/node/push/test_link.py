@@ -14,6 +14,8 @@ from mp_agent.node.push import link as link_module
 from mp_agent.node.push.client import PushClient
 from mp_agent.node.push.inbox import Inbox
 from mp_agent.node.push.link import RootLink
+from mp_agent.node.push.pusher import Pusher
+from mp_agent.node.push.root import RootAddress
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.root_note import root_note_path
 from mp_agent.settings import Settings
@@ -256,5 +258,22 @@ def test_others_are_told_the_address_that_was_set_or_is_known(node, bind, advert
         link = RootLink(node, Settings(advertise=advertise), client, {})
         link.tick(0.0, Endpoint(bind, 9464))
         assert node.url == url
+
+    play(act)
+
+
+def test_agents_that_start_together_do_not_push_together(root, tmp_path):
+    async def act(client: PushClient) -> None:
+        async with door(root, client) as there:
+            nodes = [StubRun(tmp_path / f"node{number}", root=False) for number in range(20)]
+            pushers = [Pusher(node, client, 1000.0) for node in nodes]
+            for node, pusher in zip(nodes, pushers, strict=True):
+                node.waiting = [make_report(1)]
+                pusher.tick(RootAddress(url=there.own_url(), token="secret"), 0.0)
+                while pusher.busy:
+                    await asyncio.sleep(0.001)
+                assert pusher.taken_total == 1
+            due = sorted(pusher._due_seconds for pusher in pushers)
+            assert due[-1] - due[0] > 300
 
     play(act)
