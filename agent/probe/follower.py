@@ -125,6 +125,7 @@ class StepFollower:
     def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Look at the gradients, which are as the optimizer will see them."""
         if (subject := self._subjects.of(optimizer)) is not None:
+            subject.scaled = True
             self._note_loss_scale(scaler, subject)
             self._unscaled.add(subject.label)
             self._measure(subject, "unscale", 1.0)
@@ -134,7 +135,7 @@ class StepFollower:
         subjects = self._subjects.holding(parameters)
         self._clipping_first = any(not subject.label for subject in subjects)
         for subject in subjects:
-            still_scaled = self._scaler is not None and subject.label not in self._unscaled
+            still_scaled = subject.scaled and subject.label not in self._unscaled
             scale = self._note_loss_scale(self._scaler, subject) if still_scaled else None
             self._measure(subject, "clip", 1.0 if scale is None else reciprocal(scale))
 
@@ -148,6 +149,7 @@ class StepFollower:
         """Watch whether the optimizer will be stepped."""
         self._scaler_steps = self._subjects.of(optimizer)
         if self._scaler_steps is not None:
+            self._scaler_steps.scaled = True
             self._note_loss_scale(scaler, self._scaler_steps)
             self._optimizer_stepped = False
 
@@ -189,6 +191,7 @@ class StepFollower:
             self._stepping, self._in_closure = None, False
             subject = self._subjects.of(optimizer)
             if subject is not None and subject is not self._scaler_steps:
+                subject.scaled = False
                 self._finish(subject)
 
     def group_ends(self, group: dist.ProcessGroup | None) -> None:

@@ -14,10 +14,12 @@ class Subject:
     """An optimizer until it is gone; keeps neither it nor, after it, the parameters alive.
 
     label: empty for the optimizer whose steps are the run's, "1", "2", … for others as they came.
+    scaled: whether a GradScaler stepped it last; it may be one of several that do without.
     """
 
     def __init__(self, label: str, optimizer: Optimizer, make_plan: MakePlan) -> None:
         self.label = label
+        self.scaled = True
         self._make_plan = make_plan
         self._plan: Plan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)

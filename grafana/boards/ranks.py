@@ -165,15 +165,15 @@ _LAGGARDS = Row(
         Panel(
             id=10,
             title="Ranks by step lag",
-            description="How many ranks are how many steps behind the foremost, over time: "
-            "0, 1, up to 3, up to 7 and so on. Nodes are scraped at different moments, so a few "
-            "steps are no lag; a band that rises is.",
+            description="How many ranks are how many steps behind the foremost, over time, in "
+            "steps of five; the uppermost row is 50 and everything beyond. Nodes are scraped at "
+            "different moments, so a little is no lag; a band that rises is.",
             view=View.HEATMAP,
             width=12,
             most_points=_HEATMAP_POINTS,
             queries=(
                 Query(
-                    f'count_values("lag", 2 ^ ceil(log2(scalar(max({_STEP})) - {_STEP} + 1)) - 1)',
+                    f'count_values("lag", clamp_max(round(scalar(max({_STEP})) - {_STEP}, 5), 50))',
                     "{{lag}}",
                 ),
             ),

@@ -107,6 +107,13 @@ class TestEverySplit:
                     row, expected.get(layer, np.zeros(6)), rtol=RELATIVE_ERROR, err_msg=layer
                 )
 
+    def test_nobody_is_said_to_diverge(self, rings, name):
+        merged = merge_rings(rings(name), nodes=2)
+        compared = {kind for step in merged for kind in step.replicas}
+        assert all(found.agree for step in merged for found in step.replicas.values())
+        if VARIANTS[name].strategy in ("ddp", "hsdp", "dp+tp", "declared"):
+            assert compared == {"gradients", "weights"}
+
     def test_ranks_that_hold_the_same_have_equal_digests_of_their_weights(self, rings, name):
         digests: dict[object, set[float]] = {}
         for ring in rings(name).values():

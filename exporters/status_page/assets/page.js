@@ -70,6 +70,7 @@
   };
 
   // ---- curves ----
+  // Below FP16's smallest number a loss scale says nothing more: `floor` ends that axis.
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const lines = (limits) => (u) => {
     const { ctx, bbox } = u;
@@ -83,16 +84,16 @@
   };
   const CHARTS = {
     "chart-loss": { column: "loss", label: "loss", limits: () => [] },
-    "chart-scale": { column: "loss_scale", label: "loss scale", log: 2, limits: () => [[1024, "--info"], [limit("loss_scale_low"), "--warning"], [limit("loss_scale_floor"), "--critical"]] },
+    "chart-scale": { column: "loss_scale", label: "loss scale", log: 2, floor: 2 ** -24, limits: () => [[1024, "--info"], [limit("loss_scale_low"), "--warning"], [limit("loss_scale_floor"), "--critical"]] },
     "chart-norm": { column: "grad_norm", label: "gradient norm", log: 10, limits: () => [[limit("grad_norm_high"), "--warning"], [limit("grad_norm_extreme"), "--critical"], [limit("grad_norm_low"), "--warning"], [limit("grad_norm_vanished"), "--critical"]] },
   };
   const limit = (name) => (state.last ? state.last.thresholds[name] : undefined);
   const makeChart = (id) => {
-    const { column, label, log, limits } = CHARTS[id], box = byId(id);
+    const { column, label, log, limits, floor } = CHARTS[id], box = byId(id);
     const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--grid"), width: 1 }, ticks: { stroke: () => color("--grid") } };
     const options = {
       width: Math.max(box.clientWidth, 260), height: 220, cursor: { drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: log ? { distr: 3, log } : {} },
+      scales: { x: { time: false }, y: !log ? {} : floor ? { distr: 3, log, range: (u, low, high) => (low === null ? [1, 2] : [Math.max(low, floor), Math.max(2 * high, 2 * floor)]) } : { distr: 3, log } },
       axes: [{ ...axis, values: (u, values) => values.map((value) => number(value)) }, { ...axis, size: 64, values: (u, values) => values.map((value) => (value === null ? "" : number(value, 3))) }],
       series: [{ label: "step" }, { label, stroke: () => color("--curve"), width: 1.5, spanGaps: false, points: { show: false }, value: (u, value) => number(value) }],
       hooks: { draw: [lines(limits)] },

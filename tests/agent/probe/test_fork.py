@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
@@ -90,6 +91,24 @@ def test_a_forked_child_that_trains_writes_nothing(tmp_path):
     assert reader.state.end_reason is EndReason.COMPLETED
     assert reader.state.probe_errors == 0
     reader.close()
+
+
+def test_the_steps_of_a_forked_child_are_not_followed(watch):
+    watched = watch()
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    weight.sum().backward()
+    optimizer.step()
+    child = os.fork()
+    if child == 0:
+        try:
+            optimizer.step()
+        finally:
+            os._exit(watched.steps_told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    optimizer.step()
+    assert watched.steps_told == 2
 
 
 @pytest.mark.slow

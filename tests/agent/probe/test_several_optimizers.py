@@ -240,6 +240,27 @@ class TestUnderOneScaler:
         assert seen.contents.state.probe_errors == 0
 
 
+def test_one_that_does_without_the_scaler_of_the_other_is_not_taken_for_scaled(watch):
+    watched, ((first, second), (one, other)) = watch(), two()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    expected = {"": [], "1": []}
+    for seed in range(4):
+        one.zero_grad()
+        scaler.scale(loss_of(first, seed)).backward()
+        expected[""].append(squares(first) / 1024.0**2)
+        clip_grad_norm_(first.parameters(), 1e6)  # before it is unscaled
+        scaler.step(one)
+        scaler.update()
+        other.zero_grad()
+        loss_of(second, seed).backward()
+        expected["1"].append(squares(second))
+        clip_grad_norm_(second.parameters(), 1e-3)
+        other.step()
+    seen = Seen(watched)
+    assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
+    assert seen.of("1")[1:] == pytest.approx(expected["1"][1:], rel=1e-6)
+
+
 class TestWithinBackward:
     """Each parameter is stepped as soon as its gradient is there."""
 
