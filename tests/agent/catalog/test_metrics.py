@@ -40,6 +40,9 @@ mp_agent_layers_dead mp_agent_dead_layer_info mp_agent_layers_underflowing_ratio
 mp_agent_underflowing_layer_info mp_agent_step_usual_seconds mp_agent_straggler_slowdown
 mp_agent_straggler_delay_seconds mp_agent_straggler_info mp_agent_ranks_lagging
 mp_agent_lagging_rank_info mp_agent_condition_active mp_agent_condition_fired_total
+mp_agent_condition_since_step
+mp_agent_flight_errors_total
+mp_agent_flight_records_total
 """.split()
 
 FORBIDDEN_LABELS = {"job", "instance", "namespace", "pod", "node", "cluster"}
