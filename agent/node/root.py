@@ -196,13 +196,13 @@ class RootMerge:
 
     def statuses(self, now_seconds: float) -> list[RankStatus]:
         """Return where the ranks stand; of a node that fell silent they ended, unknown how."""
-        return [
-            replace(status, end=EndReason.UNKNOWN)
-            if status.end is EndReason.RUNNING and self._silent(node, now_seconds)
-            else status
-            for node in self._nodes.values()
-            for status in node.report.statuses
-        ]
+        found: list[RankStatus] = []
+        for node in self._nodes.values():
+            if self._silent(node, now_seconds):
+                found.extend(map(_given_up, node.report.statuses))
+            else:
+                found.extend(node.report.statuses)
+        return found
 
     def _check(self, report: NodeReport, *, own: bool) -> None:
         number = report.node_rank
@@ -325,6 +325,12 @@ class RootMerge:
 
     def _silent(self, node: _Node, now_seconds: float) -> bool:
         return not node.own and now_seconds - node.heard_seconds >= self._deadline_seconds
+
+
+def _given_up(status: RankStatus) -> RankStatus:
+    """Return the status of a rank that is not heard of any more."""
+    running = status.end is EndReason.RUNNING
+    return replace(status, end=EndReason.UNKNOWN) if running else status
 
 
 def turned_away(report: NodeReport, *, taken: bool) -> Receipt:

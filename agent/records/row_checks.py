@@ -1,6 +1,7 @@
 """Whether a report that was read makes sense: indices, lengths and numbers that fit each other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import inf, isnan
 from operator import ge
 from typing import TYPE_CHECKING
@@ -49,8 +50,8 @@ def _check_step(report: "NodeReport", step: "NodeStep") -> None:
         raise ReportError(f"{what} has {len(step.values)} values, not {len(report.step_columns)}")
     _below((step.holding,), len(report.holdings), f"holding of {what}")
     present = set(step.ranks)
+    _not_nan(chain.from_iterable(value.parts for value in step.values), what)
     for value in step.values:
-        _not_nan(value.parts, what)
         if bool(value.count) != bool(value.parts):
             raise ReportError(f"{what} has {value.count} observations in {len(value.parts)} parts")
     for ranks in (step.nonfinite_loss_ranks, *(digest.ranks for digest in step.digests)):
@@ -66,8 +67,7 @@ def _check_step(report: "NodeReport", step: "NodeStep") -> None:
             raise ReportError(f"{what} has a row of {len(row.columns)} columns")
         if row.digests and len(row.digests) != len(row.shards):
             raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
-        for parts in row.columns:
-            _not_nan(parts, what)
+        _not_nan(chain.from_iterable(row.columns), what)
 
 
 def _check_block(report: "NodeReport", block: "LayerBlock") -> None:
@@ -117,6 +117,6 @@ def _finite(number: float, what: str) -> None:
         raise ReportError(f"{what} is {number}")
 
 
-def _not_nan(numbers: Sequence[float], what: str) -> None:
+def _not_nan(numbers: Iterable[float], what: str) -> None:
     if any(map(isnan, numbers)):
         raise ReportError(f"{what} has a value that is NaN")
