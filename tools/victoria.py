@@ -83,6 +83,9 @@ def vmalert(
     arguments = [
         f"-rule={rules}",
         f"-datasource.url={datasource_url}",
+        # What recording rules record, the alerts of the next evaluation look at.
+        f"-remoteWrite.url={datasource_url}",
+        "-remoteWrite.flushInterval=200ms",
         f"-notifier.url={alertmanager_url}",
         f"-evaluationInterval={interval_seconds}s",
         f"-rule.resendDelay={interval_seconds}s",

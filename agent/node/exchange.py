@@ -61,7 +61,7 @@ class Exchange:
     @property
     def is_root(self) -> bool:
         """Whether this node holds rank 0: it merges what all nodes report."""
-        return 0 in self.attempt.expected_ranks
+        return 0 in self.attempt.sources or 0 in self.attempt.expected_ranks
 
     @property
     def end(self) -> EndReason:
