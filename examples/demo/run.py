@@ -19,7 +19,7 @@ from tools.webhook import Notification
 _LOOK_INTERVAL_SECONDS = 0.25
 _QUIET_SECONDS = 4.0
 """After the end of a job: no further alert for so long means that all have arrived."""
-_JOB_SECONDS_MAX = 38.0
+_JOB_SECONDS_MAX = 90.0
 """So that even three jobs on a busy machine stay below two minutes."""
 _ENVIRONMENT = {
     "MP_AGENT_LAYER_INTERVAL": "1",

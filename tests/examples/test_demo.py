@@ -14,6 +14,8 @@ from examples.demo.scenarios import BY_NAME, HEALTHY, Scenario
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 EXPLODING = {"MpAgentGradientExplosion", "MpAgentLossNonFinite", "MpAgentLossScaleAtFloor"}
+ALSO_TRUE = {"MpAgentLossSpike", "MpAgentLossDiverging", "MpAgentRankNonFinite"}
+"""Which of them come as well depends on where the numbers break first."""
 
 
 def watched(scenario: Scenario) -> tuple[Outcome, str]:
@@ -39,7 +41,7 @@ def processes_with(words: str) -> list[str]:
 def test_a_job_goes_wrong_and_the_alerts_arrive_from_the_real_servers(server):
     server("prometheus"), server("alertmanager")
     outcome, shown = watched(BY_NAME["residual"])
-    assert {alert.name for alert in outcome.alerts} == EXPLODING
+    assert EXPLODING <= {alert.name for alert in outcome.alerts} <= EXPLODING | ALSO_TRUE
     assert outcome.first is not None
     assert outcome.first.what == "gradient norm above 100"
     assert 0 < outcome.first.step < BY_NAME["residual"].steps
@@ -55,7 +57,7 @@ def test_a_job_goes_wrong_and_the_alerts_arrive_from_the_real_servers(server):
 def test_without_servers_the_metrics_show_the_same_and_the_demo_says_so(monkeypatch):
     monkeypatch.setattr(alerts.servers, "find", lambda name: None)
     outcome, shown = watched(BY_NAME["residual"])
-    assert {alert.name for alert in outcome.alerts} == EXPLODING
+    assert EXPLODING <= {alert.name for alert in outcome.alerts} <= EXPLODING | ALSO_TRUE
     assert "neither on PATH nor to be had by apt" in shown
     assert not processes_with("demo-residual")
 
