@@ -183,11 +183,15 @@ def test_a_run_that_goes_wrong_is_a_log_record(
 
 
 def test_a_condition_that_the_node_agent_hears_of_is_sent(tmp_path, receiver):
-    pushing = _NoRuns(tmp_path, exporters=("otlp",))
-    pushing.push.start()
-    pushing.push.on_condition(event(at=time.time()))
-    wait_until(lambda: pushing.push.tick(0.0) or receiver.messages("logs"), what="the log record")
-    asyncio.run(pushing.push.stop(time.monotonic() + 1))
+    push = _NoRuns(tmp_path, exporters=("otlp",)).push
+    push.start()
+    try:
+        push.on_condition(event(at=time.time()))
+        wait_until(lambda: push.tick(0.0) or receiver.messages("logs"), what="the log record")
+        asyncio.run(push.stop(time.monotonic() + 1))
+    finally:
+        # An agent keeps the loggers to the end of its process: other tests are to have them back.
+        push._service._capture.remove()
 
 
 def test_a_missing_extra_is_named_and_nothing_else_suffers(tmp_path, monkeypatch, caplog):
