@@ -55,6 +55,7 @@ def samples_of(
     metric: Metric, export: RunExport, thresholds: Mapping[str, float]
 ) -> Iterator[Sample]:
     """Yield a metric's samples of one run; a counted one is there, at 0, before it was counted."""
+    own_labels = len(metric.labels) + len(metric.optional_labels)
     for scope_labels, view in export.subjects(metric):
         values: Iterable[tuple[Labels, float | HistogramValue]]
         if metric.read is None:
@@ -63,8 +64,8 @@ def samples_of(
             values = labelled(metric.read(view))
         for labels, value in values:
             # Optional labels that the series lacks are empty.
-            lacking = len(metric.label_names) - 1 - len(scope_labels) - len(labels)
-            yield Sample((export.run, *scope_labels, *labels, *[""] * lacking), value)
+            lacking = ("",) * (own_labels - len(labels))
+            yield Sample((export.run, *scope_labels, *labels, *lacking), value)
 
 
 def _counted(

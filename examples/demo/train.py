@@ -4,7 +4,6 @@ Two lines of it are mp_agent's: the import and `init()`.
 """
 
 import argparse
-import time
 
 import torch
 import torch.distributed as dist
@@ -53,7 +52,6 @@ def main() -> None:
         optimizer.zero_grad()
         warmup.step()
 
-    time.sleep(0.1)  # DDP must not be torn down while gloo's threads still wait for the GIL
     dist.destroy_process_group()
 
 

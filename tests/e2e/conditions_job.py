@@ -52,7 +52,6 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(STEP_PAUSE_SECONDS)
-    time.sleep(0.1)
     dist.destroy_process_group()
 
 
