@@ -12,15 +12,16 @@ from pathlib import Path
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node import conditions
-from mp_agent.node.accumulate import Accumulator, Progress
+from mp_agent.node.account.accumulate import Accumulator, Progress
+from mp_agent.node.account.counters import CounterBook
+from mp_agent.node.account.window import ValueWindow
 from mp_agent.node.conditions import ConditionTracker
-from mp_agent.node.counters import CounterBook
 from mp_agent.node.snapshot_builder import RunExport
-from mp_agent.node.window import ValueWindow
 from mp_agent.records.conditions import ConditionMemory
-from mp_agent.records.merged import AgentView, MergedStep, RunView
+from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import AgentView, RunView
 
 HOURS = 3
 STEP_SECONDS = 2.5

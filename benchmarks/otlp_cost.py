@@ -1,8 +1,6 @@
-"""What a push by OTLP costs the node agent, as a Markdown table, and whether memory stays flat.
+"""What a push by OTLP costs the node agent, as a Markdown table, and whether memory stays flat."""
 
-Run: python -m benchmarks.otlp_cost [exports for the memory, 1000 unless given]
-"""
-
+import argparse
 import gc
 import os
 import subprocess
@@ -106,12 +104,12 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def memory(pusher: Pusher, exports: int) -> list[tuple[str, str]]:
-    """Return the resident memory after so many exports, at even distances."""
+def memory(pusher: Pusher, pushes: int) -> list[tuple[str, str]]:
+    """Return the resident memory after so many pushes, at even distances."""
     readings = []
-    for number in range(1, exports + 1):
+    for number in range(1, pushes + 1):
         pusher.push(layers(SMALL, float(number)))
-        if number % (exports // READINGS) == 0:
+        if number % max(1, pushes // READINGS) == 0:
             gc.collect()
             readings.append((f"{number}", f"{resident_mib():.1f} MiB"))
     return readings
@@ -119,7 +117,11 @@ def memory(pusher: Pusher, exports: int) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Print the tables."""
-    exports = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--pushes", type=int, default=1000, help="so many for the memory (default: %(default)s)"
+    )
+    pushes = parser.parse_args().pushes
     with sink() as url, tempfile.TemporaryDirectory() as directory:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = url
         pusher = Pusher(Path(directory))
@@ -127,7 +129,7 @@ def main() -> None:
         for series in (SMALL, SERIES):
             seconds, wall_seconds = best_seconds(pusher, series)
             rows.append((f"{series}", f"{seconds:.3f} s", f"{wall_seconds:.3f} s"))
-        readings = memory(pusher, exports)
+        readings = memory(pusher, pushes)
     # Only now: they import torch, which would be most of the memory.
     from torch import device
 

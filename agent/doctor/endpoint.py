@@ -103,7 +103,7 @@ def losses(machine: Machine) -> Iterator[Finding]:
         if value > 0 and machine.run in ("", labels.get("run"))
     ]
     yield from counted
-    if not machine.expositions:
+    if not _anybody_tells(machine):
         yield unknown(_NOBODY)
     elif not counted:
         yield ok("nothing was lost")
@@ -118,7 +118,11 @@ def unsupported(machine: Machine) -> Iterator[Finding]:
         if machine.run in ("", labels["run"])
     ]
     yield from met
-    if not machine.expositions:
+    if not _anybody_tells(machine):
         yield unknown(_NOBODY)
     elif not met:
         yield ok("the probe met nothing that it cannot measure")
+
+
+def _anybody_tells(machine: Machine) -> bool:
+    return any(exposition.samples for exposition in machine.expositions)

@@ -6,7 +6,6 @@ Everything is looked up once, when a check first asks for it.
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from mp_agent.alerting.site import usable_values
 from mp_agent.doctor.fetch import Answer, fetch_from_agent
+from mp_agent.doctor.logged import logged
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
@@ -124,28 +125,11 @@ class Machine:
 
 def settings_and_ignored() -> tuple[Settings, tuple[str, ...]]:
     """Return the settings in force here, and what was said of values that were ignored."""
-    with _heard(logging.getLogger("mp_agent")) as said:
+    with logged(logging.getLogger("mp_agent")) as said:
         settings, _ = load_settings()
+        # Of `alerts` only the rules know what there is to set.
+        usable_values(settings)
     return settings, tuple(said)
-
-
-@contextmanager
-def _heard(log: logging.Logger) -> Iterator[list[str]]:
-    """Collect what is logged, in place of showing it."""
-    said: list[str] = []
-
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    ear, propagate = Ear(logging.WARNING), log.propagate
-    log.addHandler(ear)
-    log.propagate = False
-    try:
-        yield said
-    finally:
-        log.propagate = propagate
-        log.removeHandler(ear)
 
 
 def _found(directory: Path) -> FoundRun:

@@ -11,6 +11,8 @@ from mp_agent.doctor.machine import Machine
 _FREE_BYTES_MIN = 16 << 20
 _TMPFS = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mounts")
+_PROCESSES = Path("/proc")
+_RING = ".ring"
 
 
 def directory(machine: Machine) -> Iterator[Finding]:
@@ -30,6 +32,41 @@ def directory(machine: Machine) -> Iterator[Finding]:
     yield from _owner(path, status)
     yield from _file_system(path)
     yield from _space(path)
+
+
+def removed_rings(machine: Machine) -> Iterator[Finding]:
+    """Notice rings that a process of this user has open, and whose files are gone."""
+    base = machine.settings.dir
+    pids = [pid for pid in _own_processes() if _holds_a_removed_ring(pid, base)]
+    if pids:
+        shown = ", ".join(map(str, pids))
+        yield wrong(
+            f"rings in {base} were removed while processes have them open: pid {shown}",
+            "set RemoveIPC=no in /etc/systemd/logind.conf, which otherwise empties /dev/shm when "
+            "the user's last session ends; then start the job anew",
+        )
+    else:
+        yield ok("no ring was removed while a process has it open")
+
+
+def _own_processes() -> Iterator[int]:
+    for path in _PROCESSES.iterdir():
+        if path.name.isdecimal():
+            yield int(path.name)
+
+
+def _holds_a_removed_ring(pid: int, base: Path) -> bool:
+    try:
+        return any(_is_removed_ring(fd, base) for fd in (_PROCESSES / str(pid) / "fd").iterdir())
+    except OSError:
+        # Another user's, or it has ended.
+        return False
+
+
+def _is_removed_ring(fd: Path, base: Path) -> bool:
+    # A ring is made under a hidden name, which is gone at once: its links tell, not its path.
+    target = os.readlink(fd)
+    return target.startswith(f"{base}/") and _RING in target and os.stat(fd).st_nlink == 0
 
 
 def _owner(path: Path, status: os.stat_result) -> Iterator[Finding]:

@@ -1,53 +1,108 @@
 """Checks of what the OTLP exporter is told by the standard variables."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.logged import logged
 from mp_agent.doctor.machine import Machine
 from mp_agent.doctor.reach import unreachable
+from mp_agent.exporters.otlp.environment import Signal, read_environment, variable_names
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OWN, _COMMON = variable_names(Signal.METRICS, "ENDPOINT")
+_GRPC_PORT, _HTTP_PORT = 4317, 4318
+_METRICS_PATH = "/v1/metrics"
+_SIGNAL_PATHS = (_METRICS_PATH, "/v1/logs", "/v1/traces")
 _PORTS = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where metrics are pushed to; without user, password and query, which may be secrets."""
+
+    variable: str
+    """The variable that says so; empty where none does."""
+    grpc: bool
+    host: str
+    port: int
+    path: str
 
 
 def otlp(machine: Machine) -> Iterator[Finding]:
     """See whether pushes have somewhere to go."""
-    environ = machine.environ
     if "otlp" not in machine.settings.exporters:
         yield ok("exporters lacks otlp: nothing is pushed")
         return
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield wrong("OTEL_SDK_DISABLED is true: nothing is pushed", "unset it")
-    if environ.get("OTEL_METRICS_EXPORTER", "").strip().lower() == "none":
-        yield wrong("OTEL_METRICS_EXPORTER is none: no metrics are pushed", "unset it")
-    named = next((name for name in _ENDPOINTS if environ.get(name)), "")
-    if not named:
-        yield unknown(
-            f"neither {' nor '.join(_ENDPOINTS)} is set: pushes go to this machine",
-            "set OTEL_EXPORTER_OTLP_ENDPOINT in the job's environment",
-        )
-    yield _reached(environ[named] if named else f"http://localhost:{_default_port(machine)}")
-
-
-def _default_port(machine: Machine) -> int:
-    chosen = (machine.environ.get(name) for name in _PROTOCOLS)
-    return 4317 if next(filter(None, chosen), "") == "grpc" else 4318
-
-
-def _reached(endpoint: str) -> Finding:
-    # The address without user, password and query, which may be secrets.
+    variables = dict(machine.environ)
+    with logged(logging.getLogger("mp_agent.otlp")) as said:
+        environment = read_environment(variables)
+    for problem in said:
+        yield unknown(problem, "correct the value, if it is meant for mp-agent")
+    if Signal.METRICS not in environment.transports:
+        disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        switch = "OTEL_SDK_DISABLED is true" if disabled else "OTEL_METRICS_EXPORTER is none"
+        yield wrong(f"{switch}: no metrics are pushed", "unset it")
+        return
     try:
-        parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-        host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+        endpoint = _endpoint(variables, grpc=environment.transports[Signal.METRICS].grpc)
     except ValueError as error:
-        return wrong(f"the OTLP endpoint is no address: {error}", "give scheme, host and port")
-    if not host or not port:
-        return wrong("the OTLP endpoint is no address", "give scheme, host and port")
-    if problem := unreachable(host, port):
+        yield wrong(f"the OTLP endpoint is no address: {error}", "give scheme, host and port")
+        return
+    if not endpoint.variable:
+        yield unknown(
+            f"neither {_OWN} nor {_COMMON} is set: pushes go to this machine",
+            f"set {_COMMON} in the job's environment",
+        )
+    yield from _traps(endpoint)
+    yield _reached(endpoint)
+
+
+def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> Endpoint:
+    """Return where metrics go; ValueError, without a part of it, when it is no address."""
+    variable = next((name for name in (_OWN, _COMMON) if name in variables), "")
+    address = variables.get(variable, f"http://localhost:{_GRPC_PORT if grpc else _HTTP_PORT}")
+    if "://" not in address:
+        if not grpc:
+            raise ValueError("over HTTP it needs a scheme")
+        address = f"https://{address}"
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("its host or port cannot be read") from None
+    if parts.scheme not in _PORTS or not host:
+        raise ValueError("no http or https URL with a host")
+    return Endpoint(variable, grpc, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+
+
+def _traps(endpoint: Endpoint) -> Iterator[Finding]:
+    """Notice an endpoint that is nearly right."""
+    own, common = endpoint.variable == _OWN, endpoint.variable == _COMMON
+    if not endpoint.grpc and common and endpoint.path.endswith(_SIGNAL_PATHS):
+        yield wrong(
+            f"{_COMMON} ends in the path of a signal, which is appended to it once more",
+            f"leave that path out, or set {_OWN} instead",
+        )
+    if not endpoint.grpc and own and not endpoint.path.endswith(_METRICS_PATH):
+        yield unknown(
+            f"{_OWN} is taken as it is, and does not end in {_METRICS_PATH}",
+            f"set {_COMMON} instead, or write the whole path",
+        )
+    other, port = ("http/protobuf", _HTTP_PORT) if endpoint.grpc else ("grpc", _GRPC_PORT)
+    if endpoint.port == port:
+        yield unknown(
+            f"port {port} is usually that of the protocol {other}, which is not in force",
+            f"set OTEL_EXPORTER_OTLP_PROTOCOL={other}, or name the other port",
+        )
+
+
+def _reached(endpoint: Endpoint) -> Finding:
+    where = f"{endpoint.host}, port {endpoint.port}"
+    if problem := unreachable(endpoint.host, endpoint.port):
         return wrong(
-            f"nothing takes OTLP at {host}, port {port}: {problem}",
+            f"nothing takes OTLP at {where}: {problem}",
             "see whether the collector runs and can be reached from this machine",
         )
-    return ok(f"something listens at {host}, port {port}")
+    return ok(f"something listens at {where}")

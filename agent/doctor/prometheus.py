@@ -47,8 +47,12 @@ def targets(machine: Machine) -> Iterator[Finding]:
             yield wrong(f"{text}: {target['lastError']}", _target_remedy(target["lastError"]))
         else:
             yield unknown(text, "it was not scraped yet")
-    if not ours:
+    if ours:
+        return
+    if "prometheus" in machine.settings.exporters:
         yield wrong("no node agent is among its targets", _SD_HINT)
+    else:
+        yield ok("no node agent is among its targets: exporters lacks prometheus")
 
 
 def _is_ours(target: Json, machine: Machine) -> bool:

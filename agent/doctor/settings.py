@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from mp_agent.doctor.finding import Finding, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
+from mp_agent.errors import SettingError
+from mp_agent.node.access import access
 from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
 
 _OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_NODE_SETTINGS"}
@@ -97,6 +99,21 @@ def exporters(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield wrong("no exporter is on", "set MP_AGENT_EXPORTERS=prometheus")
+
+
+def port_settings(machine: Machine) -> Iterator[Finding]:
+    """Notice TLS and password settings that contradict each other: nothing is served then."""
+    try:
+        granted = access(machine.settings)
+    except SettingError as error:
+        yield wrong(str(error), "the node agent serves nothing until TLS and password are whole")
+        return
+    said = ["HTTPS" if granted.tls else "HTTP"]
+    if machine.settings.tls_client_ca is not None:
+        said.append("client certificates")
+    if granted.middlewares:
+        said.append("user and password")
+    yield ok(f"the port speaks {said[0]}" + "".join(f", asks for {one}" for one in said[1:]))
 
 
 def _of_service(name: str) -> bool:

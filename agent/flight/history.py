@@ -1,13 +1,12 @@
 """The steps and layers of a run, merged over its ranks by the same code as the live ones."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mp_agent.records.flight import RankLog
-from mp_agent.records.merged import FirstNonfinite, MergedStep
+from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import FloatArray
+from mp_agent.records.views import FirstNonfinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +43,3 @@ class History:
     first_nonfinite: FirstNonfinite | None = None
     """Where the latest incident began, as the live agent tells it."""
     first_nonfinite_sequence: int = 0
-
-
-Merge = Callable[[Sequence[RankLog]], History]
-"""Merges the rows of an attempt's ranks. The node agent's own merge stands behind it."""

@@ -38,7 +38,9 @@ def print_story(story: Story, console: Console) -> None:
         for remedy in story.remedies:
             for text in remedy.remedies:
                 console.print(Padding(Text(f"• {text}"), (0, 0, 0, 2)))
-        console.print(Padding(Text(story.remedies[0].why, style="dim"), (0, 0, 1, 2)))
+        first = story.remedies[0]
+        console.print(Padding(Text(first.why, style="dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"To make sure: {first.confirm}", style="dim"), (0, 0, 1, 2)))
     if story.moves:
         console.print(Rule("What moved before it", align="left"))
         console.print(_moves(story))

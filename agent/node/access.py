@@ -10,10 +10,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from mp_agent.errors import SettingError
-from mp_agent.node.push.wire import RETIRE_PATH, ROWS_PATH
+from mp_agent.node.push.wire import PATHS
 from mp_agent.settings import Settings
 
-_OPEN_PATHS = frozenset({"/healthz", ROWS_PATH, RETIRE_PATH})
+_OPEN_PATHS = PATHS | {"/healthz"}
 """Probes of a kubelet carry no password; what other agents send carries the run's token."""
 
 

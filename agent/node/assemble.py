@@ -59,18 +59,25 @@ class Assembler(Generic[T]):
         return max(min([below, *awaited], default=0), self.closed_sequence)
 
     def close_ready(
-        self, ranks: Collection[int], now_seconds: float, up_to: int | None = None
+        self,
+        ranks: Collection[int],
+        now_seconds: float,
+        *,
+        up_to: int | None = None,
+        patient: bool = False,
     ) -> Iterator[tuple[int, Mapping[int, T]]]:
         """Yield (sequence, rows by rank) of what is complete or overdue, oldest first.
 
-        ranks: those from which more can come. up_to: the last sequence that may close.
+        ranks: those from which more can come. up_to: the last sequence that may close. patient:
+        nothing is overdue.
         """
         while self._pending:
             sequence = min(self._pending)
             if up_to is not None and sequence > up_to:
                 return
             late_ranks = {rank for rank in ranks if self._positions.get(rank, 0) < sequence}
-            overdue = now_seconds - self._pending[sequence].since_seconds >= self.deadline_seconds
+            waited_seconds = now_seconds - self._pending[sequence].since_seconds
+            overdue = waited_seconds >= self.deadline_seconds and not patient
             crowded = len(self._pending) > self.pending_at_most
             if late_ranks - self._given_up and not overdue and not crowded:
                 return

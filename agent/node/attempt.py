@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from mp_agent.node.assemble import Assembler
 from mp_agent.node.book import NodeBook, as_utf8
+from mp_agent.node.flight.table_shelf import TableShelf
 from mp_agent.node.liveness import run_end
 from mp_agent.node.reduce import RankStep, observed_columns, reduce_step
 from mp_agent.node.reduce_layers import RankLayers, reduce_layers
 from mp_agent.node.source import Delivery, RankSource
-from mp_agent.node.table_shelf import TableShelf
 from mp_agent.records.rows import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason
@@ -42,9 +42,30 @@ class Attempt:
         self._schemas: dict[int, Schema] = {}
 
     @property
+    def seen(self) -> bool:
+        """Whether any rank of this node has shown itself."""
+        return bool(self.sources)
+
+    @property
     def identity(self) -> RankIdentity:
-        """Of the lowest local rank."""
+        """Of the lowest local rank. Only once a rank was `seen`."""
         return self.sources[min(self.sources)].identity
+
+    @property
+    def created_unix_ns(self) -> frozenset[int]:
+        """When the rings were made, by this node's clock."""
+        return frozenset(source.identity.created_unix_ns for source in self.sources.values())
+
+    @property
+    def newest_sequence(self) -> int:
+        """The last step that a rank of this node began or wrote."""
+        states = [source.state for source in self.sources.values()]
+        return max((max(s.started_sequence, s.committed_sequence) for s in states), default=0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a rank lives at this very moment, not only at the last look."""
+        return any(source.alive for source in self.sources.values())
 
     @property
     def end(self) -> EndReason:
@@ -135,12 +156,13 @@ class Attempt:
         return self.expected_ranks - ended
 
     def _unseen_neighbours(self, identity: RankIdentity) -> set[int]:
-        """Return the ranks of a node that have no ring yet, if their numbers can be told."""
+        """Return the ranks of a node that have no ring yet, if the node's ranks are consecutive."""
         local = [s for s in self.sources.values() if s.identity.node_rank == identity.node_rank]
         if len(local) >= identity.local_world_size:
             return set()
         first = identity.rank - identity.local_rank
-        return set(range(first, first + identity.local_world_size)) - set(self.sources)
+        end = min(first + identity.local_world_size, identity.world_size)
+        return set(range(first, end)) - set(self.sources)
 
     def _reduce_step(self, steps: Mapping[int, RankStep]) -> LocalStep:
         schemas = {**self._schemas, **{rank: step.schema for rank, step in steps.items()}}

@@ -6,13 +6,16 @@ import ssl
 import time
 from collections.abc import Callable
 from socket import socket
-from typing import cast
+
+from mp_agent.node.connection import Connection
 
 CONNECTIONS_AT_MOST = 256
 QUIET_SECONDS_AT_MOST = 60.0
 """After so long without a byte in either direction a connection is cut: a client that stalls."""
-HANDSHAKE_SECONDS = 10.0
+UNSENT_BYTES_AT_MOST = 64 * 2**20
+"""What clients may leave untaken, all of them together."""
 _SWEEP_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
 """The agents of a run start together, and knock at the root's door together."""
 _OTHER_FILES = 256
@@ -25,7 +28,9 @@ class GuardedListener:
     """Accepts connections for `make_protocol`, and cuts those that are too many or too quiet.
 
     When there are too many, the one that was quiet for longest goes: whoever opens connections
-    and leaves them half-open shuts nobody out.
+    and leaves them half-open shuts nobody out. A connection counts from the moment in which it is
+    accepted, before any TLS handshake. The same goes for what clients have asked for and do not
+    take: when it is too much, whoever took something least recently goes.
     """
 
     def __init__(
@@ -34,39 +39,83 @@ class GuardedListener:
         *,
         connections_at_most: int = CONNECTIONS_AT_MOST,
         quiet_seconds_at_most: float = QUIET_SECONDS_AT_MOST,
+        unsent_bytes_at_most: int = UNSENT_BYTES_AT_MOST,
     ) -> None:
         self._make_protocol = make_protocol
         self.connections_at_most = connections_at_most
         self._quiet_seconds_at_most = quiet_seconds_at_most
-        self._open: set[_Connection] = set()
-        self._server: asyncio.Server | None = None
-        self._sweep: asyncio.TimerHandle | None = None
+        self._unsent_bytes_at_most = unsent_bytes_at_most
+        self._open: set[Connection] = set()
+        self._listener: socket | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept on a listening socket."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Connection(self._make_protocol(), self._open, self.connections_at_most),
-            sock=listener,
-            backlog=_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-        )
-        self._sweep = loop.call_later(_SWEEP_SECONDS, self._cut_quiet)
+        """Accept on a listening socket, which is closed with this."""
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._listener, self._tls = listener, tls
+        self._resume()
+        self._sweep()
 
     def close(self) -> None:
         """Accept no more; what is under way goes on."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._listener is None:
+            return
+        self._pause()
+        self._listener.close()
+        self._listener = None
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _cut_quiet(self) -> None:
+    def _resume(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _pause(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        """Take in what waits at the door; out of descriptors, make room and go on in a moment."""
+        assert self._listener is not None
+        for _ in range(_BACKLOG):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError:
+                self._cut_quietest()
+                self._pause()
+                asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._resume)
+                return
+            while len(self._open) >= self.connections_at_most:
+                self._cut_quietest()
+            connection = Connection(self._make_protocol(), self._open, self._bound_unsent)
+            connection.greet(accepted, self._tls)
+
+    def _cut_quietest(self) -> None:
+        if self._open:
+            min(self._open, key=lambda known: known.last_active_seconds).cut()
+
+    def _bound_unsent(self) -> None:
+        unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}
+        *others, _ = sorted(unsent, key=lambda known: known.last_active_seconds)
+        excess_bytes = sum(unsent.values()) - self._unsent_bytes_at_most
+        for connection in others:
+            if excess_bytes <= 0:
+                return
+            excess_bytes -= unsent[connection]
+            connection.cut()
+
+    def _sweep(self) -> None:
+        """Cut what was quiet for too long, again and again."""
         oldest = time.monotonic() - self._quiet_seconds_at_most
         for connection in [known for known in self._open if known.last_active_seconds < oldest]:
             connection.cut()
-        loop = asyncio.get_running_loop()
-        self._sweep = loop.call_later(_SWEEP_SECONDS, self._cut_quiet)
+        self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 
 def connections_for(agents: int) -> int:
@@ -88,48 +137,3 @@ def connections_for(agents: int) -> int:
     except (OSError, ValueError):
         granted = soft
     return min(wanted, max(granted - _OTHER_FILES, CONNECTIONS_AT_MOST))
-
-
-class _Connection(asyncio.Protocol):
-    """Hands everything on to the server's own protocol, and notes when something last moved."""
-
-    def __init__(
-        self, protocol: asyncio.Protocol, open_connections: "set[_Connection]", at_most: int
-    ) -> None:
-        self._protocol = protocol
-        self._open = open_connections
-        self._at_most = at_most
-        self._transport: asyncio.Transport | None = None
-        self.last_active_seconds = time.monotonic()
-
-    def cut(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
-        self._open.discard(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        while len(self._open) >= self._at_most:
-            min(self._open, key=lambda known: known.last_active_seconds).cut()
-        self._open.add(self)
-        self._protocol.connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._open.discard(self)
-        self._protocol.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self.last_active_seconds = time.monotonic()
-        self._protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._protocol.eof_received()
-
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Go on sending: the client has taken something."""
-        self.last_active_seconds = time.monotonic()
-        self._protocol.resume_writing()

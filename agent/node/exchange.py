@@ -4,10 +4,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mp_agent.node.attempt import Attempt, LocalStep
-from mp_agent.node.book import as_utf8
 from mp_agent.node.liveness import furthest_behind
-from mp_agent.node.push.trouble import is_troubled
-from mp_agent.node.reporter import Reporter
+from mp_agent.node.report_times import ReportTimes
+from mp_agent.node.reporter import Reporter, report_header
 from mp_agent.node.root import MergedTable, RootMerge, turned_away
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import (
@@ -15,7 +14,6 @@ from mp_agent.records.rows import (
     LayerBlock,
     NodeLayers,
     NodeReport,
-    NodeStep,
     RankStatus,
     Receipt,
 )
@@ -52,11 +50,8 @@ class Exchange:
         self._settled = self._base
         self._end = EndReason.RUNNING
         self._now_seconds = 0.0
-        self._reported_seconds: float | None = None
-        self._reported_ends: tuple[EndReason, ...] = ()
-        self._troubled = False
-        self.urgent = False
-        """Whether trouble began on this node since the last report."""
+        # Twice per push: one that comes a little early has something to carry all the same.
+        self._times = ReportTimes(settings.push_interval_seconds / 2)
 
     @property
     def is_root(self) -> bool:
@@ -86,7 +81,7 @@ class Exchange:
     @property
     def sessions(self) -> frozenset[str]:
         """The sessions of all nodes that are of this attempt."""
-        return self._root.sessions if self._root else frozenset()
+        return self._root.nodes.sessions if self._root else frozenset()
 
     @property
     def retired_sessions(self) -> frozenset[str]:
@@ -100,10 +95,15 @@ class Exchange:
         return lost + (self._root.late if self._root else 0)
 
     @property
+    def urgent(self) -> bool:
+        """Whether trouble began on this node since the last report."""
+        return self._times.urgent
+
+    @property
     def nodes(self) -> tuple[KnownNode, ...]:
         """The nodes that are known; on other nodes than the root, this one alone."""
         if self._root is not None:
-            return self._root.nodes(self._now_seconds)
+            return self._root.nodes.described(self._now_seconds)
         identity = self.attempt.identity
         this = KnownNode(
             node_rank=identity.node_rank,
@@ -116,15 +116,30 @@ class Exchange:
         return (this,)
 
     @property
+    def node_count(self) -> int:
+        """How many nodes the run has; before all have reported, as if they were like this one."""
+        if self._root is not None and not self._root.nodes.strangers_left:
+            # Several nodes may be one machine, whose agent speaks for all of them.
+            here = {source.identity.node_rank for source in self.attempt.sources.values()}
+            return len(self._root.nodes) - 1 + len(here)
+        identity = self.attempt.identity
+        return -(-identity.world_size // max(identity.local_world_size, 1))
+
+    @property
     def statuses(self) -> Sequence[RankStatus]:
         """Where the ranks stand, ended ones too; at the root, of all nodes that are heard of."""
-        return self._root.statuses(self._now_seconds) if self._root else self.attempt.statuses()
+        if self._root is None:
+            return self.attempt.statuses()
+        return self._root.nodes.statuses(self._now_seconds)
 
     @property
     def phase_name(self) -> str:
         """Phase of the rank that is furthest behind; at the root, of all nodes' ranks."""
-        running = self._root.running(self._now_seconds) if self._root else self._running_here()
-        return furthest_behind(running).phase_name if running else Phase.ENDED.name.lower()
+        if self._root is None:
+            behind = furthest_behind(self.attempt.statuses())
+        else:
+            behind = self._root.nodes.furthest_behind(self._now_seconds)
+        return behind.phase_name if behind else Phase.ENDED.name.lower()
 
     def poll(self, now_seconds: float) -> Iterator[Item]:
         """Read the rings and yield what is new; a step always before its layers."""
@@ -145,11 +160,12 @@ class Exchange:
 
     def take_report(self) -> NodeReport | None:
         """Return what is new since the last call; see `Run.take_report`."""
-        if not self.attempt.sources or self.is_root or not self._due():
+        if not self.attempt.sources or self.is_root:
             return None
-        self._reported_seconds = self._now_seconds
-        self._reported_ends = self._ends()
-        self.urgent = False
+        ends = tuple(source.end for _, source in sorted(self.attempt.sources.items()))
+        if not self._reporter.overdue and not self._times.due(self._now_seconds, ends):
+            return None
+        self._times.reported(self._now_seconds, ends)
         return self._report()
 
     def receive(self, report: NodeReport) -> Receipt:
@@ -177,16 +193,11 @@ class Exchange:
         for item in items:
             if isinstance(item, LocalStep):
                 self._reporter.steps.add(item.row)
-                self._watch_out(item.row)
+                self._times.look_at(item.row, self.attempt.book.gradient_columns)
                 yield item
             else:
                 self._keep_table(item)
         self._reporter.tables.advance(self.attempt.layers_position)
-
-    def _watch_out(self, step: NodeStep) -> None:
-        troubled = is_troubled(step, self.attempt.book.gradient_columns)
-        self.urgent = self.urgent or (troubled and not self._troubled)
-        self._troubled = troubled
 
     def _keep_table(self, table: NodeLayers) -> None:
         if not self.is_root:
@@ -232,36 +243,5 @@ class Exchange:
         )
 
     def _report(self) -> NodeReport:
-        identity, attempt = self.attempt.identity, self.attempt
-        states = [source.state for source in attempt.sources.values()]
-        header = NodeReport(
-            run=as_utf8(identity.run),
-            session=self.session,
-            attempt=identity.attempt,
-            world_size=identity.world_size,
-            node_rank=identity.node_rank,
-            host=as_utf8(identity.host),
-            url=self.url,
-            sent_unix_seconds=time.time(),
-            expected_ranks=tuple(sorted(attempt.expected_ranks)),
-            known_ranks=tuple(sorted(attempt.known_ranks)),
-            statuses=attempt.statuses(),
-            held=attempt.held,
-            probe_errors=sum(state.probe_errors for state in states),
-            records_dropped=sum(state.records_dropped for state in states) + attempt.lost_here,
-        )
-        return self._reporter.fill(header, ended=attempt.end is not EndReason.RUNNING)
-
-    def _due(self) -> bool:
-        """Return whether there is something to report that cannot wait."""
-        if self._reported_seconds is None or self._reporter.overdue or self.urgent:
-            return True
-        waited_seconds = self._now_seconds - self._reported_seconds
-        heartbeat_seconds = self._settings.push_interval_seconds / 2
-        return waited_seconds >= heartbeat_seconds or self._ends() != self._reported_ends
-
-    def _ends(self) -> tuple[EndReason, ...]:
-        return tuple(source.end for _, source in sorted(self.attempt.sources.items()))
-
-    def _running_here(self) -> list[RankStatus]:
-        return [status for status in self.attempt.statuses() if status.end is EndReason.RUNNING]
+        header = report_header(self.attempt, session=self.session, url=self.url)
+        return self._reporter.fill(header, ended=self.attempt.end is not EndReason.RUNNING)

@@ -41,19 +41,6 @@ class RingFinder:
         return bool(set(locations.find_rings(self._run_dir)) - self._seen)
 
 
-def rings_by_launch(
-    rings: Iterator[tuple[Path, RingReader]],
-) -> list[list[tuple[Path, RingReader]]]:
-    """Return the rings grouped by launch and attempt, the group made last at the end."""
-    groups: dict[tuple[str, int], list[tuple[Path, RingReader]]] = {}
-    for path, reader in rings:
-        key = (reader.identity.launch, reader.identity.attempt)
-        groups.setdefault(key, []).append((path, reader))
-    return sorted(
-        groups.values(), key=lambda group: max(r.identity.created_unix_ns for _, r in group)
-    )
-
-
 def remove_ring(path: Path) -> None:
     """Delete a ring's file, and its directory when that was the last one in it."""
     try:

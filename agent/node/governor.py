@@ -12,9 +12,9 @@ from operator import is_
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.snapshot import HistogramValue
-from mp_agent.node.counters import CounterBook, Labels
+from mp_agent.node.account.counters import CounterBook, Labels
 from mp_agent.node.rollup import depth_that_fits, rollup_label, union
-from mp_agent.records.merged import LayerView
+from mp_agent.records.views import LayerView
 
 _NONFINITE = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"]
 

@@ -10,19 +10,17 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from mp_agent.node.accumulate import Progress
-from mp_agent.node.counters import Cells, Total
+from mp_agent.node.account.accumulate import Progress
+from mp_agent.node.account.counters import Cells, Total
+from mp_agent.node.account.window import Bucket
 from mp_agent.node.governor import GovernorState
-from mp_agent.node.window import Bucket
+from mp_agent.node.launches import Launch
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.ring.files import replace_atomically
 
 log = logging.getLogger("mp_agent.node")
 
 FORMAT = 2
-
-Launch = tuple[str, int]
-"""Launcher and attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,12 +27,17 @@ def run_end(ranks: Sequence[EndReason]) -> EndReason:
     return next(reason for reason in _GRAVITY if reason in ranks)
 
 
-def furthest_behind(ranks: Sequence[RankStatus]) -> RankStatus:
-    """Return the status of the rank with the least progress; of equal ones the lowest rank's.
+def furthest_behind(ranks: Sequence[RankStatus]) -> RankStatus | None:
+    """Return the status of the rank with the least progress that runs; of equal ones the lowest's.
 
     Evaluation, checkpointing and the like come before the forward pass of the same step.
     """
-    return min(ranks, key=lambda status: (status.started_sequence, _place(status), status.rank))
+    running = (status for status in ranks if status.end is EndReason.RUNNING)
+    return min(running, key=_progress, default=None)
+
+
+def _progress(status: RankStatus) -> tuple[int, int, int]:
+    return status.started_sequence, _place(status), status.rank
 
 
 def _place(status: RankStatus) -> int:

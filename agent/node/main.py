@@ -1,25 +1,20 @@
 """From a command line to a running node agent."""
 
 import asyncio
-import json
 import logging
-import os
 from pathlib import Path
-from typing import Any
 
 from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
-from mp_agent.settings import ENV_PREFIX, SECRETS, Settings, load_settings
+from mp_agent.settings import Settings
+from mp_agent.settings.handover import take_over
 
 log = logging.getLogger("mp_agent.node")
-
-SETTINGS_VARIABLE = "MP_AGENT_NODE_SETTINGS"
-"""Holds, as JSON, the settings of the rank that starts a node agent, all but the token."""
 
 
 def watch_run(run_dir: Path, lock_fd: int, *, detached: bool) -> None:
     """Watch one run, whose lock is held, until it is over."""
-    settings, ignored = _settings()
+    settings, ignored = take_over()
     _log(settings, run_dir.name, detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
     agent.watch(run_dir, lock_fd)
@@ -31,7 +26,7 @@ def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = Fa
 
     with_parent: until the process that started this one is gone, too.
     """
-    settings, ignored = _settings()
+    settings, ignored = take_over()
     _log(settings, "node-agent", detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
     agent.watch_all(base or settings.dir, with_parent=with_parent)
@@ -45,27 +40,6 @@ def _serve(agent: NodeAgent) -> None:
     except Exception:
         log.exception("the node agent stops")
         raise
-
-
-def _settings() -> tuple[Settings, int]:
-    """Return the settings of the rank that starts this agent, else those of the environment.
-
-    The second value counts what was ignored; what the rank ignored, it counts itself.
-    """
-    handed_over = os.environ.get(SETTINGS_VARIABLE)
-    if handed_over is None:
-        return load_settings()
-    try:
-        return _taken_over(json.loads(handed_over)), 0
-    except (ValueError, TypeError) as error:
-        log.warning("%s is ignored: %s", SETTINGS_VARIABLE, error)
-        settings, ignored = load_settings()
-        return settings, ignored + 1
-
-
-def _taken_over(values: Any) -> Settings:
-    variables = {name: os.environ.get(ENV_PREFIX + name.upper()) for name in SECRETS}
-    return Settings(**{**values, **{name: text for name, text in variables.items() if text}})
 
 
 def _log(settings: Settings, name: str, *, detached: bool) -> None:

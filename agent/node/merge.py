@@ -1,21 +1,19 @@
 """The rows of several nodes become one step of the run, by the columns' algebra and shares."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, nan
 
 import numpy as np
 
 from mp_agent.node.book import ALGEBRA
 from mp_agent.node.replicas import ReplicaBook
+from mp_agent.node.row_groups import Columns, RowGroup
 from mp_agent.node.shares import AssumedShares, GroupKey, Roster, assumed_name, group_key
 from mp_agent.node.sums import exact_sum
 from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.rows import NodeRow, NodeShare, NodeStep
-
-Columns = tuple[tuple[float, ...], ...]
-"""The parts of each gradient column."""
 
 _COLUMNS = tuple(column.name for column in GRADIENT_COLUMNS)
 
@@ -36,42 +34,6 @@ class Terms:
         return tuple(found.get(name, ()) for name in _COLUMNS)
 
 
-@dataclass(slots=True)
-class _Replica:
-    """What is there of one replica of a group."""
-
-    shards: set[int] = field(default_factory=set)
-    rows: list[Columns] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Group:
-    """The replicas of a group that may still be the one to take."""
-
-    shard_count: int
-    complete: int | None = None
-    """The lowest replica of which every shard is there."""
-    replicas: dict[int, _Replica] = field(default_factory=dict)
-
-    def add(self, row: NodeRow, columns: Columns) -> None:
-        for number in row.replicas:
-            if self.complete is not None and number >= self.complete:
-                return
-            replica = self.replicas.setdefault(number, _Replica())
-            if replica.shards.isdisjoint(row.shards):
-                replica.shards.update(row.shards)
-                replica.rows.append(columns)
-            if len(replica.shards) >= self.shard_count:
-                self.complete = number
-                self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
-
-    def chosen(self) -> list[Columns]:
-        """Return the rows of the lowest complete replica, else of the one with most shards."""
-        if self.complete is not None:
-            return self.replicas[self.complete].rows
-        return max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards))[1].rows
-
-
 class StepMerge:
     """One step of the run as it comes in, node by node, in any order.
 
@@ -89,7 +51,7 @@ class StepMerge:
         self._time_unix_seconds = nan
         self._counts: dict[str, int] = {}
         self._parts: dict[str, list[float]] = {}
-        self._groups: dict[GroupKey, _Group] = {}
+        self._groups: dict[GroupKey, RowGroup] = {}
         self._assumed: dict[GroupKey, dict[Columns, list[int]]] = {}
         self._nonfinite_loss_ranks: list[int] = []
         self._replicas = ReplicaBook()
@@ -162,7 +124,7 @@ class StepMerge:
             self._assumed.setdefault(key, {}).setdefault(columns, []).extend(row.ranks)
             return
         if key not in self._groups:
-            self._groups[key] = _Group(share.shard_count)
+            self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add(row, columns)
         self._replicas.add_gradients(key, row)
 

@@ -1,17 +1,17 @@
 """The layer tables of several nodes become one table of the run."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mp_agent.node.book import ALGEBRA
+from mp_agent.node.layer_groups import AssumedLayers, LayerGroup
 from mp_agent.node.layer_names import LayerNames, Source
-from mp_agent.node.reduce_layers import fold
+from mp_agent.node.merged_layers import MergedLayers
 from mp_agent.node.shares import AssumedShares, GroupKey, Roster, assumed_name, group_key
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, Algebra
-from mp_agent.records.merged import LayerView
 from mp_agent.records.rows import LayerBlock, Layout, NodeLayers, NodeShare
 from mp_agent.records.steps import FloatArray
 
@@ -43,136 +43,13 @@ class LayerTerms:
         return fitted
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedLayers:
-    """The layers of the run at one sampled step, in module order.
-
-    values: [L, C] finite. sound: [L] whether all of the layer's numbers could be represented.
-    """
-
-    names: tuple[str, ...]
-    columns: tuple[str, ...]
-    values: FloatArray
-    sound: npt.NDArray[np.bool_]
-    complete: bool
-    """Whether every shard of every tensor was present."""
-    optimizers: tuple[str, ...] = ()
-    """Which optimizer steps each layer; none: the one that sets the step count, all of them."""
-    retired: frozenset[str] = frozenset()
-    """Names that stand for no layer any more: several layers turned out to be called so."""
-
-    def judged_of(self, judged: Collection[str]) -> "MergedLayers":
-        """Return the table with only the norms that count whose optimizer's step is `judged`."""
-        if not self.optimizers:
-            return self
-        counts = np.array([optimizer in judged for optimizer in self.optimizers], dtype=np.bool_)
-        return replace(self, sound=self.sound & counts)
-
-    def views(self, *, step_judged: bool) -> tuple[LayerView, ...]:
-        """Return one view per layer; norms count only where those of the step do."""
-        judged = (self.sound & (step_judged and self.complete)).tolist()
-        return tuple(
-            LayerView(name=name, values=dict(zip(self.columns, row, strict=True)), judged=counts)
-            for name, row, counts in zip(self.names, self.values.tolist(), judged, strict=True)
-        )
-
-    def nonfinite_nearest_output(self) -> str:
-        """Return the last layer, in module order, with a NaN or Inf element; "" if there is none.
-
-        Backward runs from the output, so that is where a value born in backward began.
-        """
-        indices = [self.columns.index(name) for name in ("nan_elements", "inf_elements")]
-        found = np.flatnonzero(self.values[:, indices].sum(axis=1))
-        return self.names[found[-1]] if found.size else ""
-
-
-@dataclass(slots=True)
-class _Table:
-    """Layers of one layout, folded over the shards of a replica that came in."""
-
-    layout: Layout
-    rank: int
-    """The lowest that wrote of it."""
-    values: FloatArray
-    """[C, L]"""
-    shards: set[int]
-
-
-@dataclass(slots=True)
-class _Replica:
-    tables: dict[bytes, _Table] = field(default_factory=dict)
-    shards: set[int] = field(default_factory=set)
-    """Those of all tables."""
-
-    def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
-        self.shards.update(block.shards)
-        table = self.tables.get(layout.digest)
-        if table is None:
-            ranks, shards = min(block.ranks), set(block.shards)
-            self.tables[layout.digest] = _Table(layout, ranks, values, shards)
-        elif table.shards.isdisjoint(block.shards):
-            table.values = fold([table.values, values], GRADIENT_COLUMN_NAMES)
-            table.rank = min(table.rank, *block.ranks)
-            table.shards.update(block.shards)
-
-
-@dataclass(slots=True)
-class _Group:
-    shard_count: int
-    complete: int | None = None
-    replicas: dict[int, _Replica] = field(default_factory=dict)
-
-    def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
-        number = block.replicas[0]
-        if self.complete is not None and number > self.complete:
-            return
-        replica = self.replicas.setdefault(number, _Replica())
-        replica.add(block, layout, values)
-        if len(replica.shards) >= self.shard_count:
-            self.complete = number
-            self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
-
-    def chosen(self) -> list[_Table]:
-        if self.complete is not None:
-            return list(self.replicas[self.complete].tables.values())
-        most = max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards))
-        return list(most[1].tables.values())
-
-
-@dataclass(slots=True)
-class _Models:
-    """An assumed group: models of every rank, or replicas of one; the steps' digests tell which."""
-
-    ranks: set[int] = field(default_factory=set)
-    first: dict[bytes, _Table] = field(default_factory=dict)
-    """What the lowest rank has."""
-    total: dict[bytes, _Table] = field(default_factory=dict)
-    """What all have together."""
-
-    def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
-        if not self.ranks.isdisjoint(block.ranks):
-            return
-        self.ranks.update(block.ranks)
-        table = _Table(layout, min(block.ranks), values, {0})
-        first = self.first.setdefault(layout.digest, table)
-        if table.rank < first.rank:
-            self.first[layout.digest] = table
-        all_of_them = _times(values, len(block.ranks))
-        total = self.total.get(layout.digest)
-        if total is None:
-            self.total[layout.digest] = replace(table, values=all_of_them)
-        else:
-            total.values = fold([total.values, all_of_them], GRADIENT_COLUMN_NAMES)
-            total.rank = min(total.rank, table.rank)
-
-
 class LayerMerge:
     """The layers of one sampled step as they come in, node by node, in any order."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._groups: dict[GroupKey, _Group] = {}
-        self._assumed: dict[GroupKey, _Models] = {}
+        self._groups: dict[GroupKey, LayerGroup] = {}
+        self._assumed: dict[GroupKey, AssumedLayers] = {}
         self._homes: dict[GroupKey, str] = {}
 
     def add(self, table: NodeLayers, terms: LayerTerms) -> None:
@@ -182,9 +59,10 @@ class LayerMerge:
             key, values = group_key(share), terms.table(block)
             self._homes[key] = share.home
             if share.assumed:
-                self._assumed.setdefault(key, _Models()).add(block, layout, values)
+                self._assumed.setdefault(key, AssumedLayers()).add(block, layout, values)
             else:
-                self._groups.setdefault(key, _Group(share.shard_count)).add(block, layout, values)
+                group = self._groups.setdefault(key, LayerGroup(share.shard_count))
+                group.add(block, layout, values)
 
     def merged(self, roster: Roster, assumed: AssumedShares, names: LayerNames) -> MergedLayers:
         """Return the table: of equal replicas one is taken, shards add up.
@@ -193,10 +71,10 @@ class LayerMerge:
         """
         chosen = {key: group.chosen() for key, group in self._groups.items()}
         whole = {key for key, group in self._groups.items() if group.complete is not None}
-        for key, models in self._assumed.items():
+        for key, layers in self._assumed.items():
             independent = assumed.independent(assumed_name(key))
-            chosen[key] = list((models.total if independent else models.first).values())
-            if not independent or len(models.ranks) == self._world_size:
+            chosen[key] = layers.chosen(independent=independent)
+            if not independent or len(layers.ranks) == self._world_size:
                 whole.add(key)
         tables = sorted(
             ((table.rank, key, table) for key, found in chosen.items() for table in found),
@@ -218,17 +96,6 @@ class LayerMerge:
             optimizers=plan.optimizers,
             retired=plan.retired,
         )
-
-
-def _times(values: FloatArray, count: int) -> FloatArray:
-    """Return a table [C, L] as if `count` ranks had one each."""
-    if count == 1:
-        return values
-    many = values.copy()
-    for index, name in enumerate(GRADIENT_COLUMN_NAMES):
-        if ALGEBRA[name] is Algebra.SUM:
-            many[index] *= count
-    return many
 
 
 def _spread(

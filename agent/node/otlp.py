@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.node.watch import RunWatch
 from mp_agent.records.conditions import ConditionEvent
-from mp_agent.records.merged import ExportAccount
+from mp_agent.records.views import ExportAccount
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 

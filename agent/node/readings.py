@@ -8,9 +8,9 @@ from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metric import Reading as CatalogReading
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import HistogramValue
-from mp_agent.node.counters import CounterBook
+from mp_agent.node.account.counters import CounterBook, labelled
 from mp_agent.node.snapshot_builder import RunExport, samples_of
-from mp_agent.records.merged import RunView
+from mp_agent.records.views import RunView
 
 
 class MetricReader:
@@ -24,9 +24,9 @@ class MetricReader:
         self._read = [(_key(metric), metric.read) for metric in plain if metric.read]
         self._counted = [(_key(metric), metric) for metric in plain if not metric.read]
         self._gauges = [
-            (_key(metric), metric.read)
-            for metric in plain
-            if metric.read and metric.kind is Kind.GAUGE
+            (metric, metric.read)
+            for metric in metrics
+            if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
         ]
 
     def everything(self, export: RunExport) -> Iterator[Reading]:
@@ -49,7 +49,11 @@ class MetricReader:
 
     def gauges(self, view: RunView) -> Iterator[Reading]:
         """Yield the gauges of the run as a whole: what counters do not keep from step to step."""
-        return _values(self._gauges, view)
+        for metric, read in self._gauges:
+            names = metric.label_names[1:]
+            for texts, value in labelled(read(view)):
+                # Optional labels that the series lacks are at the end.
+                yield (metric.prometheus_name, tuple(zip(names, texts, strict=False))), value
 
 
 def known_before(counters: CounterBook) -> KnownValue:

@@ -1,5 +1,6 @@
 """The node's side of a push: rows wait here until the root has them in its ledger."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -7,7 +8,8 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
-from mp_agent.node.book import NodeBook
+from mp_agent.node.attempt import Attempt
+from mp_agent.node.book import NodeBook, as_utf8
 from mp_agent.records.rows import (
     STEPS_PER_REPORT,
     TABLES_PER_REPORT,
@@ -140,6 +142,28 @@ class Reporter:
             self.steps.rewind(receipt.position)
             self.tables.rewind(receipt.layers_position)
         self.settle(receipt.settled, receipt.layers_settled)
+
+
+def report_header(attempt: Attempt, *, session: str, url: str) -> NodeReport:
+    """Return a report that says how the ranks of a node stand, without rows."""
+    identity = attempt.identity
+    states = [source.state for source in attempt.sources.values()]
+    return NodeReport(
+        run=as_utf8(identity.run),
+        session=session,
+        attempt=identity.attempt,
+        world_size=identity.world_size,
+        node_rank=identity.node_rank,
+        host=as_utf8(identity.host),
+        url=url,
+        sent_unix_seconds=time.time(),
+        expected_ranks=tuple(sorted(attempt.expected_ranks)),
+        known_ranks=tuple(sorted(attempt.known_ranks)),
+        statuses=attempt.statuses(),
+        held=attempt.held,
+        probe_errors=sum(state.probe_errors for state in states),
+        records_dropped=sum(state.records_dropped for state in states) + attempt.lost_here,
+    )
 
 
 def _own_layouts(

@@ -5,7 +5,7 @@ from math import fsum
 
 from mp_agent.node.book import ALGEBRA
 from mp_agent.records.columns import Algebra
-from mp_agent.records.merged import LayerView
+from mp_agent.records.views import LayerView
 
 EVERYTHING = "*"
 

@@ -43,6 +43,7 @@ class MetricsServer:
         self._listener: GuardedListener | None = None
         self._agents = 0
         self._connections_at_most = CONNECTIONS_AT_MOST
+        self._turn = asyncio.Lock()
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._runner: web.AppRunner | None = None
 
@@ -81,17 +82,19 @@ class MetricsServer:
         self._renderer.shutdown(wait=False)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        exposure = self._expose()
-        started = time.perf_counter()
-        # In a thread: thousands of series take longer than a look at the rings may wait.
-        body, headers = await asyncio.get_running_loop().run_in_executor(
-            self._renderer,
-            _encode,
-            exposure.snapshot,
-            request.headers.get("Accept", ""),
-            request.headers.get("Accept-Encoding", ""),
-        )
-        seconds = time.perf_counter() - started
+        # One after the other, so that a crowd of scrapers makes no crowd of snapshots.
+        async with self._turn:
+            exposure = self._expose()
+            started = time.perf_counter()
+            # In a thread: thousands of series take longer than a look at the rings may wait.
+            body, headers = await asyncio.get_running_loop().run_in_executor(
+                self._renderer,
+                _encode,
+                exposure.snapshot,
+                request.headers.get("Accept", ""),
+                request.headers.get("Accept-Encoding", ""),
+            )
+            seconds = time.perf_counter() - started
         response = web.Response(body=body, headers=headers)
         await response.prepare(request)
         await response.write_eof()

@@ -27,20 +27,12 @@ class Service(Protocol):
 class Services:
     """Several services as one; what fails in one is logged once and hurts no other."""
 
-    def __init__(self, services: Iterable[Service] = ()) -> None:
+    def __init__(self, services: Iterable[Service]) -> None:
         self._services = list(services)
-        self._started = False
         self._failures: set[tuple[Service, str]] = set()
-
-    def add(self, service: Service) -> None:
-        """Look after one more service; it is started at once if the others are."""
-        self._services.append(service)
-        if self._started:
-            self._try(service, "start")
 
     def start(self) -> None:
         """Start all."""
-        self._started = True
         for service in self._services:
             self._try(service, "start")
 

@@ -8,9 +8,9 @@ from typing import Any
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
-from mp_agent.node.counters import COUNTED, CounterBook, Labels, labelled
+from mp_agent.node.account.counters import COUNTED, CounterBook, Labels, labelled
 from mp_agent.node.governor import LayerGovernor
-from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
+from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 log = logging.getLogger("mp_agent.node")
 

@@ -2,19 +2,47 @@
 
 from collections.abc import Mapping
 
-from mp_agent.node.accumulate import Accumulator
+from mp_agent.node.account.accumulate import Accumulator
+from mp_agent.node.account.lag import laggards
 from mp_agent.node.attempt import Attempt
 from mp_agent.node.conditions import ConditionTracker
 from mp_agent.node.exchange import Exchange
-from mp_agent.node.lag import laggards
 from mp_agent.node.ledger import ProbeTotals
 from mp_agent.node.reduce import observed_columns
+from mp_agent.node.run_state import RunState
+from mp_agent.node.snapshot_builder import RunExport
 from mp_agent.node.source import RankSource
-from mp_agent.records.merged import AgentView, RankView, RunView
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import AgentView, RankView, RunView
 from mp_agent.version import __version__
 
 _NANOSECONDS = 1e9
+
+
+def run_export(
+    state: RunState,
+    totals: ProbeTotals,
+    *,
+    now_seconds: float,
+    time_unix_seconds: float,
+    scrape_duration_seconds: float | None = None,
+) -> RunExport:
+    """Return all views of a run that was seen; totals: of its probes and of the node agent."""
+    account, attempt, exchange = state.account, state.attempt, state.exchange
+    view = None
+    if exchange.is_root:
+        view = run_view(exchange, account, state.conditions, time_unix_seconds)
+    return RunExport(
+        run=attempt.identity.run,
+        node_rank=attempt.identity.node_rank,
+        view=view,
+        layers=tuple(account.layers.values()) if exchange.is_root else (),
+        ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
+        faded_ranks=state.fading.faded(now_seconds),
+        agent=agent_view(attempt, totals, scrape_duration_seconds=scrape_duration_seconds),
+        counters=account.counters,
+        governor=state.governor,
+    )
 
 
 def run_view(
@@ -29,7 +57,7 @@ def run_view(
     return RunView(
         identity=identity,
         facts=_facts(exchange),
-        nodes=-(-identity.world_size // max(identity.local_world_size, 1)),
+        nodes=exchange.node_count,
         active=exchange.end is EndReason.RUNNING,
         end_reason=exchange.end,
         phase_name=exchange.phase_name,
@@ -75,7 +103,7 @@ def rank_view(source: RankSource) -> RankView:
 def agent_view(
     attempt: Attempt, totals: ProbeTotals, *, scrape_duration_seconds: float | None
 ) -> AgentView:
-    """Return the node agent's account; totals: see `add_attempt`."""
+    """Return the node agent's account; totals: the present attempt's included."""
     states = [source.state for source in attempt.sources.values()]
     return AgentView(
         version=__version__,
@@ -86,22 +114,6 @@ def agent_view(
         series_dropped=totals.series_dropped,
         scrape_duration_seconds=scrape_duration_seconds,
         unsupported=tuple(sorted({feature for s in states for feature in s.unsupported})),
-    )
-
-
-def add_attempt(totals: ProbeTotals, exchange: Exchange) -> ProbeTotals:
-    """Return the totals with what an attempt's probes counted and what was lost of it."""
-    attempt = exchange.attempt
-    states = [source.state for source in attempt.sources.values()]
-    return ProbeTotals(
-        probe_seconds=totals.probe_seconds + sum(state.probe_seconds for state in states),
-        probe_errors=totals.probe_errors + sum(state.probe_errors for state in states),
-        setting_errors=totals.setting_errors + sum(state.setting_errors for state in states),
-        records_dropped=totals.records_dropped
-        + sum(state.records_dropped for state in states)
-        + attempt.lost_here
-        + exchange.lost,
-        series_dropped=totals.series_dropped,
     )
 
 

@@ -6,7 +6,7 @@ import socket
 import time
 from pathlib import Path
 
-from mp_agent.node.flight_requests import forget_requests
+from mp_agent.node.flight.requests import forget_requests
 from mp_agent.node.listen import Endpoint
 from mp_agent.node.run import Run
 from mp_agent.node.scrapes import ScrapeLog

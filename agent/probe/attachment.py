@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import os
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from mp_agent.errors import RingError
 from mp_agent.probe.conditions import ConditionCallback, ConditionWatch
 from mp_agent.probe.exit import ExitWatch, wait_for_export
 from mp_agent.probe.identity import make_identity, ranks_are_known
-from mp_agent.probe.launch import NodeAgentLauncher, start_rendezvous
+from mp_agent.probe.launch import NodeAgentLauncher, RootSearch
 from mp_agent.probe.members import Members
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.session import Probe
@@ -51,7 +50,7 @@ class Attachment:
         self._run_dir = Path()
         self._writer: RingWriter | None = None
         self._launcher: NodeAgentLauncher | None = None
-        self._rendezvous: subprocess.Popen[bytes] | None = None
+        self._search: RootSearch | None = None
         self._conditions: ConditionWatch | None = None
         self._exit = ExitWatch(self._end)
         self.probe = Probe(
@@ -95,22 +94,17 @@ class Attachment:
             self._launcher = NodeAgentLauncher(run_dir, self._settings)
             self._launcher.ensure_running()
         if _meets_other_nodes(identity, self._settings):
-            self._meet_other_nodes(writer.path)
+            self._search = RootSearch(writer.path, self._settings)
+            self._search.begin()
         return writer
-
-    def _meet_other_nodes(self, ring: Path) -> None:
-        try:
-            self._rendezvous = start_rendezvous(ring, self._settings)
-        except OSError as error:
-            log.warning("the root node agent is not looked for: %s", error)
 
     def _on_step(self) -> None:
         if self._conditions is not None and (found := self._conditions.look()):
             self.probe.later(partial(self._conditions.tell, found))
         if self._launcher is not None:
             self._launcher.ensure_running()
-        if self._rendezvous is not None and self._rendezvous.poll() is not None:
-            self._rendezvous = None
+        if self._search is not None:
+            self._search.look_after()
 
     def _end(self, reason: EndReason) -> None:
         """Write what is open and the reason; local rank 0 of a good end waits for the export."""

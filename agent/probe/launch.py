@@ -1,10 +1,10 @@
 """Local rank 0 starts the node agent, and starts it again when it dies.
 
-On runs of several nodes it also starts, once, what finds the root agent for it.
+On runs of several nodes it also starts what finds the root agent for it.
 """
 
-import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -12,14 +12,16 @@ import time
 from pathlib import Path
 
 import mp_agent
+from mp_agent.probe.rendezvous import LIFE_SECONDS
 from mp_agent.ring import locations
-from mp_agent.settings import ENV_PREFIX, SECRETS, Settings
+from mp_agent.ring.root_note import read_root_note
+from mp_agent.settings import Settings
+from mp_agent.settings.handover import handed_over
 
 log = logging.getLogger("mp_agent")
 
 RESTARTS_AT_MOST = 3
 CHECK_INTERVAL_SECONDS = 2.0
-SETTINGS_VARIABLE = "MP_AGENT_NODE_SETTINGS"
 
 
 class NodeAgentLauncher:
@@ -54,6 +56,42 @@ class NodeAgentLauncher:
         return self._starter is not None and self._starter.poll() is None
 
 
+class RootSearch:
+    """Has the root agent looked for, for the node agent beside the rank that writes `ring`.
+
+    Once more after the first search if that was in vain: without torchrun a job has no store before
+    it makes its process group, which may be long after `init()`.
+    """
+
+    def __init__(self, ring: Path, settings: Settings) -> None:
+        self._ring = ring
+        self._settings = settings
+        self._starter: subprocess.Popen[bytes] | None = None
+        self._over_seconds = 0.0
+        """When the first search has ended; infinite after the second."""
+
+    def begin(self) -> None:
+        """Start a search. One that cannot be started is a line in the log."""
+        self._over_seconds = time.monotonic() + LIFE_SECONDS
+        try:
+            self._starter = start_rendezvous(self._ring, self._settings)
+        except OSError as error:
+            log.warning("the root node agent is not looked for: %s", error)
+
+    def look_after(self) -> None:
+        """Search again if it is time to, at the end of a step. Never waits."""
+        if self._starter is not None and self._starter.poll() is not None:
+            self._starter = None
+        if time.monotonic() >= self._over_seconds:
+            if not self._answered():
+                self.begin()
+            self._over_seconds = math.inf
+
+    def _answered(self) -> bool:
+        note = read_root_note(self._ring.parent.parent)
+        return note is not None and not note.problem
+
+
 def start_node_agent(arguments: list[str], settings: Settings) -> subprocess.Popen[bytes]:
     """Start a detached node agent and return the short-lived process that detaches it."""
     return _start_detached(["mp_agent.node", "--detach", *arguments], settings)
@@ -83,15 +121,8 @@ def _start_detached(module: list[str], settings: Settings) -> subprocess.Popen[b
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """Return the variables of a process that works with these settings.
-
-    Secrets have variables of their own: among the others they would be rows of asterisks.
-    """
-    environment = dict(os.environ)
-    values = settings.model_dump(mode="json", exclude=set(SECRETS))
-    environment[SETTINGS_VARIABLE] = json.dumps(values)
-    for name in SECRETS:
-        environment[ENV_PREFIX + name.upper()] = getattr(settings, name).get_secret_value()
+    """Return the variables of a process that works with these settings."""
+    environment = {**os.environ, **handed_over(settings)}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (environment.get("PYTHONPATH"), str(Path(mp_agent.__file__).parent.parent)))
     )

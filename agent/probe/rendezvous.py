@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from mp_agent.errors import RingError
+from mp_agent.probe.store import Store, connect, is_listened_on
 from mp_agent.ring import address, locations
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.root_note import RootNote, is_base_url, read_root_note, write_root_note
@@ -28,13 +28,11 @@ FOLLOW_SECONDS = 60.0
 """How long another answer is looked out for: under torchrun the one of the attempt before stands
 until rank 0 of the new attempt has given its own."""
 
-_CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 _POLL_SECONDS_MAX = 4.0
 _POLL_GROWTH = 1.3
 _TOKEN_BYTES = 32
 _NICENESS = 19
-_LISTENING = "0A"
 _ANSWER_CHARACTERS_MAX = 4096
 
 T = TypeVar("T")
@@ -48,19 +46,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """When rank 0's ring was made; names the attempt."""
     url: str
     token: str
-
-
-class Store(Protocol):
-    """What is used of `torch.distributed.TCPStore`; every method may raise RuntimeError."""
-
-    def set(self, key: str, value: str) -> None:
-        """Keep a value."""
-
-    def get(self, key: str) -> bytes:
-        """Return a value; waits until there is one."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether there are values, without waiting."""
 
 
 class _NoAnswer(Exception):
@@ -103,7 +88,7 @@ class Rendezvous:
         if address.is_local(host):
             # Knocking at a free port of one's own machine could occupy it: TCP may choose that
             # very port for the one who knocks, who then meets himself.
-            self._await(lambda: _is_listened_on(int(port)), what)
+            self._await(lambda: is_listened_on(int(port)), what)
 
         def connected() -> Store | None:
             try:
@@ -196,15 +181,6 @@ def _speaks_tls(status: locations.AgentStatus | None) -> bool:
     return status is not None and status.url.startswith("https:")
 
 
-def connect(host: str, port: int) -> Store:
-    """Return a client of the store that listens there. Raises RuntimeError after some seconds."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    limit = timedelta(seconds=_CONNECT_SECONDS)
-    return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Meet the other nodes at the store, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -221,19 +197,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The run's directory went away: so has the run.
         return 1
     return 0
-
-
-def _is_listened_on(port: int) -> bool:
-    """Return whether a process of this machine listens on a TCP port."""
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for fields in map(str.split, lines):
-            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                return True
-    return False
 
 
 if __name__ == "__main__":

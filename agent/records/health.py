@@ -26,7 +26,10 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laggard:
-    """A rank that has not come as far as others; its phase is `gone` when its process is."""
+    """A rank that has not come as far as others.
+
+    Its phase is `gone` when its process is, or when its node is not heard of.
+    """
 
     rank: int
     phase: str

@@ -3,15 +3,14 @@
 The root agent numbers the events; the agents of other nodes write down what it tells them.
 """
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from mp_agent.errors import ReportError, RingError
+from mp_agent.errors import ReportError
 from mp_agent.records.conditions import ConditionEvent
-from mp_agent.ring.files import open_private, replace_atomically
+from mp_agent.ring.files import read_private, replace_atomically
 
 FORMAT = 1
 EVENTS_KEPT = 32
@@ -92,13 +91,8 @@ def write_conditions(run_dir: Path, news: ConditionNews) -> None:
 
 def read_conditions(run_dir: Path) -> ConditionNews | None:
     """Return the news, or None when nothing valid is there."""
+    content = read_private(conditions_path(run_dir), BYTES_MAX + 1)
     try:
-        fd = open_private(conditions_path(run_dir))
-    except (OSError, RingError):
+        return None if content is None else decode_news(content)
+    except ReportError:
         return None
-    try:
-        return decode_news(os.read(fd, BYTES_MAX + 1))
-    except (OSError, ReportError):
-        return None
-    finally:
-        os.close(fd)

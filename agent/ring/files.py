@@ -88,6 +88,23 @@ def open_private(path: Path, *, owner_uid: int | None = None) -> int:
     return fd
 
 
+def read_private(path: Path, bytes_max: int) -> bytes | None:
+    """Return what a file of ours holds, at most its first `bytes_max` bytes.
+
+    Returns None when it is absent, foreign or cannot be read.
+    """
+    try:
+        fd = open_private(path)
+    except (OSError, RingError):
+        return None
+    try:
+        return os.read(fd, bytes_max)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
 def _refuse_foreign_file(path: Path, fd: int, owner_uid: int) -> None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):

@@ -20,7 +20,13 @@ from pathlib import Path
 
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity
-from mp_agent.ring.files import is_locked, open_and_lock, open_private, replace_atomically
+from mp_agent.ring.files import (
+    is_locked,
+    open_and_lock,
+    open_private,
+    read_private,
+    replace_atomically,
+)
 
 _SLUG_CHARACTERS_MAX = 48
 _HASH_CHARACTERS = 8
@@ -95,16 +101,11 @@ def find_rings(run_dir: Path) -> list[Path]:
 
 def read_status(run_dir: Path) -> AgentStatus | None:
     """Return what the node agent last said of itself, or None when nothing valid is there."""
+    content = read_private(agent_status_path(run_dir), _STATUS_BYTES_MAX)
     try:
-        fd = open_private(agent_status_path(run_dir))
-    except (OSError, RingError):
+        return None if content is None else AgentStatus(**json.loads(content))
+    except (ValueError, TypeError):
         return None
-    try:
-        return AgentStatus(**json.loads(os.read(fd, _STATUS_BYTES_MAX)))
-    except (OSError, ValueError, TypeError):
-        return None
-    finally:
-        os.close(fd)
 
 
 def write_status(run_dir: Path, status: AgentStatus) -> None:

@@ -4,14 +4,13 @@ A rank's short-lived helper writes it (`mp_agent.probe.rendezvous`), the node ag
 """
 
 import json
-import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from mp_agent.errors import RingError
-from mp_agent.ring.files import open_private, replace_atomically
+from mp_agent.ring.files import read_private, replace_atomically
 
-_BYTES_MAX = 1 << 14
+_BYTES_MAX = 1 << 20
 _URL_CHARACTERS_MAX = 2048
 
 
@@ -35,6 +34,8 @@ class RootNote:
     """Why the store told nothing."""
     superseded: bool = False
     """Whether this root was told that the run goes on under another."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """At the root: base URLs of the other node agents, by node rank."""
 
 
 def root_note_path(run_dir: Path) -> Path:
@@ -44,22 +45,25 @@ def root_note_path(run_dir: Path) -> Path:
 
 def read_root_note(run_dir: Path) -> RootNote | None:
     """Return the note, or None when nothing valid is there."""
-    try:
-        fd = open_private(root_note_path(run_dir))
-    except (OSError, RingError):
+    content = read_private(root_note_path(run_dir), _BYTES_MAX)
+    if content is None:
         return None
     try:
-        note = RootNote(**json.loads(os.read(fd, _BYTES_MAX)))
-    except (OSError, ValueError, TypeError):
+        note = RootNote(**json.loads(content))
+    except (ValueError, TypeError):
         return None
-    finally:
-        os.close(fd)
-    return note if is_base_url(note.url) or not note.url else None
+    return note if _makes_sense(note) else None
 
 
 def write_root_note(run_dir: Path, note: RootNote) -> None:
     """Replace the note; its file is readable by its owner alone. Raises OSError."""
     replace_atomically(root_note_path(run_dir), json.dumps(asdict(note)).encode())
+
+
+def _makes_sense(note: RootNote) -> bool:
+    if note.url and not is_base_url(note.url):
+        return False
+    return isinstance(note.nodes, dict) and all(map(is_base_url, note.nodes.values()))
 
 
 def is_base_url(text: object) -> bool:

@@ -65,6 +65,8 @@ _LIVE_HEADER = (
     "+ layers",
     "core share",
     "+ layers",
+    "slowdown",
+    "at full speed",
     "memory",
     "/metrics",
     "its cost",
@@ -86,7 +88,14 @@ _STAGE_HEADER = (
     "judge",
     "core share, computed",
 )
-_SCRAPE_HEADER = ("layers", "series", "size", "after a layer table", "else")
+_SCRAPE_HEADER = (
+    "layers",
+    "series",
+    "size",
+    "snapshot after a layer table",
+    "snapshot else",
+    "render",
+)
 
 
 def _live_row(result: LiveResult) -> tuple[str, ...]:
@@ -99,6 +108,8 @@ def _live_row(result: LiveResult) -> tuple[str, ...]:
         f"{result.bytes_with_tables / 1e3:.1f} kB",
         f"{result.processor_share:.1%}{modelled}",
         f"{result.share_with_tables:.1%}{modelled}",
+        f"{result.slowdown:.2f}",
+        f"{result.share_with_tables / result.slowdown:.1%}{modelled}",
         f"{result.memory_peak_mib:.0f} MiB",
         f"{result.final.size_bytes / 1e6:.2f} MB",
         f"{result.scrape_processor_seconds:.3f} s",
@@ -144,8 +155,9 @@ def _scrape_row(rendering: Rendering) -> tuple[str, ...]:
         f"{rendering.layers}",
         f"{rendering.series}",
         f"{rendering.size_bytes / 1e6:.2f} MB",
-        f"{rendering.first_seconds:.3f} s",
-        f"{rendering.seconds:.3f} s",
+        f"{rendering.snapshot_anew_seconds:.3f} s",
+        f"{rendering.snapshot_seconds:.3f} s",
+        f"{rendering.render_seconds:.3f} s",
     )
 
 

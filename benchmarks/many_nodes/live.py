@@ -21,6 +21,8 @@ from benchmarks.many_nodes.root import RootAgent, Scrape
 
 _SCRAPES = 3
 _REST_SECONDS = 2.0
+_YARDSTICKS = 5
+_YARDSTICK_SIZE = 20_000
 _LAYER_ERROR_MAX = 1e-12
 """Layers are added up in float64, in the order of the nodes; steps are exact."""
 _LEAD_SECONDS = 0.5
@@ -32,10 +34,10 @@ class Load:
 
     step_seconds: float = 1.0
     push_interval_seconds: float = 5.0
-    warm_up_steps: int = 10
+    warm_up_steps: int = 8
     steady_steps: int = 20
     """Measured without layer tables."""
-    table_steps: int = 16
+    table_steps: int = 15
     """Measured with one table, on the first of them."""
     fleets: int = 2
     """Processes that play the nodes."""
@@ -67,6 +69,9 @@ class LiveResult:
     processor_share: float
     """Of one core: receiving, merging, judging; without layer tables and scrapes. Of a slowed
     clock: computed for the clock as it is, what the agent does without any input taken as it is."""
+    slowdown: float
+    """How many times as long as at best the machine took for the same work meanwhile: processor
+    time includes what other processes on the same core, and other machines on the host, cost."""
     idle_share: float
     """Of one core: after the last report, with all nodes known."""
     table_processor_seconds: float
@@ -160,9 +165,12 @@ def measure(model: Model, load: Load) -> LiveResult:
         fleets = stack.enter_context(_fleets([plan for plan in plans if plan.numbers]))
         started = fleets.start()
         marks: dict[int, float] = {}
+        yardstick: list[float] = []
         for sequence in range(1, last + 1):
             time.sleep(max(started + sequence * load.slow_step_seconds - time.time(), 0.0))
             root.write(sequence, sampled=sequence == sampled)
+            if steady <= sequence < table:
+                yardstick += [_yardstick_seconds() for _ in range(_YARDSTICKS)]
             if sequence in (steady, table, last):
                 marks[sequence] = root.processor_seconds()
         accounts = fleets.accounts()
@@ -185,6 +193,7 @@ def measure(model: Model, load: Load) -> LiveResult:
         bytes_per_second=rate,
         table_bytes=max(table_part.body_bytes - rate * load.table_steps * load.step_seconds, 0.0),
         processor_share=idle + (share - idle) * load.stretch,
+        slowdown=median(yardstick) / min(yardstick, default=1.0) if yardstick else 1.0,
         idle_share=idle,
         table_processor_seconds=(table_share - share) * load.table_steps * load.slow_step_seconds,
         memory_mib=memory_mib,
@@ -278,6 +287,13 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for part in counts:
         total.update(part)
     return dict(total)
+
+
+def _yardstick_seconds() -> float:
+    """Return the processor time of a piece of work that is always the same."""
+    begun = time.thread_time()
+    sum(number * number for number in range(_YARDSTICK_SIZE))
+    return time.thread_time() - begun
 
 
 def _memory() -> str | None:

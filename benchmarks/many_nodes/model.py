@@ -1,5 +1,6 @@
 """A model laid out over many ranks, whose rows cost nothing to make and whose truth is known."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,7 +129,7 @@ class Model:
         return StepRecord(
             sequence=sequence,
             step=sequence,
-            time_unix_ns=LAUNCHED_UNIX_NS + sequence * 10**9,
+            time_unix_ns=time.time_ns(),
             values=values,
             gradients=gradients,
         )

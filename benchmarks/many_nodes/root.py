@@ -12,11 +12,11 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.many_nodes.model import RUN, Model
-from mp_agent.node.main import SETTINGS_VARIABLE
 from mp_agent.records.steps import Phase
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
-from mp_agent.settings import SECRETS, Settings
+from mp_agent.settings import Settings
+from mp_agent.settings.handover import handed_over
 
 _START_SECONDS = 30.0
 
@@ -27,7 +27,6 @@ class RootAgent:
     def __init__(self, model: Model, directory: Path, token: str, push_seconds: float) -> None:
         self._model = model
         self._run_dir = locations.run_directory(directory / "shm", RUN)
-        self._token = token
         self._settings = Settings(
             port=0,
             bind="127.0.0.1",
@@ -35,6 +34,7 @@ class RootAgent:
             log_dir=directory / "log",
             flight_dir=directory / "flight",
             push_interval_seconds=push_seconds,
+            token=token,
         )
         self._stack = ExitStack()
         self.url = ""
@@ -43,11 +43,7 @@ class RootAgent:
         self._rings = [self._ring(rank) for rank in self._model.ranks(0)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mp_agent.node", "--run-dir", str(self._run_dir)],
-            env={
-                **os.environ,
-                SETTINGS_VARIABLE: self._settings.model_dump_json(exclude=set(SECRETS)),
-                "MP_AGENT_TOKEN": self._token,
-            },
+            env={**os.environ, **handed_over(self._settings)},
         )
         self._stack.callback(self._end)
         self.url = _waited_for(self._found_url)
@@ -66,11 +62,13 @@ class RootAgent:
 
     def processor_seconds(self) -> float:
         """Return the processor time that the agent has taken since it began."""
+        self._check()
         clock_of_process = (~self._process.pid << 3) | 2
         return time.clock_gettime(clock_of_process)
 
     def memory_mib(self, what: str = "VmRSS") -> float:
         """Return the agent's resident memory, or `VmHWM`, the most that it ever was."""
+        self._check()
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
         line = next(line for line in status.splitlines() if line.startswith(f"{what}:"))
         return int(line.split()[1]) / 1024
@@ -89,9 +87,13 @@ class RootAgent:
 
     def _found_url(self) -> str:
         status = locations.read_status(self._run_dir)
-        if self._process.poll() is not None:
-            raise RuntimeError("the root agent has ended")
+        self._check()
         return status.url if status else ""
+
+    def _check(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            raise RuntimeError(f"the root agent has ended with {code}")
 
     def _end(self) -> None:
         self._process.terminate()

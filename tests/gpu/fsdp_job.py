@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-from tests.gpu.watching import watched
+from tests.agent.probe.watching import watched
 from tests.numerics.models import Block, Model, batch, seeded
 from tests.numerics.training import STEPS, Reference, loss_of, optimizer_of, reference_of, rows_of
 

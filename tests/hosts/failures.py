@@ -44,19 +44,22 @@ class Failing:
         """Wait for some steps of all ranks: how long a job takes to start says nothing."""
         self.job.wait_for(" step 3\n", times=RANKS_PER_HOST * len(self.job.hosts))
 
-    def until(self, what: str, host: int = 0, **expected: float) -> Mapping[str, float]:
+    def until(
+        self, what: str, host: int = 0, *, seconds: float = BOUND_SECONDS, **expected: float
+    ) -> Mapping[str, float]:
         """Return the metrics of a host once they are as expected, which must be in time.
 
         Names are those of metrics; "missing" is the number of ranks that are said to be missing.
         """
-        return self._until(what, host, 0, expected)
+        return self._until(what, host, 0, expected, seconds)
 
     def until_whole(self, what: str, host: int = 0) -> Mapping[str, float]:
         """Return the metrics of the root once a step from now on covers all ranks."""
-        return self._until(what, host, self.step(0) + 1, {"coverage_ratio": 1.0, "missing": 0})
+        whole = {"coverage_ratio": 1.0, "missing": 0.0}
+        return self._until(what, host, self.step(0) + 1, whole, BOUND_SECONDS)
 
     def _until(
-        self, what: str, host: int, step: int, expected: Mapping[str, float]
+        self, what: str, host: int, step: int, expected: Mapping[str, float], seconds: float
     ) -> Mapping[str, float]:
         last: dict[str, float] = {}
 
@@ -71,7 +74,7 @@ class Failing:
             return found if same and found.get("step", 0) >= step else None
 
         try:
-            found = self.job.until(as_expected, what, seconds=BOUND_SECONDS)
+            found = self.job.until(as_expected, what, seconds=seconds)
         except AssertionError as error:
             seen = {name: last.get(name) for name in ("step", *expected)}
             raise AssertionError(f"{error}\nlast seen: {seen}, wanted: {expected}") from None
@@ -95,6 +98,18 @@ class Failing:
             f"steps of ranks {ranks}",
         )
 
+    def stands_still(self, *, seconds: float = 2.0) -> None:
+        """Wait until no rank has made a step for so long: twenty times a step's time."""
+        last = [0.0, -1]
+
+        def stands() -> bool:
+            made = sum(self.job.log(index).count(" step ") for index in range(len(self.job.hosts)))
+            if made != last[1]:
+                last[:] = [time.monotonic(), made]
+            return time.monotonic() - last[0] >= seconds
+
+        self.job.until(stands, "the ranks to stand still")
+
     def finish(self) -> int:
         """Let the job come to its end, which must be a good one; return its last step."""
         self._gate.touch()
@@ -113,7 +128,7 @@ def start(
     """Start the job on some hosts, all by default; options: see `Network.start`."""
     gate = directory / "gate"
     words = ("--gate", str(gate), *arguments)
-    job = network.start(JOB, *words, run=RUN, hosts=on, **SETTINGS, **options)
+    job = network.start(JOB, *words, run=RUN, hosts=on, **{**SETTINGS, **options})
     return Failing(network, job, gate)
 
 

@@ -4,17 +4,20 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from mp_agent.ring import locations
+from mp_agent.ring.reader import RingReader
 from tests.hosts.switch import Switch
 from tests.waiting import wait_until
 
@@ -101,8 +104,22 @@ class Host:
         self._init.kill()
         self._init.wait()
         for process in self._processes:
+            process.send_signal(signal.SIGCONT)
             process.wait()
         self._init = None
+
+    def pause(self) -> None:
+        """Let every process of the host stand still; what comes for it over the network waits."""
+        for outside in self.pids().values():
+            os.kill(outside, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        # nsenter, which is outside of the host, stops together with what it has started.
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
+        for outside in self.pids().values():
+            os.kill(outside, signal.SIGCONT)
 
     def start(
         self,
@@ -187,6 +204,30 @@ class Host:
                 return bytes(response.read())
 
         return self.in_network(ask)
+
+    @contextmanager
+    def port_taken(self, port: int) -> Iterator[None]:
+        """Let something else listen on a port of the host, as soon as it is free."""
+
+        def listen() -> socket.socket | None:
+            try:
+                return socket.create_server(("0.0.0.0", port))
+            except OSError:
+                return None
+
+        what = f"the end of whoever listens on port {port} of {self.name}"
+        with wait_until(lambda: self.in_network(listen), what=what):
+            yield
+
+    def runs(self) -> set[str]:
+        """Return the names of the runs that ranks of this host are in."""
+        names = set()
+        for run_dir in locations.find_runs(self.shared_memory):
+            for ring in locations.find_rings(run_dir):
+                reader = RingReader.open(ring)
+                names.add(reader.identity.run)
+                reader.close()
+        return names
 
     def run_dir(self, run: str) -> Path:
         """Return where the ranks of this host and its node agent meet."""

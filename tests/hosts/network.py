@@ -35,7 +35,7 @@ class Job:
     run: str
     hosts: tuple[Host, ...]
     launchers: tuple["subprocess.Popen[bytes]", ...]
-    """One per host."""
+    """One per host, or what was started without any: one per rank."""
 
     def log(self, index: int = 0) -> str:
         """Return what the ranks of one host have printed."""
@@ -142,6 +142,50 @@ class Network:
             for host in taking_part
         ]
         return Job(run, taking_part, tuple(launchers))
+
+    def start_unnamed(self, script: Path, *arguments: str, ranks: int = 2, **settings: str) -> Job:
+        """Start torchrun by hand on each host, as its manual says, without an id of the job."""
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", str(len(self)), "--nproc-per-node", str(ranks)),
+            *("--master-addr", self.hosts[0].address, "--master-port", str(_RENDEZVOUS_PORT)),
+        ]
+        launchers = [
+            host.start(
+                [*command, "--node-rank", str(number), str(script), *arguments],
+                log_file=_log_file(host, script.stem),
+                environment=_variables(host, settings),
+                cwd=ROOT,
+            )
+            for number, host in enumerate(self.hosts)
+        ]
+        return Job(script.stem, self.hosts, tuple(launchers))
+
+    def start_as_srun(self, script: Path, *arguments: str, ranks: int = 2, **settings: str) -> Job:
+        """Start the ranks without torchrun, each with the variables that `srun` gives it."""
+        everyone = {
+            **{"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"},
+            "SLURM_NTASKS": str(ranks * len(self)),
+            "SLURM_TASKS_PER_NODE": f"{ranks}(x{len(self)})",
+            **{"MASTER_ADDR": self.hosts[0].address, "MASTER_PORT": str(_RENDEZVOUS_PORT)},
+            "WORLD_SIZE": str(ranks * len(self)),
+        }
+        tasks = [
+            host.start(
+                [sys.executable, str(script), *arguments],
+                log_file=_log_file(host, script.stem),
+                environment={
+                    **_variables(host, settings),
+                    **everyone,
+                    **{"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)},
+                    **dict.fromkeys(("SLURM_PROCID", "RANK"), str(node * ranks + local)),
+                },
+                cwd=ROOT,
+            )
+            for node, host in enumerate(self.hosts)
+            for local in range(ranks)
+        ]
+        return Job(script.stem, self.hosts, tuple(tasks))
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.network import Job, network
+from tests.hosts.network import Job, Network, network
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -21,44 +22,53 @@ def reference_norm(job: Job, step: int) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_the_root_has_the_whole_run_and_every_agent_its_own_ranks(tmp_path: Path, wrapper: str):
+@pytest.mark.parametrize(
+    ("nodes", "starter", "wrapper"),
+    [(3, Network.start_unnamed, "ddp"), (2, Network.start_as_srun, "fsdp2")],
+)
+def test_the_root_has_the_whole_run_and_every_agent_its_own_ranks(
+    tmp_path: Path, nodes: int, starter: Callable[..., Job], wrapper: str
+):
+    """However the ranks were started; and however soon steps close, none is lost at the start."""
     gate = tmp_path / "gate"
-    with network(3, tmp_path) as hosts:
-        job = hosts.start(
+    with network(nodes, tmp_path) as hosts:
+        job = starter(
+            hosts,
             JOB,
             *("--wrapper", wrapper, "--steps", str(STEPS), "--gate", str(gate)),
-            run="llama",
-            push_interval_seconds="1",
+            push_interval_seconds="0.5",
+            merge_deadline_seconds="0.5",
         )
-        job.wait_for("done", times=6)
+        job.wait_for("done", times=2 * nodes)
+        (run,) = set.union(*(host.runs() for host in hosts))
         root = hosts[0]
         merged = job.until(
-            lambda: (m := root.metrics("llama")).get("step") == STEPS and m,
+            lambda: (m := root.metrics(run)).get("step") == STEPS and m,
             "the last step at the root",
         )
         assert merged["coverage_ratio"] == 1
         assert merged["steps_total"] == STEPS
         assert merged["grad_norm"] == pytest.approx(reference_norm(job, STEPS), rel=1e-6)
         (info,) = (name for name in merged if name.startswith("run_info{"))
-        assert {"6", "3"} <= set(info[9:-1].split(","))
-        assert merged["nodes_known{0}"] == 3
+        assert {str(2 * nodes), str(nodes)} <= set(info[9:-1].split(","))
+        assert merged["nodes_known{0}"] == nodes
 
         for number, host in enumerate(hosts):
-            own = host.metrics("llama")
+            own = host.metrics(run)
             ranks = {int(name[8:-1]) for name in own if name.startswith("rank_up{")}
             assert ranks == {2 * number, 2 * number + 1}
             assert ("grad_norm" in own) is (host is root)
+            assert own[f"records_dropped_total{{{number}}}"] == 0
 
-        addresses = {target["targets"][0] for target in root.targets("llama")}
+        addresses = {target["targets"][0] for target in root.targets(run)}
         assert addresses == {f"{host.address}:9464" for host in hosts}
         for address in addresses:
-            assert b"mp_agent_rank_up" in hosts[2].get(f"http://{address}/metrics")
+            assert b"mp_agent_rank_up" in hosts[1].get(f"http://{address}/metrics")
 
         gate.touch()
-        assert job.wait() == [0, 0, 0], job.logs()
-        job.until(lambda: root.metrics("llama")["run_active"] == 0, "the end at the root")
-        assert root.metrics("llama")["run_end_info{completed}"] == 1
+        assert set(job.wait()) == {0}, job.logs()
+        job.until(lambda: root.metrics(run)["run_active"] == 0, "the end at the root")
+        assert root.metrics(run)["run_end_info{completed}"] == 1
 
 
 def test_a_root_that_lingers_falls_silent_when_the_run_goes_on_under_another(tmp_path: Path):

@@ -50,6 +50,19 @@ def test_node_agents_that_die_and_hang_under_skewed_clocks(tmp_path: Path):
         assert after["steps_total"] >= before["steps_total"]
         assert after["nodes_known{0}"] == 3
 
+        # Once more, and somebody else takes its port meanwhile: the other nodes are told.
+        killed = kill_agent(hosts[0])
+        with hosts[0].port_taken(port):
+            job.job.until(
+                lambda: (a := hosts[0].agent(RUN)) and a.pid != killed,
+                "a root agent on another port",
+                seconds=BOUND_SECONDS,
+            )
+        assert hosts[0].wait_for_agent(RUN).port != port
+        moved = job.until_whole("the rows of all nodes at the other port")
+        assert moved["nodes_known{0}"] == 3
+        assert moved["steps_total"] >= after["steps_total"]
+
         # An agent that hangs: its ranks are missing, training does not notice.
         hung = hosts[2].wait_for_agent(RUN).pid
         hosts[2].signal(hung, signal.SIGSTOP)

@@ -1,20 +1,18 @@
 """Trains a variant under a probe; and what a single process in float64 makes of the same data."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.probe.session import Probe
-from mp_agent.ring.writer import RingWriter
-from mp_agent.settings import Settings
-from tests.agent.probe.rings import make_identity
+from tests.agent.probe import watching
+from tests.agent.probe.reference import row_of
 from tests.numerics.models import batch
 
 STEPS = 4
@@ -26,18 +24,9 @@ Reference: TypeAlias = list[dict[str, Rows]]
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-@contextmanager
-def watched(directory: Path, rank: int) -> Iterator[Probe]:
+def watched(directory: Path, rank: int) -> AbstractContextManager[Probe]:
     """A probe on this rank; looks at layers on steps 1, 2 and 4."""
-    writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, WORLD))
-    probe = Probe(lambda: writer, Settings(layer_interval=2))
-    probe.attach()
-    try:
-        yield probe
-    finally:
-        probe.flush()
-        probe.detach()
-        writer.close()
+    return watching.watched(directory, rank, WORLD)
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:
@@ -98,21 +87,3 @@ def rows_of(parameters: Mapping[str, torch.Tensor], scale: float = 1.0) -> Rows:
         for name, parameter in parameters.items()
         if parameter.grad is not None
     }
-
-
-def row_of(gradient: torch.Tensor, scale: float = 1.0) -> np.ndarray:
-    """sum of squares, largest magnitude, zeros, NaN, Inf, elements."""
-    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    values = whole.detach().double().cpu().numpy().ravel() / scale
-    finite = values[np.isfinite(values)]
-    return np.array(
-        [
-            np.sum(finite * finite),
-            np.max(np.abs(finite), initial=0.0),
-            np.sum(values == 0),
-            np.sum(np.isnan(values)),
-            np.sum(np.isinf(values)),
-            values.size,
-        ],
-        dtype=np.float64,
-    )

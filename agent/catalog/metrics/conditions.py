@@ -1,7 +1,7 @@
 """Run scope: the conditions that the node agent's own detectors find."""
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RunView
+from mp_agent.records.views import RunView
 
 
 def _active(run: RunView) -> Reading:

@@ -6,13 +6,8 @@ from math import log2
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
 from mp_agent.catalog.metrics.optimizers import OPTIMIZER, of_optimizers
 from mp_agent.catalog.thresholds import bound_label
-from mp_agent.records.merged import (
-    MergedStep,
-    OptimizerStep,
-    OptimizerView,
-    RunView,
-    StepTransition,
-)
+from mp_agent.records.merged import MergedStep, OptimizerStep, StepTransition
+from mp_agent.records.views import OptimizerView, RunView
 
 _FP16_MAX = 65504.0
 _NORM_BOUNDS = ("grad_norm_high", "grad_norm_extreme")

@@ -1,7 +1,7 @@
 """Run scope: how many layers stop learning, as of the latest step that was sampled."""
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RunView
+from mp_agent.records.views import RunView
 
 
 def _dead(run: RunView) -> Reading:

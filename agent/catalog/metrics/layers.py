@@ -3,7 +3,7 @@
 from math import sqrt
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import LayerView
+from mp_agent.records.views import LayerView
 
 
 def _zero_ratio(layer: LayerView) -> Reading:

@@ -5,7 +5,8 @@ skipped nor lacked a rank.
 """
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RunView, StepTransition
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import RunView
 
 
 def _median(run: RunView) -> Reading:

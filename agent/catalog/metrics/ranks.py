@@ -1,7 +1,7 @@
 """Rank scope: each local rank by itself."""
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RankView
+from mp_agent.records.views import RankView
 
 
 def _rank_info(rank: RankView) -> Reading:

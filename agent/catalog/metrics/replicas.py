@@ -1,7 +1,8 @@
 """Run scope: whether replicas of the same tensors agree, bit for bit."""
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RunView, StepTransition
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import RunView
 
 _KINDS = ("gradients", "weights")
 

@@ -1,8 +1,9 @@
 """Run scope: identity, life, progress and loss of the run as a whole."""
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RunView, StepTransition
+from mp_agent.records.merged import StepTransition
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import RunView
 
 _INFO_FACTS = ("strategy", "precision", "scaler", "measuring_point")
 

@@ -1,7 +1,7 @@
 """Run scope: who keeps the other ranks waiting, and for how long a step usually takes."""
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.records.merged import RunView
+from mp_agent.records.views import RunView
 
 _NAMED_AT_MOST = 16
 
@@ -37,7 +37,7 @@ WAITING_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Time before its first collective of the rank that takes longest, by the median of "
-        "all ranks; medians over the last 16 steps that were compared.",
+        "all ranks; medians over 16 steps, of the last four the smallest.",
         read=_slowdown,
     ),
     Metric(
@@ -72,7 +72,8 @@ WAITING_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=("rank", "phase"),
-        help="Such a rank and where it stands, 16 of them at most; gone: its process is.",
+        help="Such a rank and where it stands, 16 of them at most; gone: its process is, or "
+        "nothing is heard of its node.",
         read=_laggards,
     ),
 )

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from mp_agent.flight.case import Case, norm_of
 from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Finding
-from mp_agent.records.merged import FirstNonfinite, MergedStep
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.views import FirstNonfinite
 
 
 def nonfinite(case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from mp_agent.node.push.wire import CONTENT_TYPE, RETIRE_PATH, ROWS_PATH
+from mp_agent.node.push.wire import CONTENT_TYPE, ROWS_PATH
 
 TIMEOUT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
@@ -45,9 +45,11 @@ class PushClient:
         """Send a packed report."""
         return await self._post(f"{url}{ROWS_PATH}", token, query, body, CONTENT_TYPE)
 
-    async def send_retirement(self, url: str, token: str, query: Mapping[str, str]) -> Reply:
-        """Tell an agent that it is not the root any more."""
-        return await self._post(f"{url}{RETIRE_PATH}", token, query, b"", "text/plain")
+    async def send_message(
+        self, url: str, path: str, token: str, query: Mapping[str, str]
+    ) -> Reply:
+        """Tell an agent something that a query can say."""
+        return await self._post(f"{url}{path}", token, query, b"", "text/plain")
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,4 +1,4 @@
-"""The root agent's door: rows of other nodes, and the word that it is the root no more."""
+"""An agent's door for others of its runs: rows of their nodes, and word of who is the root."""
 
 import asyncio
 import logging
@@ -12,12 +12,14 @@ from mp_agent.node.push.link import RootLink
 from mp_agent.node.push.rate import RateLimit
 from mp_agent.node.push.wire import (
     BODY_BYTES_MAX,
+    MOVE_PATH,
     RETIRE_PATH,
     ROWS_PATH,
     ReportTooLarge,
     unpack,
 )
 from mp_agent.records.rows import encode_receipt
+from mp_agent.ring.root_note import is_base_url
 
 log = logging.getLogger("mp_agent.node")
 
@@ -46,7 +48,11 @@ class Inbox:
 
     def routes(self) -> list[web.RouteDef]:
         """Return what the HTTP server is to serve."""
-        return [web.post(ROWS_PATH, self._rows), web.post(RETIRE_PATH, self._retire)]
+        return [
+            web.post(ROWS_PATH, self._rows),
+            web.post(RETIRE_PATH, self._retire),
+            web.post(MOVE_PATH, self._move),
+        ]
 
     def forget(self, run: str) -> None:
         """Drop what is known of the senders of a run that is over."""
@@ -78,6 +84,18 @@ class Inbox:
             link = _authenticated(self._link(request.query.get("run", "")), request)
             if not link.retire(_integer(request.query, "attempt")):
                 raise _Refusal(409, "this agent is in another attempt")
+        except _Refusal as refusal:
+            return _refused(refusal)
+        return web.Response(text="ok\n")
+
+    async def _move(self, request: web.Request) -> web.Response:
+        try:
+            link = _authenticated(self._link(request.query.get("run", "")), request)
+            url = request.query.get("url", "")
+            if not is_base_url(url):
+                raise _Refusal(400, "url is not that of a node agent")
+            if not link.follow_move(_integer(request.query, "attempt"), url):
+                raise _Refusal(409, "this agent is the root, or in another attempt")
         except _Refusal as refusal:
             return _refused(refusal)
         return web.Response(text="ok\n")

@@ -8,22 +8,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mp_agent.node.listen import Endpoint
+from mp_agent.node.push.advice import advice
 from mp_agent.node.push.client import PushClient
+from mp_agent.node.push.messenger import Messenger
+from mp_agent.node.push.moves import Moves
+from mp_agent.node.push.notes import Notes
 from mp_agent.node.push.pusher import Pusher
-from mp_agent.node.push.retire import Retirement
 from mp_agent.node.push.root import RootAddress, locate
 from mp_agent.node.push.runs import RunOnNode
+from mp_agent.node.push.wire import RETIRE_PATH
 from mp_agent.node.snapshot_builder import RunExport
-from mp_agent.records.merged import TransportView
+from mp_agent.records.views import TransportView
 from mp_agent.ring import address
-from mp_agent.ring.root_note import RootNote, read_root_note, write_root_note
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
 
 STORE_SECONDS = 30.0
 """How long the job's store is waited for before MASTER_ADDR has to do."""
-_REMEDY = "set MP_AGENT_TOKEN to the same secret on all nodes"
 
 
 class RootLink:
@@ -42,9 +44,9 @@ class RootLink:
         self.pusher = Pusher(run, client, settings.push_interval_seconds)
         self._settings = settings
         self._environ = environ
-        self._retirement = Retirement(client, 2 * settings.linger_seconds)
-        self._note: RootNote | None = None
-        """The last one that was there; perhaps not of the present attempt."""
+        self._messenger = Messenger(client)
+        self._notes = Notes(run)
+        self._moves = Moves(run, self._notes, self._messenger)
         self._root: RootAddress | None = None
         self._session = ""
         self._session_seconds = 0.0
@@ -57,13 +59,12 @@ class RootLink:
     @property
     def attempt_unix_ns(self) -> int:
         """Name of the present attempt, by rank 0's clock; 0 while it is not known."""
-        note = self._present_note()
-        return note.created_unix_ns if note else 0
+        return self._notes.attempt_unix_ns
 
     @property
     def superseded(self) -> bool:
         """Whether the run goes on under another root."""
-        note = self._present_note()
+        note = self._notes.present
         return note is not None and note.superseded
 
     @property
@@ -123,16 +124,21 @@ class RootLink:
 
     def retire(self, attempt_unix_ns: int) -> bool:
         """Be the root no more, if it is this attempt that others have left; return whether."""
-        note = self._present_note()
+        note = self._notes.present
         if note is None or note.created_unix_ns != attempt_unix_ns:
             return False
         if not note.superseded:
             log.info("run %s: goes on under another root agent", self.run.name)
-            self._note = replace(note, superseded=True)
-            try:
-                write_root_note(self.run.run_dir, self._note)
-            except OSError as error:
-                log.warning("run %s: a note cannot be written: %s", self.run.name, error)
+            self._notes.write(replace(note, superseded=True))
+        return True
+
+    def follow_move(self, attempt_unix_ns: int, url: str) -> bool:
+        """Push to the root at its new URL, if it is that of this attempt; return whether."""
+        note = self._notes.present
+        if note is None or note.created_unix_ns != attempt_unix_ns or self.run.is_root:
+            return False
+        if note.url != url:
+            self._notes.write(replace(note, url=url))
         return True
 
     def tick(self, now_seconds: float, endpoint: Endpoint | None) -> None:
@@ -147,8 +153,10 @@ class RootLink:
         self._follow_note()
         self._follow_root(waited=waited)
         self.run.url = self.own_url()
-        if waited:
-            self._explain()
+        if self.awaits_others:
+            self._moves.tick(self.run.url, next(iter(self._tokens()), ""))
+        if waited and (self._has_other_nodes() or not self.run.is_root):
+            self._advise()
         if not self.run.is_root and self._root is not None and self._root.token:
             self.pusher.tick(self._root, now_seconds)
 
@@ -161,7 +169,7 @@ class RootLink:
     def cut(self) -> None:
         """End at once."""
         self.pusher.cut()
-        self._retirement.stop()
+        self._messenger.stop()
         if self._asking is not None:
             self._asking.cancel()
 
@@ -170,7 +178,11 @@ class RootLink:
         if self._endpoint is None:
             return ""
         host = advertised(self._settings, self._endpoint.bind)
-        host = host or (self._note.address if self._note else "") or self._address_toward_master()
+        host = (
+            host
+            or (self._notes.last.address if self._notes.last else "")
+            or self._address_toward_master()
+        )
         tls = self._endpoint.tls
         return address.base_url(host, self._endpoint.port, tls=tls) if host else ""
 
@@ -184,35 +196,21 @@ class RootLink:
         return len(self.run.nodes) if self._has_other_nodes() else 1
 
     def _tokens(self) -> list[str]:
-        note = self._present_note()
+        note = self._notes.present
         known = (self._settings.token.get_secret_value(), note.token if note else "")
         return [token for token in known if token]
 
-    def _present_note(self) -> RootNote | None:
-        """Return the note if it is of the present attempt."""
-        note = self._note
-        if note is None or not self.run.seen:
-            return None
-        return note if note.asked_by_unix_ns in self.run.created_unix_ns else None
-
     def _follow_note(self) -> None:
         """Take up what the job's store told; a root that was left for another is told so."""
-        note, before = read_root_note(self.run.run_dir), self._note
-        if note is None or note == before:
+        left = self._notes.read()
+        if left is None or not left.token or left.url == self.own_url():
             return
-        self._note = note
-        if before is None or before.created_unix_ns in (0, note.created_unix_ns):
-            return
-        if before.token and before.url != self.own_url():
-            self._retirement.leave(
-                self.name,
-                RootAddress(
-                    url=before.url, token=before.token, created_unix_ns=before.created_unix_ns
-                ),
-            )
+        query = {"run": self.name, "attempt": str(left.created_unix_ns)}
+        limit_seconds = 2 * self._settings.linger_seconds
+        self._messenger.send(left.url, RETIRE_PATH, left.token, query, limit_seconds=limit_seconds)
 
     def _follow_root(self, *, waited: bool) -> None:
-        root = locate(self._settings, self._present_note(), self._environ, waited=waited)
+        root = locate(self._settings, self._notes.present, self._environ, waited=waited)
         if root == self._root:
             return
         self._root = root
@@ -230,24 +228,18 @@ class RootLink:
     async def _ask_address(self, master: str) -> None:
         self._address = await asyncio.to_thread(address.address_toward, master)
 
-    def _explain(self) -> None:
-        """Say once what keeps the nodes of a run apart."""
-        note = self._present_note()
-        if self.run.is_root and not self._has_other_nodes():
-            return
-        if note is not None and note.problem:
-            self._say(f"the job's store did not tell where the root agent is: {note.problem}")
-        if self.run.is_root and not self._tokens():
-            self._say(f"the rows of other nodes are refused, for want of a token: {_REMEDY}")
-        elif not self.run.is_root and self._root is None:
-            self._say("the root agent is not known: set MP_AGENT_ROOT to its host:port")
-        elif not self.run.is_root and self._root is not None and not self._root.token:
-            self._say(f"no rows are pushed to the root agent, for want of a token: {_REMEDY}")
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            log.warning("run %s: %s", self.run.name, text)
+    def _advise(self) -> None:
+        """Say, once each, what keeps the nodes of the run apart."""
+        found = advice(
+            self._notes.present,
+            self._root,
+            is_root=self.run.is_root,
+            has_token=bool(self._tokens()),
+        )
+        for text in found:
+            if text not in self._said:
+                self._said.add(text)
+                log.warning("run %s: %s", self.run.name, text)
 
 
 def advertised(settings: Settings, bind: str) -> str:

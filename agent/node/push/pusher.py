@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mp_agent.errors import ReportError
-from mp_agent.node.push.backoff import Backoff
+from mp_agent.node.push.backoff import LONGEST_SECONDS, Backoff
 from mp_agent.node.push.client import PushClient, Reply
 from mp_agent.node.push.outbox import Outbox
 from mp_agent.node.push.root import RootAddress
 from mp_agent.node.push.runs import RunOnNode
-from mp_agent.records.merged import TransportView
 from mp_agent.records.rows import Receipt, decode_receipt
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import TransportView
 
 log = logging.getLogger("mp_agent.node")
 
@@ -34,7 +34,8 @@ class Pusher:
         self._client = client
         self._interval_seconds = interval_seconds
         self._outbox = Outbox(run)
-        self._backoff = Backoff()
+        # The root waits for rows two intervals longer than for its own.
+        self._backoff = Backoff(longest_seconds=min(2 * interval_seconds, LONGEST_SECONDS))
         self._root = RootAddress(url="")
         self._task: asyncio.Task[None] | None = None
         self._due_seconds = 0.0

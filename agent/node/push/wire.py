@@ -7,6 +7,11 @@ from mp_agent.records.rows import REPORT_BYTES_MAX, NodeReport, decode_report, e
 
 ROWS_PATH = "/api/v1/rows"
 RETIRE_PATH = "/api/v1/retire"
+"""To a root: the run goes on under another one."""
+MOVE_PATH = "/api/v1/root"
+"""From a root: it is to be found at another URL."""
+PATHS = frozenset({ROWS_PATH, RETIRE_PATH, MOVE_PATH})
+"""Whoever asks for one of these shows the run's token."""
 CONTENT_TYPE = "application/vnd.mp-agent.report+zlib"
 """Not a Content-Encoding: an HTTP library would unpack that by itself, without a limit."""
 

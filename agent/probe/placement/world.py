@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch.distributed as dist
 
+from mp_agent.probe.nodes import integer
+
 _RANGES_AT_MOST = 8
 
 
@@ -13,14 +15,14 @@ def world_size() -> int:
     """Return the number of ranks: of the default process group, else as torchrun says, else 1."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return integer(os.environ, "WORLD_SIZE", 1)
 
 
 def this_rank() -> int:
     """Return this process's rank, from where `world_size` has its number."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
-    return int(os.environ.get("RANK", "0"))
+    return integer(os.environ, "RANK", 0)
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:

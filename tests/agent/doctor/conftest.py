@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,15 +15,13 @@ from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
 from mp_agent.doctor.finding import Finding, Verdict
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring import locations
-from mp_agent.settings import SECRETS, Settings
-from tests.agent.node.agent_process import start_agent
+from mp_agent.settings import Settings
+from tests.agent.node.agent_process import StartAgent, start_agent, starting_agents
 from tests.agent.node.conftest import run_dir, settings, start_rank  # noqa: F401
 from tests.agent.node.fake_rank import FakeRank
 from tests.waiting import wait_until
 
 CHECKS = {check.name: check for check in (*MACHINE_CHECKS, *PROMETHEUS_CHECKS)}
-
-StartAgent = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def found(check: str, machine: Machine) -> list[Finding]:
@@ -42,26 +40,16 @@ def only(check: str, machine: Machine) -> Finding:
 
 
 @pytest.fixture
-def start(
-    run_dir: Path,  # noqa: F811
-    settings: Settings,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[StartAgent]:
+def start(run_dir: Path, settings: Settings) -> Iterator[StartAgent]:  # noqa: F811
     """Start a node agent for the run, and wait until it has looked."""
-    with ExitStack() as stack:
+    with starting_agents(settings, run_dir) as start_:
 
-        def start_(**changes: Any) -> "subprocess.Popen[bytes]":
-            for name in SECRETS:
-                monkeypatch.setenv(f"MP_AGENT_{name.upper()}", changes.pop(name, ""))
-            agent = start_agent(settings.model_copy(update=changes), "--run-dir", run_dir)
-            stack.callback(agent.wait)
-            stack.callback(agent.kill)
+        def and_wait(**changes: Any) -> "subprocess.Popen[bytes]":
+            agent = start_(**changes)
             _await(agent, run_dir)
-            for name in SECRETS:
-                monkeypatch.delenv(f"MP_AGENT_{name.upper()}")
             return agent
 
-        yield start_
+        yield and_wait
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from mp_agent.doctor.finding import Verdict
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring.root_note import RootNote, write_root_note
 from mp_agent.settings import Settings
-from tests.agent.doctor.conftest import StartAgent, found, only, verdicts
-from tests.agent.node.agent_process import scrape, wait_for_status
+from tests.agent.doctor.conftest import found, only, verdicts
+from tests.agent.node.agent_process import StartAgent, scrape, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 

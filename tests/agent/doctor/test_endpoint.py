@@ -11,7 +11,8 @@ from mp_agent.doctor.endpoint import LOSSES
 from mp_agent.doctor.finding import Verdict
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
-from tests.agent.doctor.conftest import StartAgent, answering, found, only, verdicts
+from tests.agent.doctor.conftest import answering, found, only, verdicts
+from tests.agent.node.agent_process import StartAgent
 from tests.agent.node.conftest import StartRank
 
 ASKED = ("health", "metrics", "losses", "unsupported")
@@ -33,6 +34,9 @@ def test_an_address_where_nobody_answers_is_told(settings: Settings) -> None:
     finding = only("health", Machine(settings, scrape="http://127.0.0.1:1"))
     assert finding.verdict is Verdict.WRONG
     assert "refused" in finding.text
+    for check in ("losses", "unsupported"):
+        machine = Machine(settings, scrape="http://127.0.0.1:1")
+        assert only(check, machine).verdict is Verdict.UNKNOWN
 
 
 def test_another_program_is_not_taken_for_the_agent(settings: Settings) -> None:

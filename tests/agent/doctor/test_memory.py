@@ -12,7 +12,8 @@ import pytest
 from mp_agent.doctor.finding import Verdict
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
-from tests.agent.doctor.conftest import found, verdicts
+from tests.agent.doctor.conftest import found, only, verdicts
+from tests.agent.node.conftest import StartRank
 
 
 @pytest.fixture
@@ -44,6 +45,18 @@ def test_what_is_no_directory_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / kind
     path.touch() if kind == "file" else path.symlink_to(tmp_path)
     assert "no directory" in texts(at(path), Verdict.WRONG)
+
+
+def test_rings_that_were_removed_under_a_process_are_told(
+    start_rank: StartRank, settings: Settings
+) -> None:
+    rank = start_rank()
+    assert only("removed-rings", Machine(settings)).verdict is Verdict.OK
+    shutil.rmtree(settings.dir)
+    finding = only("removed-rings", Machine(settings))
+    assert finding.verdict is Verdict.WRONG
+    assert finding.text.endswith(f"pid {rank.pid}")
+    assert "RemoveIPC" in finding.remedy
 
 
 def test_a_directory_of_somebody_else_is_told(

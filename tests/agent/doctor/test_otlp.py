@@ -32,20 +32,57 @@ def test_an_endpoint_that_does_not_is_told_without_its_secrets() -> None:
     assert "tell-nobody" not in finding.text
 
 
-@pytest.mark.parametrize("url", ["http://[", "http://host:port", "ftp://collector", "://"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://[", "http://me:tell-nobody/@host", "ftp://collector", "://", "collector:4318"],
+)
 def test_what_is_no_address_is_told(url: str) -> None:
     finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
     assert finding.verdict is Verdict.WRONG
     assert "no address" in finding.text
+    assert "tell-nobody" not in finding.text
 
 
 @pytest.mark.parametrize(
     "variables", [{"OTEL_SDK_DISABLED": "TRUE"}, {"OTEL_METRICS_EXPORTER": "none"}]
 )
 def test_a_switch_that_is_off_is_told(variables: dict[str, str]) -> None:
-    first = found("otlp", Machine(PUSHING, environ=variables))[0]
-    assert first.verdict is Verdict.WRONG
-    assert next(iter(variables)) in first.text
+    finding = only("otlp", Machine(PUSHING, environ=variables))
+    assert finding.verdict is Verdict.WRONG
+    assert next(iter(variables)) in finding.text
+
+
+def test_a_value_that_is_not_followed_is_told() -> None:
+    variables = {
+        "OTEL_METRIC_EXPORT_INTERVAL": "often",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+    }
+    ignored, unreachable = found("otlp", Machine(PUSHING, environ=variables))
+    assert ignored.verdict is Verdict.UNKNOWN
+    assert "OTEL_METRIC_EXPORT_INTERVAL" in ignored.text
+    assert unreachable.verdict is Verdict.WRONG
+    assert variables["OTEL_METRIC_EXPORT_INTERVAL"] == "often"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1/v1/metrics"}, "once more"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:1/otlp"}, "taken as it is"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}, "of the protocol grpc"),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+            },
+            "of the protocol http/protobuf",
+        ),
+    ],
+)
+def test_an_endpoint_that_is_nearly_right_is_told(variables: dict[str, str], said: str) -> None:
+    trap, _ = found("otlp", Machine(PUSHING, environ=variables))
+    assert trap.verdict is not Verdict.OK
+    assert said in trap.text
 
 
 def test_without_an_endpoint_the_default_is_told() -> None:

@@ -26,7 +26,7 @@ def prometheus_says(path: str, data: Any) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.e2e
-def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine(
+def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine_but_for_a_target_that_is_down(
     server: Callable[[str], Path], watched: Settings, tmp_path: Path
 ) -> None:
     (status,) = Machine(watched).agents
@@ -45,21 +45,23 @@ def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine(
         assert verdicts("prometheus", machine()) == {Verdict.OK}
         assert verdicts("targets", machine()) == {Verdict.WRONG}
         assert verdicts("series", machine()) == {Verdict.WRONG}
-        running.scrape([status.url.removeprefix("http://")])
-        wait_until(running.healthy_targets, seconds=60, what="a scrape")
-        wait_until(lambda: running.query("mp_agent_build_info"), what="series")
+        running.scrape([status.url.removeprefix("http://"), "127.0.0.1:1"])
+        wait_until(lambda: running.query("mp_agent_build_info"), seconds=60, what="series")
+        wait_until(lambda: verdicts("targets", machine()) == {Verdict.OK, Verdict.WRONG})
         seen = machine()
         for check in PROMETHEUS_CHECKS:
-            assert verdicts(check.name, seen) == {Verdict.OK}, found(check.name, seen)
+            if check.name != "targets":
+                assert verdicts(check.name, seen) == {Verdict.OK}, found(check.name, seen)
+        scraped, refused = sorted(found("targets", seen), key=lambda finding: finding.verdict.value)
+        assert (scraped.verdict, refused.verdict) == (Verdict.OK, Verdict.WRONG)
+        assert status.url in scraped.text
+        assert "refused" in refused.text
         called = CliRunner(env={"MP_AGENT_DIR": str(watched.dir), "MP_AGENT_PORT": "0"}).invoke(
             main, ["doctor", "--prometheus", running.url, "--run", "llama", "--json"]
         )
         report = json.loads(called.output)
         names = [check["name"] for check in report["checks"]]
         assert names[-6:] == [check.name for check in PROMETHEUS_CHECKS]
-        running.scrape(["127.0.0.1:1"])
-        wait_until(lambda: verdicts("targets", machine()) == {Verdict.WRONG}, seconds=60)
-        assert "refused" in only("targets", machine()).text
 
 
 def test_what_is_no_prometheus_is_wrong_once_and_unknown_after_that(settings: Settings) -> None:
@@ -69,6 +71,13 @@ def test_what_is_no_prometheus_is_wrong_once_and_unknown_after_that(settings: Se
         assert verdicts(first, machine) == {Verdict.WRONG}
         for check in others:
             assert verdicts(check, machine) == {Verdict.UNKNOWN}, check
+
+
+def test_no_target_is_expected_of_an_agent_that_only_pushes() -> None:
+    with answering(prometheus_says("targets", {"activeTargets": []})) as url:
+        pushing = Machine(Settings(exporters=("otlp",)), prometheus=url)
+        assert verdicts("targets", pushing) == {Verdict.OK}
+        assert verdicts("targets", Machine(Settings(), prometheus=url)) == {Verdict.WRONG}
 
 
 @pytest.mark.parametrize(

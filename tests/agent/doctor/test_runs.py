@@ -10,7 +10,8 @@ from mp_agent.doctor.finding import Verdict
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
-from tests.agent.doctor.conftest import StartAgent, found, only, verdicts
+from tests.agent.doctor.conftest import found, only, verdicts
+from tests.agent.node.agent_process import StartAgent
 from tests.agent.node.conftest import StartRank
 from tests.agent.node.fake_rank import FakeRank
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from mp_agent.doctor.finding import Verdict
 from mp_agent.doctor.machine import Machine, settings_and_ignored
@@ -102,3 +103,36 @@ def test_settings_that_keep_series_away_are_told(
     finding = only(check, Machine(Settings().model_copy(update=changes)))
     assert finding.verdict is verdict
     assert finding.remedy or verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "the port speaks HTTP"),
+        (
+            {"basic_auth_user": "a", "basic_auth_password": SecretStr("b")},
+            "the port speaks HTTP, asks for user and password",
+        ),
+    ],
+)
+def test_what_the_port_asks_for_is_said(
+    changes: dict[str, object], said: str, settings: Settings
+) -> None:
+    machine = Machine(settings.model_copy(update=changes))
+    assert (only("access", machine).verdict, only("access", machine).text) == (Verdict.OK, said)
+
+
+def test_settings_of_the_port_that_contradict_are_told(settings: Settings) -> None:
+    for changes in ({"basic_auth_user": "a"}, {"tls_client_ca": Path("/nowhere/ca.pem")}):
+        finding = only("access", Machine(settings.model_copy(update=changes)))
+        assert finding.verdict is Verdict.WRONG
+        assert "is set, but" in finding.text or "is not set" in finding.text
+
+
+def test_an_override_of_alerts_that_is_none_is_ignored_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = machine_here(monkeypatch, MP_AGENT_ALERTS='{"stall_windoww": "20m"}')
+    finding = only("ignored-settings", machine)
+    assert finding.verdict is Verdict.WRONG
+    assert "stall_windoww" in finding.text

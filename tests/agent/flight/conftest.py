@@ -7,8 +7,8 @@ import pytest
 
 from mp_agent.flight.evidence import Evidence
 from mp_agent.flight.story import Story, tell
-from mp_agent.node.flight_job import evidence_of_rings
-from mp_agent.node.replay import replay
+from mp_agent.node.flight.job import evidence_of_rings
+from mp_agent.node.flight.replay import replay
 from mp_agent.settings import Settings
 from tests.agent.flight.jobs import Outcome, finished_jobs
 

@@ -11,23 +11,14 @@ import pytest
 
 from mp_agent.errors import FlightError
 from mp_agent.flight.archive import read_archive, write_archive
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.records.steps import LayerTable
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
 from tests.agent.node.builders import gradient_row, make_schema
+from tests.agent.records.samples import make_condition
 
-CONDITION = ActiveCondition(
-    name="MpAgentGradientExplosion",
-    severity="critical",
-    run="llama",
-    since_step=7,
-    since_unix_seconds=1.0,
-    value=1234.5,
-    summary="Gradients are exploding.",
-    description="…",
-    remedy="Clip.",
-)
+CONDITION = make_condition()
 
 
 def written(record: NodeRecord, directory: Path) -> Path:

@@ -20,26 +20,16 @@ from mp_agent.flight.page import as_html
 from mp_agent.flight.story import remedies_for, tell
 from mp_agent.flight.svg import LINEAR, LOG2, LOG10, Line, Point, Span, chart
 from mp_agent.flight.terminal import print_story
-from mp_agent.records.conditions import ActiveCondition
 from tests.agent.flight.builders import calm, layers, make_log, make_segment, overflow
 from tests.agent.node.builders import merged_step
+from tests.agent.records.samples import make_condition
 
 EVIL = "<script>alert(1)</script>&\"'"
 
 
 def story_of(*steps, tables=(), run="llama", name="weight"):
     table = layers(63, {name: {"sum_squares": 4.0, "elements": 9.0}, "b": {"nan_elements": 1.0}})
-    condition = ActiveCondition(
-        name="MpAgentGradientExplosion",
-        severity="critical",
-        run=run,
-        since_step=1,
-        since_unix_seconds=0.0,
-        value=1.0,
-        summary="",
-        description=name,
-        remedy="",
-    )
+    condition = make_condition(run=run, description=name)
     evidence = Evidence(
         source=Path(f"/records/{run}"),
         ranks=(make_log(segments=(make_segment(),), run=run, host=name),),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mp_agent.node.replay import replay
+from mp_agent.node.flight.replay import replay
 from mp_agent.node.run import Run
 from mp_agent.settings import Settings
 

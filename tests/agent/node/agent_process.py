@@ -1,28 +1,48 @@
 """A real node agent in a process of its own, as a rank starts it."""
 
-import json
 import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mp_agent.node.main import SETTINGS_VARIABLE
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
 from mp_agent.settings import Settings
+from mp_agent.settings.handover import handed_over
 from tests.waiting import wait_until
+
+StartAgent = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def start_agent(settings: Settings, *arguments: object) -> "subprocess.Popen[bytes]":
     """Start `python -m mp_agent.node` with the arguments."""
     return subprocess.Popen(
         [sys.executable, "-m", "mp_agent.node", *map(str, arguments)],
-        env={**os.environ, SETTINGS_VARIABLE: json.dumps(settings.model_dump(mode="json"))},
+        env={**os.environ, **handed_over(settings)},
     )
+
+
+@contextmanager
+def starting_agents(settings: Settings, run_dir: Path) -> Iterator[StartAgent]:
+    """Yield what starts agents, with changed settings, for the run or as the arguments say.
+
+    All are killed at the end.
+    """
+    with ExitStack() as stack:
+
+        def start(*arguments: object, **changes: object) -> "subprocess.Popen[bytes]":
+            changed = Settings(**{**dict(settings), **changes})
+            agent = start_agent(changed, *(arguments or ("--run-dir", run_dir)))
+            stack.callback(agent.wait)
+            stack.callback(agent.kill)
+            return agent
+
+        yield start
 
 
 def wait_for_status(run_dir: Path, *, pid: int | None = None) -> AgentStatus:
@@ -33,6 +53,16 @@ def wait_for_status(run_dir: Path, *, pid: int | None = None) -> AgentStatus:
         return status if status and pid in (None, status.pid) else None
 
     return wait_until(current, what=f"a node agent's status in {run_dir}")
+
+
+def wait_for_end(run_dir: Path) -> None:
+    """Wait until the agent shows that the run has ended."""
+
+    def ended() -> bool:
+        status = locations.read_status(run_dir)
+        return status is not None and scrape(status).get("run_active") == 0
+
+    wait_until(ended, what=f"the end of the run in {run_dir}")
 
 
 def get(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, Mapping[str, str]]:

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from mp_agent.node.account.counters import CounterBook
 from mp_agent.node.reduce import RankStep
+from mp_agent.node.snapshot_builder import RunExport
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import EndReason, FloatArray, Phase, RankState, StepRecord
+from mp_agent.records.views import AgentView, RunView
 
 NO_GRADIENTS = dict.fromkeys(GRADIENT_COLUMN_NAMES, 0.0)
 
@@ -107,3 +110,46 @@ def make_state(phase: Phase = Phase.FORWARD, **changes: Any) -> RankState:
         "probe_seconds": 0.0,
     }
     return RankState(**{**facts, **changes})
+
+
+def make_run_view(**changes: Any) -> RunView:
+    """Return the view of a run of one rank that is active."""
+    facts: dict[str, Any] = {
+        "identity": make_identity(),
+        "facts": {},
+        "nodes": 1,
+        "active": True,
+        "end_reason": EndReason.RUNNING,
+        "phase_name": "forward",
+    }
+    return RunView(**{**facts, **changes})
+
+
+def make_agent_view(**changes: Any) -> AgentView:
+    """Return the account of a node agent that has lost nothing."""
+    facts: dict[str, Any] = {
+        "version": "0.1.0",
+        "probe_seconds": 0.0,
+        "probe_errors": 0,
+        "setting_errors": 0,
+        "records_dropped": 0,
+        "series_dropped": 0,
+        "scrape_duration_seconds": None,
+        "unsupported": (),
+    }
+    return AgentView(**{**facts, **changes})
+
+
+def make_export(**changes: Any) -> RunExport:
+    """Return what a run shows that has neither layers nor ranks yet."""
+    facts: dict[str, Any] = {
+        "run": "llama",
+        "node_rank": 0,
+        "view": make_run_view(),
+        "layers": (),
+        "ranks": (),
+        "faded_ranks": frozenset(),
+        "agent": make_agent_view(),
+        "counters": CounterBook(),
+    }
+    return RunExport(**{**facts, **changes})

@@ -10,9 +10,11 @@ import pytest
 from mp_agent.node.run import Run
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
+from tests.agent.node.agent_process import StartAgent, starting_agents
 from tests.agent.node.fake_rank import FakeRank
 
 StartRank = Callable[..., FakeRank]
+OpenRun = Callable[[], Run]
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def open_run(run_dir: Path, settings: Settings) -> Iterator[Callable[[], Run]]:
+def open_run(run_dir: Path, settings: Settings) -> Iterator[OpenRun]:
     """Open the run as a node agent would; again, as its successor would."""
     with ExitStack() as stack:
 
@@ -54,3 +56,10 @@ def open_run(run_dir: Path, settings: Settings) -> Iterator[Callable[[], Run]]:
             return run
 
         yield open_
+
+
+@pytest.fixture
+def start(run_dir: Path, settings: Settings) -> Iterator[StartAgent]:
+    """Start node agents in processes of their own, for the run if nothing else is said."""
+    with starting_agents(settings, run_dir) as start_:
+        yield start_

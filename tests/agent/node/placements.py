@@ -184,6 +184,3 @@ def spread(draw: st.DrawFn, ranks: Sequence[int]) -> list[list[int]]:
     for rank in draw(st.permutations(ranks)):
         nodes.setdefault(draw(st.integers(0, max(len(ranks) - 1, 0))), []).append(rank)
     return draw(st.permutations(list(nodes.values())))
-
-
-spreads = st.composite(spread)

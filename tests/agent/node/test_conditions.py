@@ -1,116 +1,16 @@
 """From closed steps to events, in the account of one run, without rings or processes."""
 
 import dataclasses
-import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.values import values_in_force
-from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.catalog.thresholds import resolve
 from mp_agent.node import conditions as module
-from mp_agent.node.accumulate import Accumulator, Progress
-from mp_agent.node.conditions import ConditionTracker
-from mp_agent.node.counters import CounterBook
-from mp_agent.node.snapshot_builder import RunExport
-from mp_agent.node.window import ValueWindow
-from mp_agent.records.conditions import ConditionEvent, ConditionMemory
-from mp_agent.records.merged import AgentView, RunView
-from mp_agent.records.steps import EndReason
+from mp_agent.node.account.counters import CounterBook
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.ring.conditions_file import conditions_path, read_conditions
-from tests.agent.node.builders import make_identity, merged_step
-
-EXPLOSION, UPDATE = "MpAgentGradientExplosion", "MpAgentNonFiniteUpdate"
-HEALTHY = {"norm": 1.0, "loss": 2.0, "skipped": 0.0, "step_seconds": 0.1, "nan_elements": 0.0}
-
-AGENT = AgentView(
-    version="0.1.0",
-    probe_seconds=0.0,
-    probe_errors=0,
-    setting_errors=0,
-    records_dropped=0,
-    series_dropped=0,
-    scrape_duration_seconds=None,
-    unsupported=(),
-)
-
-
-class Training:
-    """A run as the node agent accounts for it, and the clock of its loop."""
-
-    def __init__(self, run_dir: Path, memory: ConditionMemory | None = None, **earlier: Any):
-        self.account = Accumulator(
-            resolve({}),
-            progress=earlier.get("progress", Progress()),
-            counters=earlier.get("counters", CounterBook()),
-            norms=ValueWindow(120.0),
-        )
-        self.tracker = ConditionTracker(
-            run_dir,
-            values_in_force(),
-            memory=memory or ConditionMemory(),
-            earlier=earlier.get("counters"),
-        )
-        self.events: list[ConditionEvent] = []
-        self.tracker.listeners.append(self.events.append)
-        self.now_seconds, self.sequence = 1_000.0, earlier.get("sequence", 0)
-        self.looks = 0
-
-    def step(self, **values: float) -> None:
-        self.sequence += 1
-        step = merged_step(self.sequence, **{**HEALTHY, **values})
-        self.account.fold_step(step)
-        self.tracker.after_step(self.account.progress, self.now_seconds, self.export)
-
-    def wait(self, seconds: float) -> None:
-        self.now_seconds += seconds
-        self.tracker.tick(self.now_seconds, self.export)
-
-    def train(self, seconds: float, *, every: float = 1.0, **values: float) -> None:
-        for _ in range(round(seconds / every)):
-            self.wait(every)
-            self.step(**values)
-
-    def export(self) -> RunExport:
-        self.looks += 1
-        progress = self.account.progress
-        extremes = self.account.norms.extremes(self.now_seconds)
-        view = RunView(
-            identity=make_identity(),
-            facts={},
-            nodes=1,
-            active=True,
-            end_reason=EndReason.RUNNING,
-            phase_name="forward",
-            last=progress.last,
-            judged=progress.judged,
-            loss=progress.loss,
-            loss_scale=progress.loss_scale,
-            loss_scale_initial=progress.loss_scale_initial,
-            norm_window_max=extremes[0] if extremes else None,
-            first_nonfinite=progress.incident.first,
-            health=self.account.health(),
-            conditions=self.tracker.active,
-            conditions_fired=self.tracker.fired,
-        )
-        return RunExport(
-            run="llama",
-            node_rank=0,
-            view=view,
-            layers=(),
-            ranks=(),
-            faded_ranks=frozenset(),
-            agent=AGENT,
-            counters=self.account.counters,
-        )
-
-    def heard(self) -> list[tuple[str, str, str]]:
-        return [(e.state, e.condition.name, e.condition.severity) for e in self.events]
+from tests.agent.node.training import EXPLOSION, UPDATE, Training
 
 
 @pytest.fixture(autouse=True)
@@ -262,90 +162,6 @@ class TestSpeed:
             training.step(loss_scale=0.5 if step == 250 else 64.0)
         training.wait(0.2)
         assert ("firing", "MpAgentLossScaleAtFloor", "critical") in training.heard()
-
-
-class TestTelling:
-    def test_each_event_is_one_line_of_the_log(
-        self, training: Training, caplog: pytest.LogCaptureFixture
-    ):
-        caplog.set_level(logging.INFO, "mp_agent.node")
-        training.step(norm=5_000.0)
-        (record,) = caplog.records
-        line = record.getMessage()
-        assert record.levelno == logging.CRITICAL
-        assert line.startswith(
-            f"condition={EXPLOSION} state=firing severity=critical run=llama step=61 "
-            "since_step=61 rank= layer= phase= value=1 description="
-        )
-        remedy = json.loads(line.split(" remedy=")[1])
-        assert remedy.startswith("Clip gradients")
-
-    def test_the_file_for_the_ranks_holds_the_events(self, training: Training, run_dir: Path):
-        training.step(norm=5_000.0)
-        training.step(nan_elements=1.0)
-        news = read_conditions(run_dir)
-        assert news is not None
-        assert [item.event for item in news.events] == training.events
-
-    def test_a_full_directory_is_logged_once(
-        self, training: Training, monkeypatch, caplog: pytest.LogCaptureFixture
-    ):
-        def full(*args: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(module, "write_conditions", full)
-        training.step(norm=5_000.0)
-        training.step(nan_elements=1.0)
-        assert len(training.events) == 2
-        assert caplog.text.count("conditions cannot be told to the ranks") == 1
-
-    def test_other_nodes_are_told_while_it_is_news(self, training: Training, tmp_path: Path):
-        assert training.tracker.recent_news(training.now_seconds) == b""
-        training.step(norm=5_000.0)
-        content = training.tracker.recent_news(training.now_seconds + 59)
-        assert training.tracker.recent_news(training.now_seconds + 61) == b""
-
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
-        other = Training(elsewhere).tracker
-        other.take_over(b"")
-        assert not conditions_path(elsewhere).exists()
-        other.take_over(content)
-        assert read_conditions(elsewhere) == read_conditions(tmp_path)
-        before = conditions_path(elsewhere).stat().st_ino
-        other.take_over(content)
-        assert conditions_path(elsewhere).stat().st_ino == before
-
-    def test_what_the_root_says_may_be_nonsense(
-        self, run_dir: Path, caplog: pytest.LogCaptureFixture
-    ):
-        tracker = Training(run_dir).tracker
-        for content in (b"nonsense", b"more nonsense"):
-            tracker.take_over(content)
-        assert not conditions_path(run_dir).exists()
-        assert len(caplog.records) == 1
-
-    def test_both_metrics_exist_for_everything_from_the_start(self, run_dir: Path):
-        training = Training(run_dir)
-        assert set(training.tracker.fired) == {
-            (condition.name, level.severity.value)
-            for condition in CONDITIONS
-            for level in condition.levels
-        }
-        view = training.export().view
-        for name in ("mp_agent_condition_active", "mp_agent_condition_fired_total"):
-            reading = BY_PROMETHEUS_NAME[name].read
-            assert reading is not None
-            assert reading(view) == dict.fromkeys(training.tracker.fired, 0.0)
-
-    def test_they_show_what_is_in_force_and_how_often_it_began(self, training: Training):
-        training.step(norm=5_000.0)
-        view = training.export().view
-        active = BY_PROMETHEUS_NAME["mp_agent_condition_active"].read(view)
-        fired = BY_PROMETHEUS_NAME["mp_agent_condition_fired_total"].read(view)
-        assert active[EXPLOSION, "critical"] == 1
-        assert sum(active.values()) == 1
-        assert fired[EXPLOSION, "critical"] == 1
 
 
 class TestSuccessor:

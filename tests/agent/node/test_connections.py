@@ -1,15 +1,18 @@
 """Clients that stall, stay silent or come in crowds shut nobody out."""
 
 import asyncio
+import os
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import trustme
 from aiohttp import web
 
-from mp_agent.node import connections
+from mp_agent.node import connection, connections
 from mp_agent.node.connections import GuardedListener, connections_for
 from mp_agent.node.server import Exposure, MetricsServer
 
@@ -18,7 +21,9 @@ BODY = b"x" * 8_000_000
 
 
 @asynccontextmanager
-async def serving(**limits: float) -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    tls: ssl.SSLContext | None = None, **limits: float
+) -> AsyncIterator[tuple[str, int]]:
     """Serve `/` and `/large` behind a guarded listener with these limits."""
 
     async def short(request: web.Request) -> web.Response:
@@ -35,7 +40,7 @@ async def serving(**limits: float) -> AsyncIterator[tuple[str, int]]:
     assert runner.server is not None
     listener = GuardedListener(runner.server, **limits)  # type: ignore[arg-type]
     sock = socket.create_server(("127.0.0.1", 0))
-    await listener.start(sock)
+    await listener.start(sock, tls)
     try:
         yield sock.getsockname()
     finally:
@@ -43,8 +48,10 @@ async def serving(**limits: float) -> AsyncIterator[tuple[str, int]]:
         await runner.cleanup()
 
 
-async def ask(address: tuple[str, int], path: str = "/") -> bytes:
-    reader, writer = await asyncio.open_connection(*address)
+async def ask(
+    address: tuple[str, int], path: str = "/", tls: ssl.SSLContext | None = None
+) -> bytes:
+    reader, writer = await asyncio.open_connection(*address, ssl=tls)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
@@ -72,6 +79,46 @@ def test_half_open_connections_beyond_the_limit_push_out_the_oldest_and_nobody_e
             assert await _was_cut(silent[0][0])
             for _, writer in silent:
                 writer.close()
+
+    run(test)
+
+
+def test_handshakes_that_never_come_push_out_the_oldest_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 300.0)
+    authority = trustme.CA()
+    of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(of_server)
+    of_client = ssl.create_default_context()
+    authority.configure_trust(of_client)
+
+    async def test() -> None:
+        async with serving(of_server, connections_at_most=5) as address:
+            silent = [await asyncio.open_connection(*address) for _ in range(20)]
+            assert (await ask(address, tls=of_client)).endswith(b"ok")
+            assert await _was_cut(silent[0][0])
+            for _, writer in silent:
+                writer.close()
+
+    run(test)
+
+
+def test_out_of_descriptors_the_quietest_makes_room() -> None:
+    async def test() -> None:
+        async with serving() as address:
+            kept, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await kept.readuntil(b"ok")).endswith(b"ok")
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            # One more, which the client's own end takes.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_first_free_descriptor() + 1, hard))
+            try:
+                assert (await ask(address)).endswith(b"ok")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert await _was_cut(kept)
+            writer.close()
 
     run(test)
 
@@ -106,6 +153,20 @@ def test_a_scraper_that_takes_nothing_is_cut_and_others_are_served_meanwhile(
     run(test)
 
 
+def test_answers_that_nobody_takes_push_out_the_one_that_waits_longest() -> None:
+    async def test() -> None:
+        async with serving(unsent_bytes_at_most=len(BODY)) as address:
+            stalled = [socket.create_connection(address) for _ in range(4)]
+            for client in stalled:
+                client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                # In this order: the answer to the next one begins after this one's.
+                assert (await ask(address)).endswith(b"ok")
+            received = [await asyncio.to_thread(_drain, client) for client in stalled]
+            assert received[0] < len(BODY) < received[-1]
+
+    run(test)
+
+
 def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 
@@ -116,7 +177,7 @@ def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) 
             received = 0
             while chunk := await reader.read(500_000):
                 received += len(chunk)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
             assert received > len(BODY)
             writer.close()
 
@@ -165,6 +226,11 @@ async def _all_stay(address: tuple[str, int], count: int) -> None:
         assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
     for _, writer in pairs:
         writer.close()
+
+
+def _first_free_descriptor() -> int:
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    return min(set(range(len(used) + 1)) - used)
 
 
 async def _was_cut(reader: asyncio.StreamReader) -> bool:

@@ -1,7 +1,6 @@
 """A real Prometheus finds the node agents of a run of two nodes by http_sd and by file_sd."""
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +18,8 @@ from tests.agent.node.agent_process import get, scrape, start_agent, wait_for_st
 from tests.agent.node.fake_rank import FakeRank
 from tests.waiting import wait_until
 from tools.running import read_json, serving
+
+TOKEN = "shared-secret"
 
 
 @dataclass
@@ -39,9 +40,8 @@ class TwoNodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
+def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
     """Start root and other node; the second is told of the first by its settings."""
-    monkeypatch.setenv("MP_AGENT_TOKEN", "shared-secret")
     found = TwoNodes([], [], [], tmp_path / "sd")
     found.sd_dir.mkdir()
     with ExitStack() as stack:
@@ -69,6 +69,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]
                 linger_seconds=60,
                 sd_dir=found.sd_dir,
                 root=found.statuses[0].url if node else "",
+                token=TOKEN,
             )
             agent = start_agent(settings, "--run-dir", run_dir)
             stack.callback(agent.wait)
@@ -195,7 +196,9 @@ def test_an_agent_that_takes_over_keeps_the_port(nodes: TwoNodes, tmp_path: Path
     nodes.agents[0].kill()
     nodes.agents[0].wait()
     run_dir = nodes.ranks[0].path.parent.parent
-    settings = Settings(port=0, bind="127.0.0.1", dir=run_dir.parent, log_dir=tmp_path / "log")
+    settings = Settings(
+        port=0, bind="127.0.0.1", dir=run_dir.parent, log_dir=tmp_path / "log", token=TOKEN
+    )
     successor = start_agent(settings, "--run-dir", run_dir)
     try:
         status = wait_for_status(run_dir, pid=successor.pid)
@@ -212,9 +215,8 @@ def test_an_agent_that_takes_over_keeps_the_port(nodes: TwoNodes, tmp_path: Path
 def test_nothing_of_the_token_is_seen_outside(nodes: TwoNodes, tmp_path: Path):
     wait_until(lambda: discovered(nodes) == nodes.addresses, what="both nodes at the root")
     for agent, status in zip(nodes.agents, nodes.statuses, strict=True):
-        assert b"shared-secret" not in Path(f"/proc/{agent.pid}/cmdline").read_bytes()
+        assert TOKEN.encode() not in Path(f"/proc/{agent.pid}/cmdline").read_bytes()
         for path in ("/metrics", "/sd"):
-            assert b"shared-secret" not in get(f"{status.url}{path}")[0]
-    assert os.environ["MP_AGENT_TOKEN"] == "shared-secret"
+            assert TOKEN.encode() not in get(f"{status.url}{path}")[0]
     for file in [*(tmp_path / "sd").iterdir(), *tmp_path.rglob("*.json"), *tmp_path.rglob("*.log")]:
-        assert b"shared-secret" not in file.read_bytes()
+        assert TOKEN.encode() not in file.read_bytes()

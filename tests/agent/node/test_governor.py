@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.node.counters import CounterBook
+from mp_agent.node.account.counters import CounterBook
 from mp_agent.node.governor import LayerGovernor
 from mp_agent.node.rollup import depth_that_fits, rollup_label, union
-from mp_agent.records.merged import LayerView
+from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS
 
 COUNTER = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"]

@@ -4,10 +4,10 @@ import os
 import pytest
 
 from mp_agent.node import ledger as ledger_module
-from mp_agent.node.accumulate import Progress
-from mp_agent.node.incident import IncidentTracker
+from mp_agent.node.account.accumulate import Progress
+from mp_agent.node.account.incident import IncidentTracker
 from mp_agent.node.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
-from mp_agent.records.merged import FirstNonfinite
+from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
 
 FULL = Ledger(

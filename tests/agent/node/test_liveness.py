@@ -34,14 +34,16 @@ def test_a_run_ends_with_its_last_rank_and_as_the_gravest(ranks, expected):
     assert run_end(ranks) is expected
 
 
-def status(rank: int, phase: Phase, started_sequence: int) -> RankStatus:
+def status(
+    rank: int, phase: Phase, started_sequence: int, end: EndReason = EndReason.RUNNING
+) -> RankStatus:
     return RankStatus(
         rank=rank,
         phase=phase,
         phase_name=phase.name.lower(),
         started_sequence=started_sequence,
         committed_sequence=0,
-        end=EndReason.RUNNING,
+        end=end,
     )
 
 
@@ -51,3 +53,12 @@ def test_the_rank_furthest_behind_is_on_the_lowest_step_then_in_the_earliest_pha
     furthest = status(2, Phase.BACKWARD, 7)
 
     assert furthest_behind([ahead, behind, furthest]) is furthest
+
+
+def test_a_rank_that_has_ended_is_not_behind():
+    ended = status(0, Phase.FORWARD, 3, end=EndReason.KILLED)
+    running = status(1, Phase.FORWARD, 7)
+
+    assert furthest_behind([ended, running]) is running
+    assert furthest_behind([ended]) is None
+    assert furthest_behind([]) is None

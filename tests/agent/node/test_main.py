@@ -1,4 +1,3 @@
-import json
 import logging
 from pathlib import Path
 from typing import ClassVar
@@ -9,6 +8,7 @@ from mp_agent.node import main
 from mp_agent.node.__main__ import main as command
 from mp_agent.node.logs import log_to_file
 from mp_agent.settings import Settings
+from mp_agent.settings.handover import HANDOVER_VARIABLE, handed_over
 
 
 class StubAgent:
@@ -35,33 +35,22 @@ def started(monkeypatch) -> list[tuple[Settings, int]]:
     return StubAgent.started
 
 
-def test_the_ranks_settings_are_taken_over_as_they_are(started, monkeypatch, tmp_path):
-    given = Settings(port=1234, linger_seconds=7, thresholds={"grad_norm_high": 5.0})
-    monkeypatch.setenv(main.SETTINGS_VARIABLE, json.dumps(given.model_dump(mode="json")))
-    monkeypatch.setenv("MP_AGENT_PORT", "tcp://10.0.0.1:9464")
+def test_it_works_with_the_settings_that_were_handed_over(started, monkeypatch, tmp_path):
+    given = Settings(port=1234, linger_seconds=7, token="secret")
+    for name, value in handed_over(given).items():
+        monkeypatch.setenv(name, value)
     main.watch_directory(tmp_path, detached=False)
 
     assert started == [(given, 0)]
 
 
-def test_without_them_the_environment_counts(started, monkeypatch, tmp_path):
-    monkeypatch.delenv(main.SETTINGS_VARIABLE, raising=False)
-    monkeypatch.setenv("MP_AGENT_LINGER_SECONDS", "3")
+def test_it_counts_the_settings_that_it_ignores(started, monkeypatch, tmp_path):
+    monkeypatch.delenv(HANDOVER_VARIABLE, raising=False)
+    monkeypatch.setenv("MP_AGENT_LINGER_SECONDS", "soon")
     main.watch_directory(tmp_path, detached=False)
 
-    ((settings, _),) = started
-    assert settings.linger_seconds == 3
-
-
-@pytest.mark.parametrize("handed_over", ["", "{", "[]", "3", '{"port": "x"}', '{"unknown": 1}'])
-def test_settings_that_cannot_be_used_are_counted_and_logged(
-    started, monkeypatch, tmp_path, caplog, handed_over
-):
-    monkeypatch.setenv(main.SETTINGS_VARIABLE, handed_over)
-    main.watch_directory(tmp_path, detached=False)
-
-    assert started == [(Settings(), 1)]
-    assert f"{main.SETTINGS_VARIABLE} is ignored" in caplog.text
+    ((_, ignored),) = started
+    assert ignored == 1
 
 
 def test_a_run_directory_that_does_not_exist_is_refused_by_name(tmp_path, capsys):
@@ -102,14 +91,3 @@ class TestLogs:
         root_logger.error("x")
 
         assert not target.exists()
-
-
-def test_the_token_is_taken_over_from_its_own_variable(started, monkeypatch, tmp_path):
-    values = Settings(port=1234).model_dump(mode="json", exclude={"token"})
-    monkeypatch.setenv(main.SETTINGS_VARIABLE, json.dumps(values))
-    monkeypatch.setenv("MP_AGENT_TOKEN", "secret")
-    main.watch_directory(tmp_path, detached=False)
-
-    ((settings, ignored),) = started
-    assert settings.token.get_secret_value() == "secret"
-    assert (settings.port, ignored) == (1234, 0)

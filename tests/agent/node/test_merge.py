@@ -11,6 +11,7 @@ from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_record, rank_step
 from tests.agent.node.nodes import merge_nodes
+from tests.agent.node.placements import row_of
 
 NAN = float("nan")
 
@@ -23,19 +24,6 @@ def merge_in(
     assumed: AssumedShares, steps: list[RankStep], world_size: int | None = None
 ) -> MergedStep:
     return merge_nodes([steps], world_size, assumed=assumed)
-
-
-def row_of(elements: np.ndarray) -> np.ndarray:
-    """Return the statistics of some elements, computed independently of the code under test."""
-    finite = [float(x) for x in elements if math.isfinite(x)]
-    return gradient_row(
-        sum_squares=math.fsum(x * x for x in finite),
-        abs_max=max(map(abs, finite), default=0.0),
-        zero_elements=float(sum(x == 0 for x in finite)),
-        nan_elements=float(sum(math.isnan(x) for x in elements)),
-        inf_elements=float(sum(math.isinf(x) for x in elements)),
-        elements=float(len(elements)),
-    )
 
 
 @given(

@@ -4,9 +4,7 @@ import os
 import random
 import socket
 import ssl
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ import trustme
 import yaml
 
 from mp_agent.ring import locations
-from mp_agent.settings import SECRETS, Settings
-from tests.agent.node.agent_process import scrape, start_agent, wait_for_status
+from mp_agent.settings import Settings
+from tests.agent.node.agent_process import StartAgent, scrape, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 from tools.running import read_json, serving
@@ -50,21 +48,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(*(folder / name for name in names))
 
 
-@pytest.fixture
-def start(run_dir: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with ExitStack() as stack:
-
-        def start_(**changes: Any) -> "subprocess.Popen[bytes]":
-            for name in SECRETS:
-                monkeypatch.setenv(f"MP_AGENT_{name.upper()}", changes.pop(name, ""))
-            agent = start_agent(settings.model_copy(update=changes), "--run-dir", run_dir)
-            stack.callback(agent.wait)
-            stack.callback(agent.kill)
-            return agent
-
-        yield start_
-
-
 def healths(
     server: Callable[[str], Path], folder: Path, address: str, schemes: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
@@ -93,7 +76,7 @@ def healths(
 @pytest.mark.e2e
 def test_prometheus_scrapes_over_tls_with_client_certificate_and_password_and_not_without(
     server: Callable[[str], Path],
-    start: Any,
+    start: StartAgent,
     start_rank: StartRank,
     run_dir: Path,
     certificates: Certificates,
@@ -143,7 +126,7 @@ def test_prometheus_scrapes_over_tls_with_client_certificate_and_password_and_no
 
 
 def test_a_secret_is_in_no_process_list_no_status_file_and_no_log(
-    start: Any, start_rank: StartRank, run_dir: Path, settings: Settings
+    start: StartAgent, start_rank: StartRank, run_dir: Path, settings: Settings
 ) -> None:
     start_rank().steps(1)
     agent = start(basic_auth_user="scraper", basic_auth_password=PASSWORD, token="tell-nobody")
@@ -186,7 +169,7 @@ def _noise(random_: random.Random) -> bytes:
 
 @pytest.mark.slow
 def test_ten_thousand_bad_requests_and_half_open_connections_leave_it_serving(
-    start: Any, start_rank: StartRank, run_dir: Path
+    start: StartAgent, start_rank: StartRank, run_dir: Path
 ) -> None:
     start_rank().steps(3, loss=1.5)
     agent = start(token="the-token")
@@ -223,7 +206,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def test_settings_that_contradict_serve_nothing_rather_than_serve_unprotected(
-    start: Any, start_rank: StartRank, run_dir: Path, certificates: Certificates
+    start: StartAgent, start_rank: StartRank, run_dir: Path, certificates: Certificates
 ) -> None:
     start_rank().steps(1)
     agent = start(tls_certificate=certificates.certificate)
@@ -233,7 +216,7 @@ def test_settings_that_contradict_serve_nothing_rather_than_serve_unprotected(
 
 
 def test_a_plain_request_at_a_tls_port_gets_nothing(
-    start: Any, start_rank: StartRank, run_dir: Path, certificates: Certificates
+    start: StartAgent, start_rank: StartRank, run_dir: Path, certificates: Certificates
 ) -> None:
     start_rank().steps(1)
     agent = start(tls_certificate=certificates.certificate, tls_key=certificates.key)

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.reduce import RankStep
-from mp_agent.node.root import AHEAD_AT_MOST, MergedTable
+from mp_agent.node.reduce_layers import RankLayers
+from mp_agent.node.reporter import STEPS_KEPT
+from mp_agent.node.root import AHEAD_AT_MOST, FIRST_REPORT_SECONDS, MergedTable
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
@@ -58,9 +60,66 @@ def test_a_step_closes_when_every_node_has_delivered_it():
     assert step.grad_norm == 1.0
 
 
-def test_a_node_that_has_yet_to_show_up_is_waited_for_until_the_deadline():
+def test_a_node_that_shows_up_late_at_the_start_loses_nothing():
+    own, other = two_nodes()
+    root = make_root(4, deadline_seconds=2.0)
+    for second in range(int(FIRST_REPORT_SECONDS)):
+        for node in (own, other):
+            node.write()
+        push(root, own, second)
+        assert closed(root, second) == []
+
+    push(root, other, FIRST_REPORT_SECONDS - 1)
+    steps = closed(root, FIRST_REPORT_SECONDS - 1)
+    assert len(steps) == FIRST_REPORT_SECONDS
+    assert {step.coverage for step in steps} == {1.0}
+    assert root.late == 0
+
+
+def test_a_node_that_does_not_show_up_is_given_up_until_it_does():
     own, other = two_nodes()
     root = make_root(4)
+    own.write()
+    push(root, own)
+    assert closed(root, FIRST_REPORT_SECONDS - 1) == []
+
+    (step,) = closed(root, FIRST_REPORT_SECONDS)
+    assert step.missing_ranks == (2, 3)
+
+    own.write()
+    push(root, own, FIRST_REPORT_SECONDS)
+    assert len(closed(root, FIRST_REPORT_SECONDS)) == 1, "it is not waited for again"
+
+    other.write()
+    other.write()
+    other.write()
+    push(root, other, FIRST_REPORT_SECONDS)
+    own.write()
+    push(root, own, FIRST_REPORT_SECONDS)
+    (step,) = closed(root, FIRST_REPORT_SECONDS)
+    assert step.coverage == 1.0
+    assert root.late == 2 * 2
+
+
+def test_no_more_steps_are_held_open_for_a_stranger_than_it_keeps_itself():
+    own, _ = two_nodes()
+    root = make_root(4, deadline_seconds=1.0)
+    for number in range(STEPS_KEPT):
+        own.write()
+        if number % 128 == 127:
+            push(root, own)
+    assert closed(root, 1.0) == []
+
+    own.write()
+    push(root, own)
+    assert len(closed(root, 1.0)) == STEPS_KEPT + 1
+
+
+def test_a_node_that_was_there_is_given_up_at_the_deadline():
+    own, other = two_nodes()
+    root = make_root(4)
+    for node in (own, other):
+        push(root, node)
     own.write()
     push(root, own)
     assert closed(root, DEADLINE_SECONDS - 1) == []
@@ -68,19 +127,20 @@ def test_a_node_that_has_yet_to_show_up_is_waited_for_until_the_deadline():
     (step,) = closed(root, DEADLINE_SECONDS)
     assert step.missing_ranks == (2, 3)
 
-    own.write()
-    push(root, own, DEADLINE_SECONDS)
-    assert len(closed(root, DEADLINE_SECONDS)) == 1, "it is not waited for again"
 
-    other.write()
-    other.write()
-    other.write()
-    push(root, other, DEADLINE_SECONDS)
-    own.write()
-    push(root, own, DEADLINE_SECONDS)
-    (step,) = closed(root, DEADLINE_SECONDS)
-    assert step.coverage == 1.0, "until it is there"
-    assert root.late == 2 * 2
+def test_ranks_that_are_dealt_out_to_the_nodes_in_turn_are_all_known():
+    """A node that has seen some of its ranks takes the next ones for its own, and may err."""
+    own, other = (SimNode(n, [n, n + 2], 4, ddp_step(4)) for n in range(2))
+    root = make_root(4)
+    root.receive(replace(own.report(), expected_ranks=(0, 1)), 0.0, 0.0, own=True)
+    root.receive(replace(other.report(), expected_ranks=(1, 2)), 0.0, 0.0)
+    assert root.nodes.strangers_left
+
+    for node in (own, other):
+        node.write()
+        assert push(root, node).taken
+    assert not root.nodes.strangers_left
+    assert [step.coverage for step in closed(root)] == [1.0]
 
 
 def test_late_rows_are_taken_while_their_step_is_open():
@@ -210,7 +270,7 @@ def test_a_node_that_vanished_ends_as_unknown_once_all_else_ended():
     push(root, own)
     push(root, other)
     assert root.end(DEADLINE_SECONDS) is EndReason.RUNNING, "this node goes on"
-    assert [node.active for node in root.nodes(DEADLINE_SECONDS)] == [True, False]
+    assert [node.active for node in root.nodes.described(DEADLINE_SECONDS)] == [True, False]
 
     own.end()
     push(root, own, 1.0)
@@ -236,12 +296,12 @@ def test_the_nodes_are_known_with_their_addresses():
     push(root, own)
     push(root, other, 3.0)
 
-    nodes = root.nodes(5.0)
+    nodes = root.nodes.described(5.0)
     assert [(n.node_rank, n.url, n.ranks, n.silent_seconds) for n in nodes] == [
         (0, "http://host0:9464", (0, 1), 0.0),
         (1, "http://host1:9464", (2, 3), 2.0),
     ]
-    assert len(root.running(5.0)) == 4
+    assert len(root.nodes.statuses(5.0)) == 4
 
 
 class TestForeignReports:
@@ -253,7 +313,7 @@ class TestForeignReports:
         push(root, own)
 
         assert push(root, other).taken, "nothing is to be sent again"
-        assert [node.node_rank for node in root.nodes(0.0)] == [0]
+        assert [node.node_rank for node in root.nodes.described(0.0)] == [0]
 
     def test_of_a_next_attempt_wait_until_the_root_is_there_too(self):
         own, other = two_nodes()
@@ -264,7 +324,7 @@ class TestForeignReports:
         restarted.write()
         assert not push(root, restarted).taken
 
-        next_root = make_root(4, retired_sessions=root.sessions)
+        next_root = make_root(4, retired_sessions=root.nodes.sessions)
         own = SimNode(0, [0, 1], 4, ddp_step(4), session="own next")
         own.write()
         push(next_root, own)
@@ -286,10 +346,11 @@ class TestForeignReports:
         own, other = two_nodes()
         root = make_root(4)
         push(root, own)
+        theirs = own.report().statuses
         for changes, message in [
             ({"world_size": 8}, "of a world of 8, not 4"),
             ({"node_rank": 0}, "two node agents say that they are node 0"),
-            ({"expected_ranks": (1, 2)}, "rank 1 is on node 0, not on 1"),
+            ({"statuses": theirs[1:]}, "rank 1 is on node 0, not on 1"),
         ]:
             with pytest.raises(ReportError, match=message):
                 root.receive(replace(other.report(), **changes), 0.0, 0.0)
@@ -360,8 +421,6 @@ def test_layers_come_after_their_step_and_from_all_nodes():
 
     own, other = (SimNode(n, [2 * n, 2 * n + 1], 4, fsdp) for n in range(2))
     root = make_root(4)
-    from mp_agent.node.reduce_layers import RankLayers
-
     for node in (own, other):
         node.write_layers(
             1,
@@ -381,3 +440,19 @@ def test_layers_come_after_their_step_and_from_all_nodes():
     assert isinstance(table, MergedTable)
     assert table.layers.complete
     assert table.layers.values[0, 0] == 4.0
+
+
+def test_the_rank_furthest_behind_is_of_any_node_that_is_heard_of():
+    own, other = two_nodes()
+    root = make_root(4)
+    own.write()
+    own.write()
+    other.write()
+    push(root, own)
+    push(root, other)
+    behind = root.nodes.furthest_behind(0.0)
+    assert behind is not None and behind.rank == 2
+
+    push(root, own, now_seconds=DEADLINE_SECONDS)
+    behind = root.nodes.furthest_behind(DEADLINE_SECONDS)
+    assert behind is not None and behind.rank == 0, "the other node is silent"

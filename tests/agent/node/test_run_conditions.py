@@ -1,17 +1,13 @@
 """Conditions of a run that is read from real rings: told, exported, and kept across node agents."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mp_agent.node import conditions
-from mp_agent.node.run import Run
 from mp_agent.ring.conditions_file import read_conditions
-from tests.agent.node.conftest import StartRank
-from tests.agent.node.test_run import shown
-
-OpenRun = Callable[[], Run]
+from tests.agent.node.conftest import OpenRun, StartRank
+from tests.agent.node.shown import shown
 
 EXPLOSION = "MpAgentGradientExplosion,critical"
 

@@ -3,83 +3,20 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mp_agent.errors import ReportError
 from mp_agent.node.run import Run
-from mp_agent.records.rows import decode_receipt, decode_report, encode_receipt, encode_report
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
-from mp_agent.ring import locations
 from mp_agent.ring.conditions_file import read_conditions
 from mp_agent.settings import Settings
 from tests.agent.node.fake_rank import FakeRank
-from tests.agent.node.test_run import shown
+from tests.agent.node.shown import shown
+from tests.agent.node.two_nodes import Node, Nodes
 
 DEADLINE_SECONDS = 20.0
-
-
-class Node:
-    """One node of two ranks: its directory, its ranks and its agent."""
-
-    def __init__(self, base: Path, number: int, settings: Settings, stack: ExitStack) -> None:
-        self.run_dir = locations.run_directory(base / f"node{number}", "llama")
-        self.number = number
-        self._settings = settings
-        self._stack = stack
-        self.ranks: list[FakeRank] = []
-
-    def start_ranks(
-        self, share_of: Callable[[int], Share | None] = lambda rank: None, **options: Any
-    ) -> None:
-        self.ranks = [
-            self._stack.enter_context(
-                FakeRank(
-                    self.run_dir,
-                    2 * self.number + local,
-                    world_size=4,
-                    local_rank=local,
-                    local_world_size=2,
-                    node_rank=self.number,
-                    host=f"host{self.number}",
-                    share=share_of(2 * self.number + local),
-                    **{**options, "launch": f"launcher{self.number}"},
-                )
-            )
-            for local in range(2)
-        ]
-
-    def restart(self) -> None:
-        """Start the agent, again if need be."""
-        self.run = Run(self.run_dir, self._settings)
-        self._stack.callback(self.run.close)
-        self.run.poll(0.0)
-
-    def steps(self, count: int = 1, **values: Any) -> None:
-        for rank in self.ranks:
-            rank.steps(count, **values)
-
-
-class Nodes:
-    def __init__(self, root: Node, other: Node) -> None:
-        self.root, self.other = root, other
-
-    def poll(self, now_seconds: float = 0.0) -> None:
-        for node in (self.other, self.root):
-            node.run.poll(now_seconds)
-
-    def push(self, now_seconds: float = 0.0) -> int:
-        """Bring what is new to the root, as the transport would; return how many reports."""
-        self.poll(now_seconds)
-        count = 0
-        while (report := self.other.run.take_report()) is not None:
-            receipt = self.root.run.receive(decode_report(encode_report(report)))
-            self.other.run.acknowledge(decode_receipt(encode_receipt(receipt)))
-            count += 1
-        self.root.run.poll(now_seconds)
-        return count
 
 
 @pytest.fixture
@@ -103,8 +40,7 @@ def test_the_root_shows_the_run_and_each_node_its_ranks(nodes: Nodes):
     assert values["grad_norm"] == 2.0
     assert values["coverage_ratio"] == 1.0
     assert "rank_step{2}" not in values
-    last = nodes.root.run._account.progress.last
-    assert last is not None
+    last = nodes.root.run.export(0.0, 1_000.0).view.last
     assert last.compute_seconds == {0: 0.25, 1: 0.25, 2: 0.5, 3: 0.5}
 
     others = shown(nodes.other.run)
@@ -320,3 +256,22 @@ def test_what_the_root_finds_reaches_the_ranks_of_the_other_node(nodes: Nodes):
         node.steps()
     nodes.push(10.0)
     assert read_conditions(nodes.other.run_dir) == found
+
+
+def test_nodes_need_not_have_equally_many_ranks(tmp_path: Path, settings: Settings):
+    with ExitStack() as stack:
+        pair = Nodes(*(Node(tmp_path, number, settings, stack) for number in range(2)))
+        for node, ranks in ((pair.root, [0]), (pair.other, [1, 2, 3])):
+            place = {"world_size": 4, "local_world_size": len(ranks), "node_rank": node.number}
+            node.ranks = [
+                stack.enter_context(FakeRank(node.run_dir, rank, local_rank=index, **place))
+                for index, rank in enumerate(ranks)
+            ]
+            node.restart()
+            node.steps()
+        pair.push()
+
+        values = shown(pair.root.run)
+        assert values["coverage_ratio"] == 1.0
+        (info,) = (name for name in values if name.startswith("run_info{"))
+        assert ",4,2," in info, "world size and nodes"

@@ -53,12 +53,3 @@ def test_one_that_does_not_end_is_cut_off_and_the_others_end(caplog):
     assert live(Services([slow, sound]), limit_seconds=0.1) < 5.0
     assert sound.calls[-1] == "stop"
     assert "Clock did not end well" in caplog.text
-
-
-def test_one_that_comes_later_is_started_at_once():
-    late = Clock()
-    services = Services()
-    services.add(Clock())
-    services.start()
-    services.add(late)
-    assert late.calls == ["start"]

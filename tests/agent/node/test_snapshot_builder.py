@@ -9,11 +9,18 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node import snapshot_builder
-from mp_agent.node.counters import CounterBook
+from mp_agent.node.account.counters import CounterBook
 from mp_agent.node.snapshot_builder import RunExport, SnapshotBuilder
-from mp_agent.records.merged import AgentView, ExportAccount, LayerView, RankView, RunView
-from mp_agent.records.steps import EndReason
-from tests.agent.node.builders import NO_GRADIENTS, make_identity, make_state, merged_step
+from mp_agent.records.views import ExportAccount, LayerView, RankView
+from tests.agent.node.builders import (
+    NO_GRADIENTS,
+    make_agent_view,
+    make_export,
+    make_identity,
+    make_run_view,
+    make_state,
+    merged_step,
+)
 
 
 def layer(name: str, norm: float = 1.0, *, judged: bool = True) -> LayerView:
@@ -24,16 +31,10 @@ def layer(name: str, norm: float = 1.0, *, judged: bool = True) -> LayerView:
 
 def export(run: str = "llama", **changes: object) -> RunExport:
     step = merged_step(1, norm=2.0, elements=4.0, zero_elements=1.0, nan_elements=0.0)
-    whole = RunExport(
+    whole = make_export(
         run=run,
-        node_rank=0,
-        view=RunView(
+        view=make_run_view(
             identity=make_identity(run=run),
-            facts={},
-            nodes=1,
-            active=True,
-            end_reason=EndReason.RUNNING,
-            phase_name="forward",
             conditions_fired={("MpAgentRunStalled", "critical"): 0},
             last=step,
             judged=step,
@@ -43,19 +44,9 @@ def export(run: str = "llama", **changes: object) -> RunExport:
             RankView(identity=make_identity(rank), facts={}, state=make_state(), up=True, step=1)
             for rank in range(2)
         ],
-        faded_ranks=frozenset(),
-        agent=AgentView(
-            version="0.1.0",
-            probe_seconds=0.0,
-            probe_errors=0,
-            setting_errors=0,
-            records_dropped=0,
-            series_dropped=0,
-            scrape_duration_seconds=None,
-            unsupported=(),
-            exports=(ExportAccount(exporter="otlp", failures=0, last_success_unix_seconds=None),),
+        agent=make_agent_view(
+            exports=(ExportAccount(exporter="otlp", failures=0, last_success_unix_seconds=None),)
         ),
-        counters=CounterBook(),
     )
     return replace(whole, **changes)
 

@@ -12,6 +12,7 @@ from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import RingContents, make_identity, read_ring
+from tests.agent.probe.seen_steps import SCHEMA, Clock
 
 
 class Watch:
@@ -66,3 +67,17 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
     yield start
     for started in watches:
         started.close()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[RingWriter]:
+    """A ring for `seen_steps`."""
+    ring = RingWriter.create(tmp_path / "rings" / "rank0.ring", make_identity())
+    ring.write_schema(SCHEMA)
+    yield ring
+    ring.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

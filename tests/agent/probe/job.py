@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from mp_agent.probe.session import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
+from tests.agent.probe.reference import row_of
 from tests.agent.probe.rings import make_identity
 from tests.agent.probe.variants import POISONED_STEP, Variant, variants_of
 
@@ -153,7 +154,7 @@ class _Reference:
         self._scales: list[float] = []
 
     def look(self, scale: float, losses: list[float]) -> None:
-        self._rows.append(np.stack([_row(p.grad, scale) for p in self._parameters]))
+        self._rows.append(np.stack([row_of(p.grad, scale) for p in self._parameters]))
         self._losses.append(float(np.mean(losses)))
         self._scales.append(scale)
 
@@ -172,21 +173,3 @@ class _Reference:
             losses=np.array(self._losses),
             scales=np.array(self._scales),
         )
-
-
-def _row(gradient: torch.Tensor, scale: float) -> np.ndarray:
-    """sum of squares, largest magnitude, zeros, NaN, Inf, elements; of the whole tensor."""
-    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    values = whole.detach().double().numpy().ravel() / scale
-    finite = values[np.isfinite(values)]
-    return np.array(
-        [
-            np.sum(finite * finite),
-            np.max(np.abs(finite), initial=0.0),
-            np.sum(values == 0),
-            np.sum(np.isnan(values)),
-            np.sum(np.isinf(values)),
-            values.size,
-        ],
-        dtype=np.float64,
-    )

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from mp_agent.node.layer_names import LayerNames
-from mp_agent.node.merge_layers import MergedLayers
+from mp_agent.node.merged_layers import MergedLayers
 from mp_agent.node.reduce import RankStep
 from mp_agent.node.reduce_layers import RankLayers
 from mp_agent.node.shares import AssumedShares

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.probe import rendezvous
+from mp_agent.probe import launch, rendezvous
 from mp_agent.probe.attachment import _meets_other_nodes
 from mp_agent.probe.launch import start_rendezvous
 from mp_agent.probe.rendezvous import Rendezvous
@@ -296,6 +296,30 @@ def rendezvous_processes(directory: Path) -> list[str]:
             if "mp_agent.probe.rendezvous" in line and str(directory) in line:
                 found.append(line)
     return found
+
+
+@pytest.mark.parametrize(
+    ("note", "searches"),
+    [
+        (None, 2),
+        ({"problem": "no store answers", "url": "http://10.0.0.1:9464"}, 2),
+        ({"created_unix_ns": 77, "url": URL}, 1),
+    ],
+)
+def test_a_search_in_vain_is_made_once_more_when_steps_are_made(
+    tmp_path, monkeypatch, note, searches
+):
+    """`srun python train.py` that loads data for longer than a search before it makes its group."""
+    begun = []
+    monkeypatch.setattr(launch, "LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "start_rendezvous", lambda *arguments: begun.append(arguments))
+    search = launch.RootSearch(tmp_path / "launch-0" / "rank0.ring", Settings(dir=tmp_path))
+    search.begin()
+    if note is not None:
+        write_root_note(tmp_path, RootNote(asked_by_unix_ns=1, **note))
+    for _ in range(3):
+        search.look_after()
+    assert len(begun) == searches
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from tests.agent.probe.rings import RingContents, read_ring
-
-
-def make_model(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
-def loss_of(model: nn.Module, seed: int = 0) -> torch.Tensor:
-    return model(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).pow(2).mean()
-
-
-def squares(model: nn.Module) -> float:
-    return sum(
-        float(p.grad.double().pow(2).sum()) for p in model.parameters() if p.grad is not None
-    )
+from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
 
 class Seen:
@@ -54,8 +40,8 @@ class TestOneAfterTheOther:
         for seed in range(4):
             for label, model, optimizer in (("", first, one), ("1", second, other)):
                 optimizer.zero_grad()
-                loss_of(model, seed).backward()
-                expected[label].append(squares(model))
+                make_loss(model, seed).backward()
+                expected[label].append(sum_squares(model))
                 optimizer.step()
         seen = Seen(watched)
         assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
@@ -68,11 +54,11 @@ class TestOneAfterTheOther:
         watched, ((first, second), (one, other)) = watch(), two()
         expected = []
         for seed in range(3):
-            loss = loss_of(first, seed)
+            loss = make_loss(first, seed)
             expected.append(loss.item())
             loss.backward()
             one.step()
-            (1000.0 * loss_of(second, seed)).backward()
+            (1000.0 * make_loss(second, seed)).backward()
             other.step()
         watched.probe.flush()
         seen = read_ring(watched.writer.path, one_schema=False)
@@ -83,9 +69,9 @@ class TestOneAfterTheOther:
         watched = watch(optimizer=one)
         expected = []
         for seed in range(3):
-            (1000.0 * loss_of(second, seed)).backward()
+            (1000.0 * make_loss(second, seed)).backward()
             other.step()
-            loss = loss_of(first, seed)
+            loss = make_loss(first, seed)
             expected.append(loss.item())
             loss.backward()
             one.step()
@@ -96,10 +82,10 @@ class TestOneAfterTheOther:
     def test_one_that_steps_seldom_has_no_row_in_between(self, watch):
         watched, ((first, second), (one, other)) = watch(), two()
         for number in range(8):
-            loss_of(first, number).backward()
+            make_loss(first, number).backward()
             one.step()
             if number % 3 == 2:
-                loss_of(second, number).backward()
+                make_loss(second, number).backward()
                 other.step()
         watched.probe.flush()
         seen = Seen(watched)
@@ -109,10 +95,10 @@ class TestOneAfterTheOther:
     def test_one_that_never_steps_again_delays_records_no_longer(self, watch):
         watched, ((first, second), (one, other)) = watch(), two()
         for number in range(6):
-            loss_of(first, number).backward()
+            make_loss(first, number).backward()
             one.step()
             if number < 2:
-                loss_of(second, number).backward()
+                make_loss(second, number).backward()
                 other.step()
         assert len(Seen(watched).of("")) == 6
 
@@ -123,7 +109,7 @@ class TestOneAfterTheOther:
                 optimizers[0] = None
             for model, optimizer in zip((first, second), optimizers, strict=True):
                 if optimizer is not None:
-                    loss_of(model, number).backward()
+                    make_loss(model, number).backward()
                     optimizer.step()
         seen = Seen(watched)
         assert watched.steps_told == 4
@@ -134,7 +120,7 @@ class TestOneAfterTheOther:
         models = [make_model(seed) for seed in range(9)]
         optimizers = [torch.optim.SGD(model.parameters()) for model in models]
         for model, optimizer in zip(models, optimizers, strict=True):
-            loss_of(model).backward()
+            make_loss(model).backward()
             optimizer.step()
         watched.probe.flush()
         assert watched.state().unsupported == ("more than 8 optimizers",)
@@ -148,9 +134,9 @@ class TestOfOneModel:
         expected = {"": [], "1": []}
         for seed in range(3):
             model.zero_grad()
-            loss_of(model, seed).backward()
-            expected[""].append(squares(model[0]))
-            expected["1"].append(squares(model[2]))
+            make_loss(model, seed).backward()
+            expected[""].append(sum_squares(model[0]))
+            expected["1"].append(sum_squares(model[2]))
             if clips:
                 clip_grad_norm_(model.parameters(), 1e-4)
             for optimizer in optimizers:
@@ -163,10 +149,10 @@ class TestOfOneModel:
     def test_a_wrapper_of_equal_parameters_is_no_second_one(self, watch):
         watched, model = watch(), make_model()
         replaced = torch.optim.SGD(model.parameters(), lr=1e-3)
-        loss_of(model).backward()
+        make_loss(model).backward()
         replaced.step()
         successor = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        loss_of(model).backward()
+        make_loss(model).backward()
         successor.step()
         contents = watched.read()
         assert len(contents.records) == 2
@@ -175,14 +161,14 @@ class TestOfOneModel:
     def test_one_with_more_parameters_takes_the_place_of_the_first(self, watch):
         watched, model = watch(), make_model()
         warm_up = torch.optim.SGD(model[2].parameters(), lr=1e-3)
-        loss_of(model).backward()
+        make_loss(model).backward()
         warm_up.step()
         whole = torch.optim.SGD(model.parameters(), lr=1e-3)
-        loss_of(model).backward()
+        make_loss(model).backward()
         whole.step()
         seen = Seen(watched)
         assert len(seen.of("")) == 2
-        assert seen.of("")[1] == pytest.approx(squares(model), rel=1e-6)
+        assert seen.of("")[1] == pytest.approx(sum_squares(model), rel=1e-6)
 
     def test_clipping_with_a_frozen_parameter_first_is_looked_behind(self, watch):
         watched, model = watch(), make_model()
@@ -190,8 +176,8 @@ class TestOfOneModel:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
         for _ in range(2):
             optimizer.zero_grad()
-            loss_of(model).backward()
-            expected = squares(model)
+            make_loss(model).backward()
+            expected = sum_squares(model)
             clip_grad_norm_(model.parameters(), 1e-4)
             optimizer.step()
         assert Seen(watched).of("")[1] == pytest.approx(expected, rel=1e-6)
@@ -208,8 +194,8 @@ class TestUnderOneScaler:
             scale = scaler.get_scale()
             for label, model, optimizer in (("", first, one), ("1", second, other)):
                 optimizer.zero_grad()
-                scaler.scale(loss_of(model, seed)).backward()
-                expected[label].append(squares(model) / scale**2)
+                scaler.scale(make_loss(model, seed)).backward()
+                expected[label].append(sum_squares(model) / scale**2)
                 if explicit:
                     scaler.unscale_(optimizer)
                     clip_grad_norm_(model.parameters(), 1e-3)
@@ -229,7 +215,7 @@ class TestUnderOneScaler:
             for model, optimizer in ((first, one), (second, other)):
                 optimizer.zero_grad()
                 poison = torch.inf if model is second and seed == 2 else 1.0
-                scaler.scale(loss_of(model, seed) * poison).backward()
+                scaler.scale(make_loss(model, seed) * poison).backward()
                 if explicit:
                     scaler.unscale_(optimizer)
                 scaler.step(optimizer)
@@ -246,14 +232,14 @@ def test_one_that_does_without_the_scaler_of_the_other_is_not_taken_for_scaled(w
     expected = {"": [], "1": []}
     for seed in range(4):
         one.zero_grad()
-        scaler.scale(loss_of(first, seed)).backward()
-        expected[""].append(squares(first) / 1024.0**2)
+        scaler.scale(make_loss(first, seed)).backward()
+        expected[""].append(sum_squares(first) / 1024.0**2)
         clip_grad_norm_(first.parameters(), 1e6)  # before it is unscaled
         scaler.step(one)
         scaler.update()
         other.zero_grad()
-        loss_of(second, seed).backward()
-        expected["1"].append(squares(second))
+        make_loss(second, seed).backward()
+        expected["1"].append(sum_squares(second))
         clip_grad_norm_(second.parameters(), 1e-3)
         other.step()
     seen = Seen(watched)
@@ -276,7 +262,7 @@ class TestWithinBackward:
             parameter.register_post_accumulate_grad_hook(step)
         losses = []
         for seed in range(steps):
-            loss = loss_of(model, seed)
+            loss = make_loss(model, seed)
             losses.append(loss.item())
             loss.backward()
         return losses

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import ReportError
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.ring.conditions_file import (
     BYTES_MAX,
     EVENTS_KEPT,
@@ -16,22 +16,7 @@ from mp_agent.ring.conditions_file import (
     read_conditions,
     write_conditions,
 )
-
-
-def make_event(name: str = "MpAgentGradientExplosion", **changes: object) -> ConditionEvent:
-    facts = {
-        "name": name,
-        "severity": "critical",
-        "run": "llama",
-        "since_step": 7,
-        "since_unix_seconds": 1.5,
-        "value": 2000.0,
-        "summary": "Gradients are exploding.",
-        "description": "The norm was ünusual.",
-        "remedy": "Clip.",
-    }
-    active = ActiveCondition(**{**facts, **changes})
-    return ConditionEvent(state="firing", condition=active, step=8, time_unix_seconds=2.0)
+from tests.agent.records.samples import make_event
 
 
 def news_of(*events: ConditionEvent) -> ConditionNews:
@@ -42,7 +27,7 @@ def news_of(*events: ConditionEvent) -> ConditionNews:
 
 
 def test_what_is_written_is_read(tmp_path: Path):
-    news = news_of(make_event(), make_event("MpAgentLossNonFinite", rank="3", layer="head"))
+    news = news_of(make_event(), make_event(name="MpAgentLossNonFinite", rank="3", layer="head"))
     write_conditions(tmp_path, news)
     assert read_conditions(tmp_path) == news
     assert [path.name for path in tmp_path.iterdir()] == ["conditions.json"]

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ def test_a_note_is_read_as_it_was_written_and_readable_by_its_owner_alone(run_di
     assert root_note_path(run_dir).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_note_has_room_for_thousands_of_nodes(run_dir: Path):
+    nodes = {
+        str(number): f"http://node-{number}.cluster.example.com:9464" for number in range(4096)
+    }
+    note = replace(NOTE, nodes=nodes)
+    write_root_note(run_dir, note)
+    assert read_root_note(run_dir) == note
+
+
 def test_no_note_is_none(run_dir: Path):
     assert read_root_note(run_dir) is None
 
@@ -38,6 +48,8 @@ def test_no_note_is_none(run_dir: Path):
         json.dumps({"asked_by_unix_ns": 1, "url": "http://user@host"}).encode(),
         json.dumps({"asked_by_unix_ns": 1, "url": "http://host\r\nX: y"}).encode(),
         json.dumps({"asked_by_unix_ns": 1, "url": 3}).encode(),
+        json.dumps({"asked_by_unix_ns": 1, "nodes": ["http://10.0.0.2:9464"]}).encode(),
+        json.dumps({"asked_by_unix_ns": 1, "nodes": {"1": "file:///etc/passwd"}}).encode(),
     ],
 )
 def test_what_is_no_note_is_none(run_dir: Path, content: bytes):

@@ -16,6 +16,7 @@ from mp_agent.node.push.inbox import Inbox
 from mp_agent.node.push.link import RootLink
 from mp_agent.node.push.wire import pack
 from mp_agent.records.rows import decode_receipt
+from mp_agent.ring.root_note import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.push.stubs import StubRun, make_receipt, make_report, named, serving
 
@@ -195,7 +196,8 @@ def test_what_came_in_and_what_was_refused_is_counted(run):
 class TestRetirement:
     def retire(self, run: StubRun, *, attempt: str = "77", token: str = "secret"):
         async def act(client: PushClient, url: str) -> Reply:
-            return await client.send_retirement(url, token, {"run": "llama", "attempt": attempt})
+            query = {"run": "llama", "attempt": attempt}
+            return await client.send_message(url, wire.RETIRE_PATH, token, query)
 
         return visit(run, act)
 
@@ -222,6 +224,49 @@ class TestRetirement:
         run.session = "second"
         run.note(asked_by_unix_ns=9_000, created_unix_ns=78)
         assert push(run, attempt="78").ok
+
+
+class TestMove:
+    URL = "http://10.0.0.1:9470"
+
+    def move(
+        self, run: StubRun, *, attempt: str = "77", token: str = "secret", url: str = URL
+    ) -> tuple[int, str]:
+        """Return the answer, and where the run's root is then taken to be."""
+
+        async def act(client: PushClient, own_url: str) -> Reply:
+            query = {"run": "llama", "attempt": attempt, "url": url}
+            return await client.send_message(own_url, wire.MOVE_PATH, token, query)
+
+        reply, _ = visit(run, act)
+        note = read_root_note(run.run_dir)
+        assert note is not None
+        return reply.status, note.url
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> StubRun:
+        run = StubRun(tmp_path / "run", root=False)
+        run.note(url="http://10.0.0.1:9464")
+        return run
+
+    def test_the_root_is_from_then_on_where_it_says(self, run):
+        assert self.move(run) == (200, self.URL)
+
+    @pytest.mark.parametrize(
+        ("change", "status"),
+        [
+            ({"token": "wrong"}, 401),
+            ({"attempt": "76"}, 409),
+            ({"url": "file:///etc/passwd"}, 400),
+            ({"url": ""}, 400),
+        ],
+    )
+    def test_is_for_those_who_know_the_token_and_the_attempt(self, run, change, status):
+        assert self.move(run, **change) == (status, "http://10.0.0.1:9464")
+
+    def test_is_not_for_a_root(self, run):
+        run.is_root = True
+        assert self.move(run)[0] == 409
 
 
 def test_a_sender_that_goes_away_in_the_middle_is_no_error(run, caplog):

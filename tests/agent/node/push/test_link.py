@@ -16,6 +16,7 @@ from mp_agent.node.push.inbox import Inbox
 from mp_agent.node.push.link import RootLink
 from mp_agent.node.push.pusher import Pusher
 from mp_agent.node.push.root import RootAddress
+from mp_agent.records.rows import KnownNode
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.root_note import root_note_path
 from mp_agent.settings import Settings
@@ -193,6 +194,37 @@ def test_when_the_run_goes_on_under_another_root_the_one_that_was_left_is_told(
 
     play(act)
     assert not second.received or second.received[0].session == "next"
+
+
+def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
+    """No node can ask where it is; it tells those that the agent before it knew."""
+
+    async def act(client: PushClient) -> None:
+        link = RootLink(node, SETTINGS, client, {})
+        async with serving(Inbox(named(link)).routes()) as nodes_door:
+            async with door(root, client) as there:
+                node.note(url=there.own_url())
+                root.nodes = (known(0, there.own_url()), known(1, nodes_door.url))
+                there.tick(time.monotonic(), there._endpoint)
+            root.nodes = ()
+            successor = RootLink(root, SETTINGS, client, {})
+            async with serving(Inbox(named(successor)).routes()) as moved:
+                assert moved.url != there.own_url()
+                successor.tick(time.monotonic(), moved)
+                node.waiting = [make_report(1)]
+                await until(link, lambda: node.receipts, "the receipt of the successor")
+            after_it = RootLink(node, SETTINGS, client, {})
+            after_it.tick(time.monotonic(), nodes_door)
+            assert after_it._root.url == moved.url, "an agent that is started again knows it too"
+            successor.cut()
+
+    play(act)
+
+
+def known(number: int, url: str) -> KnownNode:
+    return KnownNode(
+        node_rank=number, host="host", url=url, ranks=(), active=True, silent_seconds=0.0
+    )
 
 
 def test_without_a_token_nothing_is_sent_and_the_log_says_what_to_set(

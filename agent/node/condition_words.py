@@ -1,0 +1,94 @@
+"""A finding in words: what a condition in force says of itself, and the line of the log."""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Level
+from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
+from mp_agent.alerting.detector.detector import Finding
+from mp_agent.alerting.values import Values
+from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.views import RunView
+
+log = logging.getLogger("mp_agent.node")
+
+_PLAIN = re.compile(r"[^\s\"'=]*")
+_LOG_LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING, "info": logging.INFO}
+
+
+class Moment(NamedTuple):
+    """When something was found, by the clock of the loop and by the calendar, and in what run."""
+
+    view: RunView
+    now_seconds: float
+    time_unix_seconds: float
+
+    @property
+    def step(self) -> int:
+        """The run's last step; 0 before the first."""
+        return self.view.last.step if self.view.last else 0
+
+
+def described(finding: Finding, moment: Moment, values: Values, lookup: Lookup) -> ActiveCondition:
+    """Return a finding as a condition in force; lookup: what info metrics name of the run."""
+    condition, level = finding.condition, finding.level
+    ago_seconds = moment.now_seconds - finding.since_seconds
+    labels = {"run": moment.view.identity.run, **finding.labels}
+    place, since_step = _place(finding, moment.view, labels)
+    return ActiveCondition(
+        name=condition.name,
+        severity=finding.severity,
+        run=moment.view.identity.run,
+        since_step=since_step,
+        since_unix_seconds=moment.time_unix_seconds - ago_seconds,
+        value=finding.value,
+        summary=condition.summary,
+        description=plain_text(level.parts, values, labels, finding.value, lookup),
+        remedy=" ".join(condition.remedies),
+        **place,
+    )
+
+
+def log_event(event: ConditionEvent) -> None:
+    """Write one line of `name=value` pairs; values with spaces are quoted."""
+    active = event.condition
+    fields = {
+        "condition": active.name,
+        "state": event.state,
+        "severity": active.severity,
+        "run": active.run,
+        "step": event.step,
+        "since_step": active.since_step,
+        "rank": active.rank,
+        "layer": active.layer,
+        "phase": active.phase,
+        "value": f"{active.value:.6g}",
+        "description": active.description,
+        "remedy": active.remedy,
+    }
+    level = _LOG_LEVELS[active.severity] if event.state == "firing" else logging.INFO
+    log.log(level, " ".join(f"{name}={_logged(value)}" for name, value in fields.items()))
+
+
+def _place(
+    finding: Finding, view: RunView, labels: Mapping[str, str]
+) -> tuple[dict[str, str], int]:
+    """Return rank, layer and phase as far as they are known, and the step since when."""
+    first = view.first_nonfinite
+    if first is not None and metrics.FIRST_NONFINITE.prometheus_name in _named(finding.level):
+        return {"rank": first.rank, "layer": first.layer, "phase": first.phase}, first.step
+    return {name: labels.get(name, "") for name in ("rank", "layer", "phase")}, finding.since_step
+
+
+def _named(level: Level) -> Iterable[str]:
+    """Return the info metrics that a level's description names."""
+    return {part.metric for part in level.parts if isinstance(part, InfoMark)}
+
+
+def _logged(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)

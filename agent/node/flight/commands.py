@@ -1,0 +1,163 @@
+"""`mp-agent dump` and `mp-agent postmortem`: make a flight record, and read what it tells."""
+
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from rich.console import Console
+
+from mp_agent.errors import FlightError, MpAgentError
+from mp_agent.flight.document import as_json
+from mp_agent.flight.evidence import Evidence
+from mp_agent.flight.load import load
+from mp_agent.flight.page import as_html
+from mp_agent.flight.store import record_name
+from mp_agent.flight.story import Story, tell
+from mp_agent.flight.terminal import print_story
+from mp_agent.node.flight.job import FlightJob, evidence_of_rings
+from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
+from mp_agent.node.flight.replay import replay
+from mp_agent.node.flight.requests import DumpRequest, take_answer, write_request
+from mp_agent.records.flight import FlightRequest
+from mp_agent.ring import locations
+from mp_agent.settings import Settings, load_settings
+
+_ANSWER_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_WRONG_USE = 2
+
+
+@click.command("dump")
+@click.option("--run", "name", default="", help="Name of the run; all runs here by default.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of shared memory; the setting `dir` by default.",
+)
+def dump_command(name: str, directory: Path | None) -> None:
+    """Write a flight record of a run on this machine, now.
+
+    The run's node agent writes it, and the agents of its other nodes write the same steps. Where
+    no node agent is left, the record is written from the rings. Prints the record's file.
+    """
+    settings, _ = load_settings()
+    base = directory or settings.dir
+    run_dirs = _run_directories(base, name)
+    if not run_dirs:
+        what = f"no run {name!r}" if name else "no run"
+        _refuse("dump", f"{base}: holds {what}")
+    failed = False
+    for run_dir in run_dirs:
+        try:
+            click.echo(str(_dump(run_dir, settings)))
+        except (MpAgentError, OSError) as error:
+            click.echo(f"mp-agent dump: {error}", err=True)
+            failed = True
+    sys.exit(1 if failed else 0)
+
+
+@click.command("postmortem")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--json", "as_document", is_flag=True, help="Print the story as JSON.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the story, with plots, to one HTML file.",
+)
+def postmortem_command(path: Path, as_document: bool, page: Path | None) -> None:
+    """Tell the story of a run: what went wrong first, where, why, and what to do.
+
+    PATH is a flight record (its directory, or one node's file), the directory of all records of a
+    run, or the directory of a dead run in shared memory.
+    """
+    settings, _ = load_settings()
+    try:
+        story = tell_story(path, settings)
+        if page is not None:
+            _write_page(page, story)
+    except FlightError as error:
+        _refuse("postmortem", str(error))
+    if as_document:
+        click.echo(as_json(story))
+    elif page is not None:
+        click.echo(str(page))
+    else:
+        print_story(story, Console())
+
+
+def tell_story(path: Path, settings: Settings) -> Story:
+    """Return the story that a path tells. Raises FlightError, naming the path."""
+    evidence = _evidence(path, settings)
+    return tell(evidence, replay(evidence.ranks))
+
+
+def _evidence(path: Path, settings: Settings) -> Evidence:
+    try:
+        if path.is_dir() and locations.find_rings(path):
+            return evidence_of_rings(path, settings)
+        runs = locations.find_runs(path) if path.is_dir() else []
+    except OSError as error:
+        raise FlightError(f"{path}: {error.strerror}") from error
+    if any(locations.find_rings(run) for run in runs):
+        names = ", ".join(run.name for run in runs)
+        raise FlightError(f"{path}: holds several runs; name one of them: {names}")
+    return load(path)
+
+
+def _write_page(page: Path, story: Story) -> None:
+    try:
+        page.write_text(as_html(story), encoding="utf-8")
+    except OSError as error:
+        raise FlightError(f"{page}: cannot be written: {error.strerror}") from error
+
+
+def _run_directories(base: Path, name: str) -> list[Path]:
+    """Return the runs in `base`, and those that `mp-agent exec` keeps in directories there."""
+    bases = [base, *sorted(base.glob("exec-*"))]
+    if name:
+        found = [locations.run_directory(place, name) for place in bases]
+    else:
+        found = [run_dir for place in bases for run_dir in locations.find_runs(place)]
+    return [run_dir for run_dir in found if locations.find_rings(run_dir)]
+
+
+def _dump(run_dir: Path, settings: Settings) -> Path:
+    """Return the file of a new record of a run. Raises MpAgentError and OSError."""
+    request = DumpRequest(id=secrets.token_hex(8), requested_unix_seconds=time.time())
+    if locations.agent_running(run_dir):
+        write_request(run_dir, request)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline and locations.agent_running(run_dir):
+            if answer := take_answer(run_dir, request):
+                if answer.problem:
+                    raise FlightError(f"{run_dir.name}: {answer.problem}")
+                return Path(answer.path)
+            time.sleep(_POLL_SECONDS)
+        if locations.agent_running(run_dir):
+            raise FlightError(f"{run_dir.name}: its node agent does not answer")
+    return _write_here(run_dir, settings)
+
+
+def _write_here(run_dir: Path, settings: Settings) -> Path:
+    """Write the record from the rings alone."""
+    ranks, _ = read_rank_logs(locations.find_rings(run_dir), steps=settings.flight_steps)
+    last = newest_sequence(ranks)
+    now_unix_seconds = time.time()
+    request = FlightRequest(
+        name=record_name(now_unix_seconds, "request"),
+        reason="request",
+        first=last - settings.flight_steps + 1,
+        last=last,
+        requested_unix_seconds=now_unix_seconds,
+    )
+    return FlightJob(request=request, run_dir=run_dir).write(settings)
+
+
+def _refuse(command: str, problem: str) -> NoReturn:
+    click.echo(f"mp-agent {command}: {problem}", err=True)
+    sys.exit(_WRONG_USE)

@@ -1,0 +1,128 @@
+"""One flight record of one node: what it is to hold, and how it is put together and written."""
+
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import SecretStr
+
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.errors import FlightError
+from mp_agent.flight.evidence import Evidence, one_attempt
+from mp_agent.flight.store import write_record
+from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
+from mp_agent.node.flight.table_shelf import KeptTable
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+from mp_agent.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlightJob:
+    """A record that is to be written."""
+
+    request: FlightRequest
+    run_dir: Path
+    conditions: tuple[ActiveCondition, ...] = ()
+    tables: tuple[KeptTable, ...] = ()
+    """Layer tables that the rings may not have any more."""
+
+    def write(self, settings: Settings) -> Path:
+        """Write the record and return its file.
+
+        Raises FlightError when there is nothing to write, OSError and RingError when it cannot
+        be written.
+        """
+        steps = self.request.last - self.request.first + 1
+        ranks, problems = read_rank_logs(
+            locations.find_rings(self.run_dir),
+            first=self.request.first,
+            last=self.request.last,
+            steps=steps,
+        )
+        if not ranks:
+            raise FlightError("; ".join(problems) or f"{self.run_dir}: holds no ring")
+        record = make_record(
+            self.request, with_tables(ranks, self.tables, self.request.last), settings
+        )
+        return write_record(
+            settings.flight_dir,
+            replace(record, conditions=self.conditions),
+            records_max=settings.flight_records_max,
+            bytes_max=settings.flight_bytes_max,
+        )
+
+
+def make_record(
+    request: FlightRequest, ranks: tuple[RankLog, ...], settings: Settings
+) -> NodeRecord:
+    """Return the record of some ranks, with versions and settings."""
+    identity = ranks[0].identity
+    return NodeRecord(
+        request=request,
+        run=identity.run,
+        node_rank=identity.node_rank,
+        host=socket.gethostname(),
+        written_unix_seconds=time.time(),
+        versions={
+            "mp_agent": __version__,
+            "torch": identity.torch_version,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        settings=public_settings(settings),
+        thresholds=resolve(settings.thresholds),
+        ranks=ranks,
+    )
+
+
+def public_settings(settings: Settings) -> Mapping[str, Any]:
+    """Return all settings but the secrets."""
+    secret = {name for name in type(settings).model_fields if _is_secret(getattr(settings, name))}
+    return settings.model_dump(mode="json", exclude=secret)
+
+
+def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
+    """Return what the rings in a run's directory say. Raises FlightError when they say nothing."""
+    ranks, problems = read_rank_logs(
+        locations.find_rings(run_dir), first=0, last=None, steps=settings.flight_steps
+    )
+    if not ranks or not newest_sequence(ranks):
+        reason = problems[0] if problems else f"{run_dir}: its rings hold no step"
+        raise FlightError(reason)
+    identity = ranks[0].identity
+    return Evidence(
+        source=run_dir,
+        ranks=ranks,
+        thresholds=resolve(settings.thresholds),
+        read_unix_seconds=time.time(),
+        versions={"mp_agent": identity.version, "torch": identity.torch_version},
+        notes=tuple(problems),
+    )
+
+
+def with_tables(
+    ranks: Sequence[RankLog], tables: Sequence[KeptTable], last: int
+) -> tuple[RankLog, ...]:
+    """Return the ranks with tables up to a step that were kept beside their rings."""
+    known = {log.identity.rank: log for log in ranks}
+    beside: dict[int, list[KeptTable]] = {}
+    for kept in tables:
+        if kept.rank in known and kept.table.sequence <= last:
+            beside.setdefault(kept.rank, []).append(kept)
+    extra = [
+        replace(known[rank], segments=tuple(kept.segment() for kept in found))
+        for rank, found in beside.items()
+    ]
+    return one_attempt([*extra, *ranks])
+
+
+def _is_secret(value: object) -> bool:
+    return isinstance(value, SecretStr)

@@ -1,0 +1,139 @@
+"""The rows of an attempt's ranks, merged once more by the code that merges live ones."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mp_agent.flight.history import History, LayerHistory
+from mp_agent.node.account.incident import IncidentTracker
+from mp_agent.node.book import NodeBook
+from mp_agent.node.layer_names import LayerNames
+from mp_agent.node.merge import StepMerge, Terms
+from mp_agent.node.merge_layers import LayerMerge, LayerTerms
+from mp_agent.node.merged_layers import MergedLayers
+from mp_agent.node.reduce import RankStep, reduce_step
+from mp_agent.node.reduce_layers import RankLayers, reduce_layers
+from mp_agent.node.shares import AssumedShares, Roster, make_roster
+from mp_agent.records.flight import RankLog
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import Schema
+
+
+def replay(ranks: Sequence[RankLog]) -> History:
+    """Return the history of an attempt: numbers, incident and blame are those of the live agent."""
+    merge = _Replay(ranks)
+    steps = tuple(merge.steps())
+    tables = tuple(merge.tables())
+    incident = _incident(steps, tables)
+    return History(
+        steps=steps,
+        tables=tuple(_layer_history(sequence, layers) for sequence, layers in tables),
+        first_nonfinite=incident.first,
+        first_nonfinite_sequence=incident.first_sequence,
+    )
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the ranks of one node wrote, by sequence number."""
+
+    holds_root: bool
+    book: NodeBook = field(default_factory=NodeBook)
+    steps: dict[int, list[RankStep]] = field(default_factory=dict)
+    tables: dict[int, list[RankLayers]] = field(default_factory=dict)
+
+
+class _Replay:
+    def __init__(self, ranks: Sequence[RankLog]) -> None:
+        self._ranks = ranks
+        self._world_size = ranks[0].identity.world_size
+        self._assumed = AssumedShares()
+        self._names = LayerNames()
+        self._rosters: dict[tuple[int, ...], Roster] = {}
+        self._nodes: dict[int, _Node] = {}
+        for log in ranks:
+            self._take(log)
+
+    def steps(self) -> Iterator[MergedStep]:
+        for sequence in sorted({s for node in self._nodes.values() for s in node.steps}):
+            merge = StepMerge(sequence, self._world_size)
+            for node in self._nodes.values():
+                if sequence in node.steps:
+                    row = reduce_step(node.steps[sequence], node.book)
+                    book = node.book
+                    merge.add(
+                        row,
+                        Terms(book.step_columns, book.gradient_columns, book.shares),
+                        arrived_unix_seconds=None if node.holds_root else row.time_unix_seconds,
+                    )
+            yield merge.merged(self._roster(sequence), self._assumed)
+
+    def tables(self) -> Iterator[tuple[int, MergedLayers]]:
+        for sequence in sorted({s for node in self._nodes.values() for s in node.tables}):
+            merge = LayerMerge(self._world_size)
+            for node in self._nodes.values():
+                if sequence in node.tables:
+                    rows = reduce_layers(sequence, node.tables[sequence], node.book)
+                    book = node.book
+                    merge.add(rows, LayerTerms(book.gradient_columns, book.shares, book.layouts))
+            yield sequence, merge.merged(self._roster(sequence), self._assumed, self._names)
+
+    def _take(self, log: RankLog) -> None:
+        identity = log.identity
+        node = self._nodes.setdefault(identity.node_rank, _Node(holds_root=False))
+        node.holds_root |= identity.rank == 0
+        for segment in log.segments:
+            for step in segment.steps:
+                row = RankStep(identity.rank, segment.schema, step)
+                node.steps.setdefault(step.sequence, []).append(row)
+            for table in segment.tables:
+                layers = RankLayers(identity.rank, segment.schema, table.rows)
+                node.tables.setdefault(table.sequence, []).append(layers)
+
+    def _roster(self, sequence: int) -> Roster:
+        """Return what all ranks held at a step, those included that did not deliver it."""
+        schemas = [(log.identity.node_rank, _schema_at(log, sequence)) for log in self._ranks]
+        known = [(node, schema) for node, schema in schemas if schema is not None]
+        key = tuple(id(schema) for _, schema in known)
+        if key not in self._rosters:
+            held = {
+                book.shares[place.share]
+                for node, schema in known
+                for book in (self._nodes[node].book,)
+                for place in book.plan(schema).places
+            }
+            self._rosters[key] = make_roster(
+                held, ranks_known=len(known), world_size=self._world_size
+            )
+        return self._rosters[key]
+
+
+def _schema_at(log: RankLog, sequence: int) -> Schema | None:
+    """Return the schema that a rank wrote a step under, or would have."""
+    found = log.segments[0].schema if log.segments else None
+    for segment in log.segments:
+        sequences = [step.sequence for step in segment.steps]
+        begin = min([*sequences, *(table.sequence for table in segment.tables)], default=0)
+        found = segment.schema if begin <= sequence else found
+    return found
+
+
+def _incident(
+    steps: Iterable[MergedStep], tables: Iterable[tuple[int, MergedLayers]]
+) -> IncidentTracker:
+    incident = IncidentTracker()
+    for step in steps:
+        incident.fold(step)
+    for sequence, layers in tables:
+        if nearest_output := layers.nonfinite_nearest_output():
+            incident.learn_layer(sequence, nearest_output)
+    return incident
+
+
+def _layer_history(sequence: int, layers: MergedLayers) -> LayerHistory:
+    return LayerHistory(
+        sequence=sequence,
+        names=layers.names,
+        columns=layers.columns,
+        values=layers.values,
+        complete=layers.complete,
+    )

@@ -1,0 +1,74 @@
+"""Writes flight records one after the other, aside: a disk may take its time."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mp_agent.errors import FlightError, RingError
+from mp_agent.node.flight.job import FlightJob
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+_QUEUE_MAX = 8
+
+Done = Callable[[Path | None, str], None]
+"""Told the file that was written, or the problem."""
+
+
+class FlightWriter:
+    """A thread, from the first record on. It never keeps the process alive."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._jobs: queue.Queue[tuple[FlightJob, str, Done]] = queue.Queue(_QUEUE_MAX)
+        self._results: queue.SimpleQueue[tuple[Path, bool]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.pending = 0
+        """Records asked for whose results were not taken yet."""
+
+    def submit(self, job: FlightJob, run: str, done: Done) -> bool:
+        """Take a job on; False when too many wait."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="flight", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait((job, run, done))
+        except queue.Full:
+            return False
+        self.pending += 1
+        return True
+
+    def take_results(self) -> list[tuple[Path, bool]]:
+        """Return, of the jobs that are done, the run's directory and whether it was written."""
+        results = []
+        while not self._results.empty():
+            results.append(self._results.get())
+        self.pending -= len(results)
+        return results
+
+    def _work(self) -> None:
+        while True:
+            job, run, done = self._jobs.get()
+            written = self._write(job, run, done)
+            self._results.put((job.run_dir, written))
+
+    def _write(self, job: FlightJob, run: str, done: Done) -> bool:
+        begun = time.monotonic()
+        try:
+            path = job.write(self._settings)
+        except (OSError, RingError, FlightError) as error:
+            log.error("flight record of run %s cannot be written: %s", run, error)
+            done(None, str(error))
+            return False
+        except Exception as error:
+            log.exception("flight record of run %s cannot be written", run)
+            done(None, repr(error))
+            return False
+        seconds = time.monotonic() - begun
+        log.info("run %s: flight record %s (%s, %.2f s)", run, path, job.request.reason, seconds)
+        done(path, "")
+        return True

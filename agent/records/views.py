@@ -1,0 +1,147 @@
+"""What a run, its layers, its ranks and its node agents show: the metrics are read from these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.health import Health
+from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.schema import RankIdentity
+from mp_agent.records.steps import EndReason, RankState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerView:
+    """An optimizer other than the one that sets the step count."""
+
+    last: OptimizerStep
+    judged: OptimizerStep | None = None
+    """The last step whose norms count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceView:
+    """What the last comparison of replicas showed."""
+
+    agree: bool
+    step: int
+    """The step on which they were compared."""
+    minority_ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstNonfinite:
+    """Where an incident began. Empty strings for what no evidence names."""
+
+    step: int
+    rank: str
+    layer: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The state of a run after its last closed step; what run-scope gauges read."""
+
+    identity: RankIdentity
+    """Of the lowest local rank seen."""
+    facts: Mapping[str, str]
+    nodes: int
+    active: bool
+    end_reason: EndReason
+    """RUNNING while active."""
+    phase_name: str
+    last: MergedStep | None = None
+    judged: MergedStep | None = None
+    """The last step with `gradients_judged`."""
+    loss: float | None = None
+    """Last finite merged loss."""
+    learning_rate: float | None = None
+    loss_scale: float | None = None
+    loss_scale_initial: float | None = None
+    loss_scale_calibrated: float | None = None
+    """The first one after `calibration_steps` of the attempt."""
+    loss_scale_consecutive_decreases: int = 0
+    norm_window_max: float | None = None
+    norm_window_min: float | None = None
+    coverage: float = 1.0
+    missing_ranks: tuple[int, ...] = ()
+    first_nonfinite: FirstNonfinite | None = None
+    optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
+    """The other optimizers, by the value of the label `optimizer`."""
+    replicas: Mapping[str, DivergenceView] = field(default_factory=dict)
+    """The last comparison of `gradients` and of `weights`, if there was one."""
+    health: Health = field(default_factory=Health)
+    conditions: tuple[ActiveCondition, ...] = ()
+    """Conditions that the detectors say hold now."""
+    conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """How often each began, by condition and severity; holds all that there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerView:
+    """One layer merged over the ranks of the latest sampled step. `values` by gradient column."""
+
+    name: str
+    values: Mapping[str, float]
+    judged: bool
+    """Whether the sampled step's norms count (complete, finite, not skipped)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One local rank: who it is, where it stands, and its last complete record."""
+
+    identity: RankIdentity
+    facts: Mapping[str, str]
+    state: RankState
+    up: bool
+    step: int | None = None
+    step_time_unix_seconds: float | None = None
+    values: Mapping[str, float] | None = None
+    """Observed (finite) step columns of the last record, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportView:
+    """What went between this node agent and the others of a run."""
+
+    push_failures: int = 0
+    pushed_bytes: int = 0
+    reports_dropped: int = 0
+    last_push_unix_seconds: float | None = None
+    """When the root agent last took a report; None at the root, and before the first."""
+    received_bytes: int = 0
+    requests_refused: int = 0
+    nodes_known: int | None = None
+    """Nodes that the root has heard of, itself included; None elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAccount:
+    """How the pushes of one exporter went since the node agent started."""
+
+    exporter: str
+    failures: int
+    last_success_unix_seconds: float | None
+    """None before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """The node agent's own account of one run."""
+
+    version: str
+    probe_seconds: float
+    probe_errors: int
+    setting_errors: int
+    records_dropped: int
+    series_dropped: int
+    scrape_duration_seconds: float | None
+    unsupported: tuple[str, ...]
+    exports: tuple[ExportAccount, ...] = ()
+    """Of the exporters that push."""
+    transport: TransportView = TransportView()
+    flight_records: int = 0
+    flight_errors: int = 0
+    """Flight records written, and those that could not be."""

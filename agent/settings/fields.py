@@ -1,0 +1,177 @@
+"""What can be set: the name, kind, default and meaning of each setting."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from mp_agent.settings.kinds import (
+    AbsolutePath,
+    Address,
+    Exporters,
+    HeaderSecret,
+    Texts,
+    Thresholds,
+)
+
+ENV_PREFIX = "MP_AGENT_"
+SECRETS = ("token", "basic_auth_password")
+"""Settings whose values no message shows; each travels in a variable of its own."""
+
+
+def default_directory() -> Path:
+    """Return where shared memory lies unless it is set: one directory per user."""
+    return Path("/dev/shm") / f"mp_agent-{os.getuid()}"
+
+
+def _temporary_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"mp_agent-{os.getuid()}"
+
+
+class Settings(BaseSettings):
+    """What can be set. Every field is `MP_AGENT_<NAME>` in the environment."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=False,
+        # A value that is refused may be a secret.
+        hide_input_in_errors=True,
+    )
+
+    enabled: bool = Field(True, description="False makes everything a no-op.")
+    run: str = Field(
+        "",
+        description="Name of the run; empty: torchrun's rendezvous id, the scheduler's job id, "
+        "else a name made from the launcher.",
+        max_length=200,
+    )
+    node_agent: Literal["spawn", "external", "none"] = Field(
+        "spawn",
+        description="spawn: local rank 0 starts the node agent; external: it runs outside the "
+        "job; none: rings only.",
+    )
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the node agent; empty: 9464 or the next free one of 16; "
+        "0: any free one.",
+    )
+    bind: str = Field("0.0.0.0", description="Address that the node agent listens on.")
+    linger_seconds: float = Field(
+        120.0, ge=0, description="How long the node agent serves the last state after the end."
+    )
+    exit_wait_seconds: float = Field(
+        30.0, ge=0, description="Longest wait at a normal exit for the last state to be exported."
+    )
+    layer_interval: int = Field(
+        100, ge=1, description="Steps between two looks at every layer (every 10 in the first 100)."
+    )
+    window_seconds: float = Field(
+        120.0, gt=0, description="Window of the gradient norm's largest and smallest value."
+    )
+    max_series: int = Field(20_000, ge=100, description="Most series that one node agent exports.")
+    exporters: Exporters = Field(("prometheus",), description="Exporters that are on.")
+    otlp_span_events: bool = Field(
+        False, description="Send critical conditions by OTLP as span events too, not only as logs."
+    )
+    otlp_exit_wait_seconds: float = Field(
+        5.0,
+        ge=0,
+        description="Longest wait at a normal exit for the last state to be pushed by OTLP; "
+        "exit_wait_seconds limits it too.",
+    )
+    dir: AbsolutePath = Field(
+        default_factory=default_directory,
+        description="Directory for shared memory; must be on tmpfs to be cheap.",
+    )
+    log_dir: AbsolutePath = Field(
+        default_factory=_temporary_directory,
+        description="Directory for the node agent's log files.",
+    )
+    merge_deadline_seconds: float = Field(
+        10.0, gt=0, description="How long a step waits for ranks before it is merged without them."
+    )
+    root: Address = Field(
+        "",
+        description="host:port or URL of the root node agent; empty: found through the job's own "
+        "store, else at MASTER_ADDR.",
+    )
+    advertise: str = Field(
+        "",
+        description="Name or address under which other nodes and Prometheus reach this node; "
+        "empty: the one from which it reaches MASTER_ADDR.",
+    )
+    token: HeaderSecret = Field(
+        SecretStr(""),
+        description="Secret that the node agents of a run share; empty: rank 0 makes one and "
+        "hands it out through the job's own store.",
+    )
+    tls_certificate: AbsolutePath | None = Field(
+        None, description="Certificate (PEM, with its chain) of the agent's port; empty: HTTP."
+    )
+    tls_key: AbsolutePath | None = Field(
+        None, description="Private key (PEM) of `tls_certificate`."
+    )
+    tls_client_ca: AbsolutePath | None = Field(
+        None, description="Authority (PEM) of whose certificates a client needs one; empty: none."
+    )
+    tls_ca: AbsolutePath | None = Field(
+        None,
+        description="Authority (PEM) that node agents trust when they call each other; empty: "
+        "the system's.",
+    )
+    basic_auth_user: str = Field("", description="User whom scrapers have to name; empty: none.")
+    basic_auth_password: SecretStr = Field(
+        SecretStr(""), description="Password of `basic_auth_user`."
+    )
+    push_interval_seconds: float = Field(
+        5.0, gt=0, description="Time between two pushes of a node's merged rows to the root."
+    )
+    sd_dir: AbsolutePath | None = Field(
+        None, description="Shared directory into which file_sd targets are written; empty: none."
+    )
+    flight_dir: AbsolutePath = Field(
+        default_factory=lambda: _temporary_directory() / "flight",
+        description="Directory for flight records.",
+    )
+    flight_steps: int = Field(
+        200, ge=1, description="Steps of every rank that a flight record holds at most."
+    )
+    flight_records_max: int = Field(
+        10, ge=0, description="Flight records kept per run; 0 writes none."
+    )
+    flight_bytes_max: int = Field(
+        256 * 2**20, ge=2**20, description="Bytes that the flight records of a run may take."
+    )
+    thresholds: Thresholds = Field(
+        default_factory=dict, description="Overrides of the conditions' thresholds, by name."
+    )
+    alerts: Texts = Field(
+        default_factory=dict,
+        description="Overrides of the alerts' windows, severities and selectors, as `mp-agent "
+        "rules --set` takes them: `{stall_window: 20m, MpAgentLossSpike: off}`.",
+    )
+    time_scale: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Multiplies the windows and waits of the conditions that the node agent "
+        "judges itself, as `mp-agent rules --time-scale` does for rules; for demonstrations.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values from arguments alone: `load_settings` has sifted the other sources."""
+        return (init_settings,)

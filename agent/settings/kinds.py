@@ -1,0 +1,108 @@
+"""Kinds of values that settings have, and what is wrong with the others."""
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from mp_agent.catalog.thresholds import resolve
+
+_EXPORTERS = ("prometheus", "otlp")
+_OTLP_PACKAGES = ("sdk.metrics", "exporter.otlp.proto.http", "exporter.otlp.proto.grpc")
+
+
+def _from_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _split(value: Any) -> Any:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return _from_json(value)
+
+
+def _known_exporters(value: tuple[str, ...]) -> tuple[str, ...]:
+    for name in value:
+        if name not in _EXPORTERS:
+            raise ValueError(f"{name!r} is unknown; known: {', '.join(_EXPORTERS)}")
+        if name == "otlp" and not _has_otlp():
+            raise ValueError("'otlp' needs the extra: pip install 'mp-agent[otlp]'")
+    return value
+
+
+def _has_otlp() -> bool:
+    """Return whether OpenTelemetry's SDK and OTLP exporters are installed; imports neither."""
+    try:
+        return all(find_spec(f"opentelemetry.{package}") for package in _OTLP_PACKAGES)
+    except ModuleNotFoundError:
+        return False
+
+
+def _known_thresholds(value: dict[str, float]) -> dict[str, float]:
+    resolve(value)
+    return value
+
+
+def _as_texts(value: Any) -> Any:
+    """Take numbers as texts, and YAML's bare `off` as the word that it is."""
+    table = _from_json(value)
+    if not isinstance(table, Mapping):
+        return table
+    return {name: _plain_text(item) for name, item in table.items()}
+
+
+def _plain_text(value: Any) -> Any:
+    """Return a number as text, and False as `off`; anything else as it is."""
+    if isinstance(value, bool):
+        return value if value else "off"
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _reachable(value: str) -> str:
+    parts = urlsplit(value if "://" in value else f"http://{value}")
+    if value and (parts.scheme not in ("http", "https") or not _has_valid_host(parts)):
+        raise ValueError("must be host, host:port or an http URL; IPv6 in brackets")
+    return value
+
+
+def _has_valid_host(parts: SplitResult) -> bool:
+    try:
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+
+
+def _fit_for_a_header(value: SecretStr) -> SecretStr:
+    token = value.get_secret_value().strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("must be printable ASCII without spaces")
+    return SecretStr(token)
+
+
+def _absolute(value: Path) -> Path:
+    if not value.is_absolute():
+        raise ValueError("must be an absolute path")
+    return value
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+
+Address = Annotated[str, AfterValidator(_reachable)]
+"""Host, host:port or URL of another agent; empty: none."""
+
+Exporters = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_exporters)]
+"""Names, as JSON or separated by commas where they are one text."""
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
+
+Texts = Annotated[dict[str, str], BeforeValidator(_as_texts)]
+"""A table, as JSON where it is one text."""
+
+Thresholds = Annotated[
+    dict[str, float], BeforeValidator(_from_json), AfterValidator(_known_thresholds)
+]
+"""Some of the catalog's thresholds, as JSON where they are one text."""

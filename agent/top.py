@@ -1,0 +1,151 @@
+"""`mp-agent top`: the status page in a terminal, of this machine's node agents or of another's."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from mp_agent.doctor.fetch import Answer, fetch_from_agent
+from mp_agent.exporters.status_page.report import FORMAT
+from mp_agent.exporters.status_page.terminal import LAYER_SORTS, run_panel
+from mp_agent.ring import locations
+from mp_agent.settings import Settings, load_settings
+
+_UNAUTHORIZED = 401
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What of a node agent is to be seen."""
+
+    settings: Settings
+    run: str | None
+    sort: str
+    layers: int
+
+
+class _NoAnswer(Exception):
+    """A node agent that did not answer as one, and why."""
+
+
+@click.command("top")
+@click.option("--url", help="Address of a node agent; those of this machine by default.")
+@click.option("--run", "run_name", help="Show this run alone.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.2),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two updates.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(LAYER_SORTS),
+    default="grad_norm",
+    show_default=True,
+    help="What the layers are sorted by, the largest first.",
+)
+@click.option(
+    "--layers", type=click.IntRange(min=0), default=12, show_default=True, help="Layers shown."
+)
+@click.option("--once", is_flag=True, help="Print once and end; exit with 1 if nobody answers.")
+def top_command(
+    url: str | None, run_name: str | None, interval: float, sort: str, layers: int, once: bool
+) -> None:
+    """Show the runs of a node agent, updated until Ctrl-C.
+
+    TLS and password are those of the settings, as the agents themselves have them.
+    """
+    settings, _ = load_settings()
+    urls = [_address(url)] if url else local_agents(settings)
+    if not urls:
+        raise click.ClickException(
+            "no node agent of this user runs on this machine; name one with --url"
+        )
+    wanted = _Wanted(settings, run_name, sort, layers)
+    if once:
+        parts = [_agent(address, wanted) for address in urls]
+        Console().print(Group(*(part for part, _ in parts)))
+        raise SystemExit(0 if any(answered for _, answered in parts) else 1)
+    try:
+        with Live(_picture(urls, wanted), screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_picture(urls, wanted), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def local_agents(settings: Settings) -> list[str]:
+    """Return the addresses of the node agents that serve a run of this machine."""
+    found = (locations.read_status(run) for run in locations.find_runs(settings.dir))
+    return sorted({status.url for status in found if status is not None and status.url})
+
+
+def _address(url: str) -> str:
+    """Return an address with its scheme, which people leave out."""
+    return (url if "://" in url else f"http://{url}").rstrip("/")
+
+
+def _picture(urls: list[str], wanted: _Wanted) -> RenderableType:
+    return Group(*(_agent(url, wanted)[0] for url in urls))
+
+
+def _agent(url: str, wanted: _Wanted) -> tuple[RenderableType, bool]:
+    """Return what a node agent says, and whether it said anything of what is wanted."""
+    try:
+        report = _ask(f"{url}/api/v1/snapshot", wanted.settings)
+        runs = [run for run in report["runs"] if wanted.run in (None, run["run"])]
+        if not runs:
+            missing = f"knows no run {wanted.run!r}" if wanted.run else "has no run yet"
+            return Text(f"{url} {missing}", style="yellow"), False
+        return Group(*(_run(url, run, report, wanted) for run in runs)), True
+    except _NoAnswer as error:
+        return Text(f"{url} {error}", style="red"), False
+
+
+def _run(
+    url: str, run: Mapping[str, Any], report: Mapping[str, Any], wanted: _Wanted
+) -> RenderableType:
+    history = None
+    if run["is_root"]:
+        history = _ask(f"{url}/api/v1/history?run={quote(run['run'], safe='')}", wanted.settings)
+    return run_panel(
+        run,
+        history,
+        report["thresholds"],
+        sort=wanted.sort,
+        layers=wanted.layers,
+        now_unix_seconds=report["time_unix_seconds"],
+    )
+
+
+def _ask(url: str, settings: Settings) -> dict[str, Any]:
+    """Return a node agent's answer; raises _NoAnswer when it is none that this version knows."""
+    answer = fetch_from_agent(url, settings)
+    if not answer.ok:
+        raise _NoAnswer(f"does not answer: {_problem(answer)}")
+    try:
+        report = json.loads(answer.body)
+        spoken = report["format"]
+    except (ValueError, TypeError, KeyError):
+        raise _NoAnswer("is no node agent, or one of another version") from None
+    if spoken != FORMAT:
+        raise _NoAnswer(f"speaks format {spoken} of the JSON; this mp-agent knows {FORMAT}")
+    return dict(report)
+
+
+def _problem(answer: Answer) -> str:
+    if answer.status == _UNAUTHORIZED:
+        return (
+            "it wants a user and a password: set MP_AGENT_BASIC_AUTH_USER and "
+            "MP_AGENT_BASIC_AUTH_PASSWORD"
+        )
+    return answer.problem or f"status {answer.status}"

@@ -1,0 +1,114 @@
+"""Which rings belong to a run's present attempt, which begin the next, and which are over."""
+
+from mp_agent.records.steps import EndReason
+from tests.agent.node.conftest import OpenRun, StartRank
+from tests.agent.node.shown import shown
+
+
+def test_the_next_attempt_takes_the_run_over_and_counters_go_on(
+    start_rank: StartRank, open_run: OpenRun
+):
+    first = [start_rank(rank, world_size=2) for rank in range(2)]
+    for rank in first:
+        rank.steps(3)
+        rank.count(probe_errors=1)
+    run = open_run()
+    run.poll(0.0)
+    first[0].end(EndReason.FAILED)
+    first[1].kill()
+    run.poll(0.0)
+    assert shown(run)["run_active"] == 0
+
+    second = start_rank(0, attempt=1, created_unix_ns=9_000)
+    second.steps(2)
+    run.poll(0.0)
+    values = shown(run)
+    assert values["run_active"] == 1
+    assert values["steps_total"] == 5
+    assert values["step"] == 2
+    assert values["probe_errors_total{0}"] == 2
+    assert values["run_info{1,ddp,1,1,fp16,,,2.13.0}"] == 1
+    assert "rank_up{1}" not in values
+    assert not any(name.startswith("run_end_info") for name in values)
+    assert not first[0].path.exists(), "what is over is removed"
+
+
+def test_steps_of_the_old_attempt_that_were_not_read_yet_still_count(
+    start_rank: StartRank, open_run: OpenRun
+):
+    old = start_rank(0)
+    run = open_run()
+    run.poll(0.0)
+    old.steps(3)
+    old.kill()
+    start_rank(0, attempt=1, created_unix_ns=9_000).steps(2)
+    run.poll(0.0)
+
+    assert shown(run)["steps_total"] == 5
+
+
+def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
+    start_rank: StartRank, open_run: OpenRun
+):
+    """As an elastic launcher starts them when a node has left; the agent looks only afterwards."""
+    old = [
+        start_rank(rank, launch="a", world_size=4, local_world_size=2, local_rank=rank - 2)
+        for rank in (2, 3)
+    ]
+    run = open_run()
+    run.poll(0.0)
+    for rank in old:
+        rank.steps(3)
+    for rank in old:
+        rank.kill()
+    for rank in (0, 1):
+        start_rank(rank, launch="b", world_size=2, created_unix_ns=9_000 + rank).steps(2)
+    run.poll(0.0)
+
+    values = shown(run)
+    assert {name for name in values if name.startswith("rank_up")} == {"rank_up{0}", "rank_up{1}"}
+    assert values["coverage_ratio"] == 1.0
+    assert values["step"] == 2
+
+
+def test_the_next_attempt_is_taken_up_although_the_clock_was_set_back(
+    start_rank: StartRank, open_run: OpenRun
+):
+    old = start_rank(0, created_unix_ns=9_000)
+    old.steps(3)
+    run = open_run()
+    run.poll(0.0)
+    old.kill()
+    start_rank(0, attempt=1, created_unix_ns=1_000).steps(2)
+    run.poll(0.0)
+
+    assert shown(run)["steps_total"] == 5
+    assert shown(run)["rank_up{0}"] == 1
+
+
+def test_rings_of_a_launch_that_is_over_are_removed_unread(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank(0, attempt=1, created_unix_ns=9_000).steps()
+    run = open_run()
+    run.poll(0.0)
+    stale = start_rank(0, launch="earlier", created_unix_ns=500)
+    stale.steps(7)
+    stale.kill()
+    run.poll(0.0)
+
+    assert shown(run)["steps_total"] == 1
+    assert not stale.path.exists()
+
+
+def test_two_nodes_on_one_machine_are_one_run(start_rank: StartRank, open_run: OpenRun):
+    """`torchrun --nnodes=2` twice on one host: two launchers, one run directory."""
+    node = {"world_size": 2, "local_world_size": 1, "local_rank": 0}
+    start_rank(0, launch="a", node_rank=0, **node).steps()
+    start_rank(1, launch="b", node_rank=1, created_unix_ns=5_000, **node).steps()
+    run = open_run()
+    run.poll(0.0)
+
+    values = shown(run)
+    assert values["coverage_ratio"] == 1.0
+    assert values["run_info{0,ddp,2,2,fp16,,,2.13.0}"] == 1

@@ -1,0 +1,75 @@
+"""A run as the node agent accounts for it, without rings or processes; and its conditions."""
+
+from pathlib import Path
+from typing import Any
+
+from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.account.accumulate import Accumulator, Progress
+from mp_agent.node.account.counters import CounterBook
+from mp_agent.node.account.window import ValueWindow
+from mp_agent.node.conditions import ConditionTracker
+from mp_agent.node.snapshot_builder import RunExport
+from mp_agent.records.conditions import ConditionEvent, ConditionMemory
+from tests.agent.node.builders import make_export, make_run_view, merged_step
+
+EXPLOSION, UPDATE = "MpAgentGradientExplosion", "MpAgentNonFiniteUpdate"
+HEALTHY = {"norm": 1.0, "loss": 2.0, "skipped": 0.0, "step_seconds": 0.1, "nan_elements": 0.0}
+
+
+class Training:
+    """A run as the node agent accounts for it, and the clock of its loop."""
+
+    def __init__(self, run_dir: Path, memory: ConditionMemory | None = None, **earlier: Any):
+        self.account = Accumulator(
+            resolve({}),
+            progress=earlier.get("progress", Progress()),
+            counters=earlier.get("counters", CounterBook()),
+            norms=ValueWindow(120.0),
+        )
+        self.tracker = ConditionTracker(
+            run_dir,
+            values_in_force(),
+            memory=memory or ConditionMemory(),
+            earlier=earlier.get("counters"),
+        )
+        self.events: list[ConditionEvent] = []
+        self.tracker.listeners.append(self.events.append)
+        self.now_seconds, self.sequence = 1_000.0, earlier.get("sequence", 0)
+        self.looks = 0
+
+    def step(self, **values: float) -> None:
+        self.sequence += 1
+        step = merged_step(self.sequence, **{**HEALTHY, **values})
+        self.account.fold_step(step)
+        self.tracker.after_step(self.account.progress, self.now_seconds, self.export)
+
+    def wait(self, seconds: float) -> None:
+        self.now_seconds += seconds
+        self.tracker.tick(self.now_seconds, self.export)
+
+    def train(self, seconds: float, *, every: float = 1.0, **values: float) -> None:
+        for _ in range(round(seconds / every)):
+            self.wait(every)
+            self.step(**values)
+
+    def export(self) -> RunExport:
+        self.looks += 1
+        progress = self.account.progress
+        extremes = self.account.norms.extremes(self.now_seconds)
+        view = make_run_view(
+            last=progress.last,
+            judged=progress.judged,
+            loss=progress.loss,
+            loss_scale=progress.loss_scale,
+            loss_scale_initial=progress.loss_scale_initial,
+            norm_window_max=extremes[0] if extremes else None,
+            first_nonfinite=progress.incident.first,
+            health=self.account.health(),
+            conditions=self.tracker.active,
+            conditions_fired=self.tracker.fired,
+        )
+        return make_export(view=view, counters=self.account.counters)
+
+    def heard(self) -> list[tuple[str, str, str]]:
+        return [(e.state, e.condition.name, e.condition.severity) for e in self.events]

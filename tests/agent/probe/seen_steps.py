@@ -1,0 +1,50 @@
+"""Steps on their way to a ring, and device events that come when the test says."""
+
+import torch
+
+from mp_agent.probe.step import SeenStep
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, Schema, Share
+
+CPU = torch.device("cpu")
+SCHEMA = Schema(
+    step_columns=STEP_COLUMN_NAMES,
+    gradient_columns=GRADIENT_COLUMN_NAMES,
+    shares=(Share(group="a"), Share(group="b")),
+    layers=tuple(Layer(name=f"layer{index}", share=0, elements=4) for index in range(3)),
+)
+
+
+class Clock:
+    """Events that have happened once `now` has come to their number."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.marks = 0
+
+    def mark(self, device: torch.device) -> "Mark":
+        self.marks += 1
+        return Mark(self, self.marks)
+
+
+class Mark:
+    def __init__(self, clock: Clock, number: int) -> None:
+        self.clock, self.number = clock, number
+
+    def query(self) -> bool:
+        return self.clock.now >= self.number
+
+
+def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> SeenStep:
+    totals_GC = torch.arange(12, dtype=torch.float64).reshape(2, 6) + sequence
+    totals_GC[:, 3:5] = torch.tensor([nan_elements, 0.0])
+    return SeenStep(
+        sequence=sequence,
+        step=sequence,
+        time_unix_ns=sequence,
+        scalars=scalars,
+        losses=2,
+        shares=2,
+        totals_GC=totals_GC,
+        rows_LC=torch.full((3, 6), float(sequence), dtype=torch.float64),
+    )

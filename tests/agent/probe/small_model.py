@@ -1,0 +1,25 @@
+"""A model that trains in a moment, and what its gradients amount to."""
+
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def make_loss(model: nn.Module, seed: int = 0) -> torch.Tensor:
+    return model(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).pow(2).mean()
+
+
+def sum_squares(model: nn.Module) -> float:
+    gradients = (parameter.grad for parameter in model.parameters())
+    return sum(float(grad.double().pow(2).sum()) for grad in gradients if grad is not None)
+
+
+def fail(*_: object) -> NoReturn:
+    """Raise, as a hook or a step may."""
+    raise ZeroDivisionError

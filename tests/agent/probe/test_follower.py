@@ -1,0 +1,196 @@
+"""What a probe in this process makes of the many ways to write a training loop."""
+
+from math import inf, isnan, nan
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_
+from torch.utils.checkpoint import checkpoint
+
+from tests.agent.probe.small_model import make_loss, make_model, sum_squares
+
+
+class TestLoss:
+    def test_is_taken_once_although_scaler_and_backward_both_see_it(self, watch):
+        watched, model = watch(), make_model()
+        optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
+        loss = make_loss(model)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        assert watched.read().values(0)["loss"] == pytest.approx(loss.item())
+
+    def test_of_a_disabled_scaler_is_taken_from_backward(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        loss = make_loss(model)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        contents = watched.read()
+        assert contents.values(0)["loss"] == pytest.approx(loss.item())
+        assert "loss_scale" not in contents.values(0)
+
+    def test_is_the_mean_over_micro_batches(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        losses = [make_loss(model, seed) for seed in range(3)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        expected = sum(loss.item() for loss in losses) / 3
+        assert watched.read().values(0)["loss"] == pytest.approx(expected)
+
+    def test_observed_wins_over_the_one_in_backward(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        watched.probe.observe(loss=torch.tensor(7.5))
+        make_loss(model).backward()
+        optimizer.step()
+        assert watched.read().values(0)["loss"] == 7.5
+
+    @pytest.mark.parametrize("value", [nan, inf, -inf])
+    def test_that_is_not_finite_sets_the_flag_and_leaves_no_value(self, watch, value):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        (make_loss(model) * value).backward()
+        optimizer.step()
+        values = watched.read().values(0)
+        assert values["loss_nonfinite"] == 1.0
+        assert "loss" not in values
+
+    def test_of_no_single_number_is_absent(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        outputs = model(torch.ones(3, 4))
+        outputs.backward(torch.ones_like(outputs))
+        optimizer.step()
+        assert "loss" not in watched.read().values(0)
+
+    def test_of_a_reentrant_checkpoint_counts_once(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        inputs = torch.ones(3, 4, requires_grad=True)
+        loss = checkpoint(model, inputs, use_reentrant=True).sum()
+        loss.backward()
+        optimizer.step()
+        assert watched.read().values(0)["loss"] == pytest.approx(loss.item())
+
+    def test_of_a_backward_within_backward_is_no_loss_of_the_step(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        aside = nn.Parameter(torch.tensor(1e6))
+
+        def hook(_: torch.Tensor) -> None:
+            with torch.enable_grad():
+                (aside * 1.0).backward()
+
+        model[0].weight.register_hook(hook)
+        loss = make_loss(model)
+        loss.backward()
+        optimizer.step()
+        assert watched.read().values(0)["loss"] == pytest.approx(loss.item())
+
+
+class TestMeasuringPoint:
+    @pytest.mark.parametrize("as_generator", [True, False])
+    def test_norm_clipping_is_looked_behind(self, watch, as_generator):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        expected = sum_squares(model)
+        parameters = model.parameters() if as_generator else list(model.parameters())
+        clip_grad_norm_(parameters, 1e-3)
+        assert sum_squares(model) < 1e-5 < expected
+        optimizer.step()
+        contents = watched.read()
+        assert contents.gradients(0)["sum_squares"] == pytest.approx(expected, rel=1e-6)
+        assert contents.schema.fact("measuring_point") == "clip"
+
+    def test_value_clipping_of_a_generator_still_clips(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        expected = sum_squares(model)
+        clip_grad_value_(model.parameters(), 1e-6)
+        assert max(float(p.grad.abs().max()) for p in model.parameters()) <= 1.001e-6
+        optimizer.step()
+        assert watched.read().gradients(0)["sum_squares"] == pytest.approx(expected, rel=1e-6)
+
+    def test_scaling_down_to_a_norm_of_the_users_own_is_looked_behind(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        expected = sum_squares(model)
+        clip_grads_with_norm_(model.parameters(), 0.001, torch.tensor(expected**0.5))
+        optimizer.step()
+        contents = watched.read()
+        assert contents.gradients(0)["sum_squares"] == pytest.approx(expected, rel=1e-6)
+        assert contents.values(0)["clip_max_norm"] == 0.001
+
+    def test_gradients_that_grew_after_a_look_are_looked_at_again(self, watch):
+        """Clipping to infinity on every micro-batch is how some trainers log the norm."""
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        for seed in range(2):
+            make_loss(model, seed).backward()
+            clip_grad_norm_(model.parameters(), inf)
+        expected = sum_squares(model)
+        optimizer.step()
+        contents = watched.read()
+        assert contents.gradients(0)["sum_squares"] == pytest.approx(expected, rel=1e-6)
+        assert "clip_max_norm" not in contents.values(0)
+
+    def test_clipping_that_raises_has_been_looked_behind(self, watch):
+        watched, model = watch(), make_model()
+        torch.optim.SGD(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters())
+        (make_loss(model) * nan).backward()
+        with pytest.raises(RuntimeError, match="non-finite"):
+            clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        watched.probe.flush()
+        contents = watched.read()
+        assert contents.records == []
+        assert contents.open_record.gradients[0, 3] == 58
+        del optimizer
+
+    def test_clipping_of_other_parameters_is_not_ours(self, watch):
+        watched, model, other = watch(), make_model(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        optimizer.step()
+        make_loss(other).backward()
+        clip_grad_norm_(other.parameters(), 1.0)
+        make_loss(model).backward()
+        optimizer.step()
+        assert "clip_norm" not in watched.read().values(1)
+
+    def test_a_closure_counts_the_step_without_gradients(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = make_loss(model)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        optimizer.step(closure=closure)
+        contents = watched.read()
+        assert len(contents.records) == 2
+        assert all(isnan(value) for value in contents.gradients(1).values())
+        assert "optimizer step with a closure" in contents.state.unsupported
+
+    def test_a_step_without_any_gradient_has_no_statistics(self, watch):
+        watched, model = watch(), make_model()
+        torch.optim.SGD(model.parameters()).step()
+        assert all(isnan(value) for value in watched.read().gradients(0).values())
+
+    def test_a_frozen_layer_counts_no_elements_of_its_own(self, watch):
+        watched, model = watch(), make_model()
+        model[0].weight.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        optimizer.step()
+        assert watched.read().gradients(0)["elements"] == 8 + 16 + 2

@@ -1,0 +1,80 @@
+"""What of a step gets into the ring: layers, and steps that do not end."""
+
+from math import isnan, nan
+
+import pytest
+import torch
+
+from tests.agent.probe.small_model import fail, make_loss, make_model
+
+
+class TestLayers:
+    def test_are_looked_at_by_plan(self, watch):
+        watched, model = watch(layer_interval=1000), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(30):
+            make_loss(model).backward()
+            optimizer.step()
+        assert [table.sequence for table in watched.read().layers] == [1, 10, 20, 30]
+
+    def test_are_looked_at_when_a_gradient_is_not_finite(self, watch):
+        watched, model = watch(layer_interval=1000), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step in range(1, 9):
+            optimizer.zero_grad()
+            make_loss(model).backward()
+            if step == 5:
+                model[2].bias.grad[0] = nan
+            optimizer.step()
+            model[2].bias.data.nan_to_num_()
+        layers = watched.read().layers
+        assert [table.sequence for table in layers] == [1, 5]
+        assert layers[1].rows[:, 3].tolist() == [0, 0, 0, 1]
+
+    def test_are_looked_at_when_the_norm_is_high(self, watch):
+        watched, model = watch(layer_interval=1000), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            (make_loss(model) * (1e6 if step == 3 else 1.0)).backward()
+            optimizer.step()
+        assert [table.sequence for table in watched.read().layers] == [1, 3]
+
+    def test_of_a_step_that_never_ended_are_flushed(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        optimizer.register_step_post_hook(fail)
+        make_loss(model).backward()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        watched.probe.flush()
+        assert [table.sequence for table in watched.read().layers] == [1]
+
+
+class TestFlush:
+    def test_tells_nothing_of_micro_batches_left_over(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        optimizer.step()
+        make_loss(model).backward()
+        watched.probe.flush()
+        assert watched.read().open_record is None
+
+    def test_tells_of_a_loss_that_is_not_finite_and_never_reached_the_optimizer(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters())
+        make_loss(model).backward()
+        optimizer.step()
+        (make_loss(model) * nan).backward()
+        watched.probe.flush()
+        record = watched.read().open_record
+        assert record.sequence == 2
+        assert record.values[1] == 1.0
+        assert all(isnan(value) for value in record.gradients[0])
+
+    def test_before_any_step_does_nothing(self, watch):
+        watched = watch()
+        watched.probe.connect()
+        watched.probe.flush()
+        assert watched.state().probe_errors == 0

@@ -1,0 +1,88 @@
+import logging
+
+import pytest
+
+from mp_agent.errors import SettingError
+from mp_agent.settings import kinds, load_settings
+
+
+def test_lists_and_tables_are_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("MP_AGENT_EXPORTERS", "prometheus, prometheus")
+    monkeypatch.setenv("MP_AGENT_THRESHOLDS", '{"grad_norm_high": 250}')
+    settings, ignored = load_settings()
+    assert settings.exporters == ("prometheus", "prometheus") and ignored == 0
+    assert settings.thresholds == {"grad_norm_high": 250.0}
+
+
+def test_a_token_is_shown_in_no_message_and_no_repr(monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("MP_AGENT_TOKEN", "two words")
+    settings, ignored = load_settings()
+    assert ignored == 1
+    assert settings.token.get_secret_value() == ""
+    assert "MP_AGENT_TOKEN has value (hidden)" in caplog.text
+    with pytest.raises(SettingError, match=r"^token has value \(hidden\): ") as caught:
+        load_settings(token="wörd")
+    settings, _ = load_settings(token=" good \n")
+    assert settings.token.get_secret_value() == "good"
+    shown = caplog.text + str(caught.value) + repr(settings) + settings.model_dump_json()
+    for secret in ("two words", "wörd", "good"):
+        assert secret not in shown
+
+
+@pytest.mark.parametrize("root", ["head", "head:9464", "[fe80::1]:9464", "https://proxy/a", ""])
+def test_a_root_may_be_a_host_an_address_or_a_url(root):
+    assert load_settings(root=root)[0].root == root
+
+
+@pytest.mark.parametrize("root", ["head:port", "head:99999", "ftp://head", "fe80::1", "http://"])
+def test_a_root_that_leads_nowhere_is_refused(root):
+    with pytest.raises(SettingError, match="root has value"):
+        load_settings(root=root)
+
+
+def test_overrides_of_alerts_are_a_table_of_texts(monkeypatch, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("alerts:\n  stall_window: 20m\n  end_window: 90\n  MpAgentLossSpike: off\n")
+    monkeypatch.setenv("MP_AGENT_CONFIG", str(file))
+    settings, ignored = load_settings()
+
+    assert ignored == 0
+    assert settings.alerts == {"stall_window": "20m", "end_window": "90", "MpAgentLossSpike": "off"}
+
+
+@pytest.mark.parametrize("value", ["[1]", '{"stall_window": [1]}', "20m"])
+def test_what_is_no_table_of_texts_is_ignored_by_name(monkeypatch, caplog, value):
+    monkeypatch.setenv("MP_AGENT_ALERTS", value)
+    settings, ignored = load_settings()
+
+    assert (settings.alerts, ignored) == ({}, 1)
+    assert "MP_AGENT_ALERTS has value" in caplog.text
+
+
+@pytest.fixture
+def without_extra(monkeypatch) -> None:
+    def find(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(kinds, "find_spec", find)
+
+
+def test_otlp_can_be_asked_for_where_its_packages_are():
+    assert load_settings(exporters=("prometheus", "otlp"))[0].exporters == ("prometheus", "otlp")
+
+
+def test_an_argument_that_needs_the_extra_raises_and_names_it(without_extra):
+    with pytest.raises(SettingError, match=r"exporters.*mp-agent\[otlp\]"):
+        load_settings(exporters=("otlp",))
+
+
+def test_a_variable_that_needs_the_extra_is_logged_and_ignored(without_extra, monkeypatch, caplog):
+    monkeypatch.setenv("MP_AGENT_EXPORTERS", "otlp")
+    with caplog.at_level(logging.WARNING):
+        loaded, ignored = load_settings()
+    assert (loaded.exporters, ignored) == (("prometheus",), 1)
+    assert "MP_AGENT_EXPORTERS" in caplog.text and "mp-agent[otlp]" in caplog.text
+
+
+def test_prometheus_alone_needs_no_extra(without_extra):
+    assert load_settings(exporters=("prometheus",))[0].exporters == ("prometheus",)

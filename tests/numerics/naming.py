@@ -1,0 +1,26 @@
+"""Names under which a run shows the layers of a reference."""
+
+from collections.abc import Callable
+
+from tests.numerics.training import Reference
+
+
+def renamed(reference: Reference, rename: Callable[[str], str]) -> Reference:
+    return [
+        {label: {rename(name): row for name, row in rows.items()} for label, rows in step.items()}
+        for step in reference
+    ]
+
+
+def united(rows, prefixes: list[str], name: str):
+    """Layers that nobody can tell apart stand under one name: the norm of their union."""
+    united = {}
+    for layer, row in rows.items():
+        prefix = next((p for p in prefixes if layer.startswith(f"{p}.")), None)
+        key = layer if prefix is None else name + layer.removeprefix(f"{prefix}.")
+        if key in united:
+            total = united[key] + row
+            total[1] = max(united[key][1], row[1])
+            row = total
+        united[key] = row
+    return united
