@@ -1,6 +1,7 @@
 """A Snapshot as Prometheus text or OpenMetrics."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -39,17 +40,10 @@ def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
-def _gauge(family: Family) -> Metric:
-    exposed = GaugeMetricFamily(
-        family.metric.prometheus_name, family.metric.help, labels=family.metric.label_names
-    )
-    for sample in family.samples:
-        exposed.add_metric(_labels(family, sample), _number(sample))
-    return exposed
-
-
-def _counter(family: Family) -> Metric:
-    exposed = CounterMetricFamily(
+def _numbers(
+    make: type[GaugeMetricFamily | CounterMetricFamily], family: Family
+) -> GaugeMetricFamily | CounterMetricFamily:
+    exposed = make(
         family.metric.prometheus_name, family.metric.help, labels=family.metric.label_names
     )
     for sample in family.samples:
@@ -98,8 +92,8 @@ def _number(sample: Sample) -> float:
 
 
 _FAMILY_MAKERS: dict[Kind, Callable[[Family], Metric]] = {
-    Kind.GAUGE: _gauge,
-    Kind.COUNTER: _counter,
+    Kind.GAUGE: partial(_numbers, GaugeMetricFamily),
+    Kind.COUNTER: partial(_numbers, CounterMetricFamily),
     Kind.INFO: _info,
     Kind.HISTOGRAM: _histogram,
 }

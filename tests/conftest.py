@@ -1,9 +1,11 @@
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mp_agent.exporters.otlp.redaction import LOGGERS
 from tests.e2e.observatory import Observatory, observatory
 from tools import servers
 
@@ -20,6 +22,16 @@ def server() -> Callable[[str], Path]:
         return found
 
     return find
+
+
+@pytest.fixture(autouse=True)
+def loggers_are_given_back() -> Iterator[None]:
+    """Fail the test that leaves the exporters' loggers cut off: else only later ones would."""
+    yield
+    cut_off = [name for name in LOGGERS if not logging.getLogger(name).propagate]
+    for name in cut_off:
+        logging.getLogger(name).propagate = True
+    assert not cut_off, "an OTLP service was started and not stopped"
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
-"""Answers over HTTP that are no success, whatever the official exporters take them for.
+"""The session of the official exporters over HTTP: it knows a refusal when it gets one.
 
 They count every status below 400 as delivered and do not look at the body, so that a redirect to
-a login page, or an answer that says how much was rejected, would pass for success.
+a login page, or an answer that says how much was rejected, would pass for success. Besides, a
+session that is not told better prefers REQUESTS_CA_BUNDLE to OTEL_EXPORTER_OTLP_CERTIFICATE.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 import requests
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
@@ -22,6 +24,9 @@ _RESPONSES: dict[Signal, tuple[Any, str]] = {
     Signal.LOGS: (ExportLogsServiceResponse, "rejected_log_records"),
     Signal.TRACES: (ExportTraceServiceResponse, "rejected_spans"),
 }
+_PROTOBUF = "application/x-protobuf"
+_WEB_PAGE = "text/html"
+_EXPLANATION_CHARACTERS_MAX = 200
 _MAY_CHANGE = {408, 429}
 """Statuses of the 4xx range after which the same request may be accepted later."""
 
@@ -40,7 +45,23 @@ class CheckedSession(requests.Session):
         """Whether the last answer says that sending the same again is of no use."""
         self.retry_after_seconds = 0.0
         """How long the last answer asks to wait."""
+        self.explanation = ""
+        """What the last answer says of its error, besides the status."""
         self.hooks["response"].append(self._check)
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Send; without an answer nothing of an earlier one holds any more."""
+        self.refused_for_good = False
+        self.retry_after_seconds = 0.0
+        self.explanation = ""
+        return super().send(request, **options)
+
+    def merge_environment_settings(
+        self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+    ) -> Any:
+        """Return settings of a request; the exporter's authority wins over the environment's."""
+        chosen = self.verify if verify is None else verify
+        return super().merge_environment_settings(url, proxies, stream, chosen, cert)
 
     def _check(self, response: requests.Response, **arguments: object) -> None:
         status = response.status_code
@@ -48,13 +69,16 @@ class CheckedSession(requests.Session):
         self.retry_after_seconds = _retry_after_seconds(response.headers)
         if 300 <= status < 400:
             raise RefusedError(f"answered {status}, a redirect: is the endpoint right?")
-        if status < 300 and response.content:
-            self._check_body(response.headers.get("Content-Type", ""), response.content)
+        content_type = response.headers.get("Content-Type", "")
+        if status >= 400:
+            self.explanation = _explanation(content_type, response.content)
+        elif response.content:
+            self._check_body(content_type, response.content)
 
     def _check_body(self, content_type: str, body: bytes) -> None:
-        if content_type.startswith("text/html"):
+        if content_type.startswith(_WEB_PAGE):
             raise RefusedError("answered with a web page: is the endpoint right?")
-        if not content_type.startswith("application/x-protobuf"):
+        if not content_type.startswith(_PROTOBUF):
             return
         make, rejected_field = _RESPONSES[self._signal]
         try:
@@ -62,6 +86,8 @@ class CheckedSession(requests.Session):
         except DecodeError:
             raise RefusedError("answered with what is no OTLP") from None
         if rejected := getattr(partial, rejected_field):
+            # What was taken would be there twice.
+            self.refused_for_good = True
             raise RefusedError(f"took all but {rejected}: {partial.error_message}")
 
 
@@ -69,3 +95,17 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float:
     """Return the seconds of a Retry-After header; a date in it is left to the exporter."""
     value = headers.get("Retry-After", "")
     return float(value) if value.isascii() and value.isdigit() else 0.0
+
+
+def _explanation(content_type: str, body: bytes) -> str:
+    """Return in one line what the body of an error says; a web page says nothing."""
+    if content_type.startswith(_WEB_PAGE):
+        return ""
+    text = body.decode("utf-8", "replace")
+    if content_type.startswith(_PROTOBUF):
+        try:
+            text = Status.FromString(body).message
+        except DecodeError:
+            return ""
+    line = " ".join(text.split())[:_EXPLANATION_CHARACTERS_MAX]
+    return "".join(character if character.isprintable() else "?" for character in line)

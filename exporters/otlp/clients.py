@@ -1,5 +1,6 @@
 """An official exporter as something that sends or says why not."""
 
+import logging
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -7,6 +8,8 @@ from typing import Any, Protocol
 from mp_agent.errors import MpAgentError
 from mp_agent.exporters.otlp.environment import Transport
 from mp_agent.exporters.otlp.redaction import LogCapture
+
+log = logging.getLogger("mp_agent.otlp")
 
 
 class ExportError(MpAgentError):
@@ -36,6 +39,7 @@ class Verdict(Protocol):
 
     refused_for_good: bool
     retry_after_seconds: float
+    explanation: str
 
 
 class Client:
@@ -63,14 +67,15 @@ class Client:
             except Exception as error:
                 result, problem = None, self._capture.redact(f"{type(error).__name__}: {error}")
             if getattr(result, "name", "") != "SUCCESS":
-                said = "; ".join(filter(None, (problem, self._capture.take())))
                 # The exporters say the same thing once a minute at most.
-                self._said = said or self._said
+                self._said = _joined(problem, self._capture.take()) or self._said
                 raise ExportError(
-                    self._said,
+                    _joined(self._said, self._capture.redact(self._verdict.explanation)),
                     for_good=self._verdict.refused_for_good,
                     retry_after_seconds=self._verdict.retry_after_seconds,
                 )
+        # Of requests that arrived at the second try.
+        self._capture.take()
 
     def close(self) -> None:
         """End the connection; a request that is being repeated is given up."""
@@ -78,23 +83,39 @@ class Client:
         self._capture.take()
 
 
+def _joined(*said: str) -> str:
+    return "; ".join(filter(None, said))
+
+
 def open_client(
     transport: Transport, capture: LogCapture, *, timeout_seconds: float | None = None
 ) -> Client:
     """Return a client; timeout_seconds: instead of the transport's own.
 
-    Raises ExportError when the exporter cannot be made of what the variables say.
+    What the exporter says of the variables, such as headers that it skips, is logged. Raises
+    ExportError when the exporter cannot be made of what they say.
     """
     seconds = transport.timeout_seconds if timeout_seconds is None else timeout_seconds
+    signal = transport.signal.name.lower()
+    capture.take()
     try:
-        # Each in a module of its own, since gRPC takes 20 MB of memory.
-        if transport.grpc:
-            from mp_agent.exporters.otlp.over_grpc import open_exporter as over_grpc
-
-            return Client(*over_grpc(transport, seconds), capture)
-        from mp_agent.exporters.otlp.over_http import open_exporter as over_http
-
-        return Client(*over_http(transport, seconds), capture)
+        exporter, verdict = _open_exporter(transport, seconds)
+    except ExportError as error:
+        raise ExportError(capture.redact(f"no exporter for {signal}: {error}")) from None
     except Exception as error:
-        text = f"no exporter for {transport.signal.name.lower()}: {type(error).__name__}: {error}"
+        text = f"no exporter for {signal}: {type(error).__name__}: {error}"
         raise ExportError(capture.redact(text)) from None
+    if said := capture.take():
+        log.warning("the exporter for %s says: %s", signal, said)
+    return Client(exporter, verdict, capture)
+
+
+def _open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporter, Verdict]:
+    # Each in a module of its own, since gRPC takes 20 MB of memory.
+    if transport.grpc:
+        from mp_agent.exporters.otlp.over_grpc import open_exporter as over_grpc
+
+        return over_grpc(transport, timeout_seconds)
+    from mp_agent.exporters.otlp.over_http import open_exporter as over_http
+
+    return over_http(transport, timeout_seconds)

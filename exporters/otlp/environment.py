@@ -19,7 +19,7 @@ DEFAULT_EXPORT_TIMEOUT_SECONDS = 30.0
 
 _HTTP = "http/protobuf"
 _PROTOCOLS = (_HTTP, "grpc")
-_COMPRESSIONS = {"none": False, "gzip": True}
+_COMPRESSIONS = ("none", "gzip", "deflate")
 _MILLISECONDS = 1e-3
 _MEANT_FOR_INSTRUMENTS = {
     "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "cumulative",
@@ -34,6 +34,11 @@ class Signal(Enum):
     METRICS = "METRICS"
     LOGS = "LOGS"
     TRACES = "TRACES"
+
+
+def variable_names(signal: Signal, what: str) -> tuple[str, str]:
+    """Return the signal's own variable, which wins, and the one for all signals."""
+    return f"OTEL_EXPORTER_OTLP_{signal.value}_{what}", f"OTEL_EXPORTER_OTLP_{what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,7 @@ def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:
     set, and wrong ones.
     """
     _drop_empty(variables)
+    disabled = _is_disabled(variables)
     for name, only in _MEANT_FOR_INSTRUMENTS.items():
         if variables.get(name, only).strip().lower() != only:
             log.warning("%s is not followed: what is sent is always %s", name, only)
@@ -79,7 +85,7 @@ def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:
         transports={
             signal: _transport(variables, signal, limit_seconds)
             for signal in Signal
-            if _is_on(variables, signal)
+            if not disabled and _is_on(variables, signal)
         },
         interval_seconds=interval_seconds,
         export_timeout_seconds=limit_seconds,
@@ -90,39 +96,47 @@ def _transport(
     variables: MutableMapping[str, str], signal: Signal, limit_seconds: float
 ) -> Transport:
     grpc = _choice(variables, signal, "PROTOCOL", _PROTOCOLS, _HTTP) == "grpc"
-    gzip = grpc and _choice(variables, signal, "COMPRESSION", tuple(_COMPRESSIONS), "none")
+    compression = _choice(variables, signal, "COMPRESSION", _COMPRESSIONS, "none")
+    if grpc and compression == "deflate":
+        log.warning("%s are sent by gRPC as they are: deflate is for HTTP", signal.name.lower())
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS
-    for name in reversed(_names(signal, "TIMEOUT")):
+    for name in reversed(variable_names(signal, "TIMEOUT")):
         # Seconds, as everywhere in Python's exporters; the specification says milliseconds.
         timeout_seconds = _seconds(variables, name, timeout_seconds, 1.0)
     return Transport(
         signal=signal,
         grpc=grpc,
-        gzip_over_grpc=gzip == "gzip",
+        gzip_over_grpc=grpc and compression == "gzip",
         timeout_seconds=min(timeout_seconds, limit_seconds),
     )
 
 
+def _is_disabled(variables: Mapping[str, str]) -> bool:
+    value = variables.get("OTEL_SDK_DISABLED", "false").strip().lower()
+    if value not in ("true", "false"):
+        log.warning("OTEL_SDK_DISABLED has value %r: must be true or false", value)
+    return value == "true"
+
+
 def _is_on(variables: Mapping[str, str], signal: Signal) -> bool:
-    if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
     return variables.get(f"OTEL_{signal.value}_EXPORTER", "").strip().lower() != "none"
 
 
-def _names(signal: Signal, what: str) -> tuple[str, str]:
-    """Return the signal's own variable, which wins, and the one for all signals."""
-    return f"OTEL_EXPORTER_OTLP_{signal.value}_{what}", f"OTEL_EXPORTER_OTLP_{what}"
-
-
 def _choice(
-    variables: Mapping[str, str], signal: Signal, what: str, known: tuple[str, ...], default: str
+    variables: MutableMapping[str, str],
+    signal: Signal,
+    what: str,
+    known: tuple[str, ...],
+    default: str,
 ) -> str:
-    for name in _names(signal, what):
-        value = variables.get(name, "").strip().lower()
+    for name in variable_names(signal, what):
+        if name not in variables:
+            continue
+        value = variables[name].strip().lower()
         if value in known:
             return value
-        if value:
-            log.warning("%s has value %r: known are %s", name, value, ", ".join(known))
+        log.warning("%s has value %r: known are %s", name, value, ", ".join(known))
+        del variables[name]
     return default
 
 

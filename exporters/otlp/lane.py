@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mp_agent.exporters.otlp.clients import Client, ExportError
-from mp_agent.records.merged import ExportAccount
+from mp_agent.records.views import ExportAccount
 
 log = logging.getLogger("mp_agent.otlp")
 
@@ -94,8 +94,12 @@ class Lane:
     @property
     def free(self) -> bool:
         """Whether a push can begin."""
-        self._lost = [push for push in self._lost if not push.done]
-        return self._push is None and len(self._lost) < _LOST_THREADS_MAX
+        return self._push is None and len(self._running()) < _LOST_THREADS_MAX
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no thread is at work any more."""
+        return (self._push is None or self._push.done) and not self._running()
 
     def begin(self, make_requests: Callable[[], Iterable[Any]]) -> None:
         """Begin a push. Only when `free`."""
@@ -139,11 +143,17 @@ class Lane:
         while not last.done and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_FINISH_POLL_SECONDS)
         if not last.done:
+            self._lost.append(last)
             last.error = ExportError("no answer before the end")
         elif self._client is not None:
             self._client.close()
         self._note(last.error)
         return last
+
+    def _running(self) -> list[Push]:
+        """Return those of the pushes given up whose threads are still there."""
+        self._lost = [push for push in self._lost if not push.done]
+        return self._lost
 
     def _get_client(self) -> Client:
         if self._client is None:

@@ -20,6 +20,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from mp_agent.catalog.metric import Kind, Metric
+from mp_agent.catalog.metrics.export import EXPORT_METRICS
+from mp_agent.catalog.metrics.flight import FLIGHT_METRICS
+from mp_agent.catalog.metrics.transport import TRANSPORT_METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
 from mp_agent.exporters.otlp.start_times import Key
 from mp_agent.version import __version__
@@ -29,6 +32,11 @@ SCOPE = InstrumentationScope("mp_agent", __version__)
 POINTS_MAX = 4000
 LABEL_CHARACTERS_MAX = 700_000
 """Per request; both together keep it below the 4 MiB that a gRPC server takes by default."""
+
+OF_ONE_PROCESS = frozenset(
+    metric.name for metric in (*EXPORT_METRICS, *TRANSPORT_METRICS, *FLIGHT_METRICS)
+)
+"""What a node agent counts of its own work: its successor begins anew."""
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _NANOSECONDS = 1e9
@@ -44,10 +52,14 @@ class Times:
     born_unix_ns: Mapping[str, int]
     """By run."""
     restarts_unix_ns: Mapping[Key, int]
+    process_unix_ns: int = 0
+    """Since when this process counts its own work."""
 
     def start(self, metric: Metric, labels: tuple[str, ...]) -> int:
         """Return the start of a counter's or histogram's present series."""
         born = self.born_unix_ns.get(labels[0], self.taken_unix_ns)
+        if metric.name in OF_ONE_PROCESS:
+            born = max(born, self.process_unix_ns)
         start = self.restarts_unix_ns.get((metric.name, labels), born)
         return min(start, self.taken_unix_ns)
 

@@ -1,5 +1,6 @@
 """The official exporters over gRPC, with stubs that look at the answers."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.sdk.metrics.export import MetricsData
 
 from mp_agent.exporters.otlp.clients import Exporter, ExportError
-from mp_agent.exporters.otlp.environment import Signal, Transport
+from mp_agent.exporters.otlp.environment import Signal, Transport, variable_names
+from mp_agent.exporters.otlp.grpc_credentials import credentials
 from mp_agent.exporters.otlp.vanished import NoRecordedValues, flag_all
 
 _REJECTED_FIELDS = ("rejected_data_points", "rejected_log_records", "rejected_spans")
@@ -30,10 +32,11 @@ _FOR_GOOD = {
 
 @dataclass(slots=True)
 class GrpcVerdict:
-    """What the last answer said; over gRPC the exporter itself waits as long as it is asked to."""
+    """What the last answer said. To wait, and to tell the details, the exporter itself knows."""
 
     refused_for_good: bool = False
     retry_after_seconds: float = 0.0
+    explanation: str = ""
 
 
 class _CheckedStub:
@@ -52,6 +55,8 @@ class _CheckedStub:
             raise
         for field in _REJECTED_FIELDS:
             if rejected := getattr(partial, field, 0):
+                # What was taken would be there twice.
+                self._verdict.refused_for_good = True
                 raise ExportError(f"took all but {rejected}: {partial.error_message}")
         return response
 
@@ -94,11 +99,23 @@ _EXPORTERS: dict[Signal, Callable[..., Exporter]] = {
 
 
 def open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporter, GrpcVerdict]:
-    """Return an exporter, configured by the OTEL_* variables.
+    """Return an exporter, configured by the OTEL_* variables, and what it hears.
 
     The compression is given, since the exporter refuses `none`, a value of the specification.
     """
-    compression = Compression.Gzip if transport.gzip_over_grpc else Compression.NoCompression
     verdict = GrpcVerdict()
-    make = _EXPORTERS[transport.signal]
-    return make(verdict, timeout=timeout_seconds, compression=compression), verdict
+    without_tls = _is_without_tls(transport.signal)
+    exporter = _EXPORTERS[transport.signal](
+        verdict,
+        timeout=timeout_seconds,
+        compression=Compression.Gzip if transport.gzip_over_grpc else Compression.NoCompression,
+        insecure=without_tls or None,
+        credentials=None if without_tls else credentials(transport.signal),
+    )
+    return exporter, verdict
+
+
+def _is_without_tls(signal: Signal) -> bool:
+    """Return whether the endpoint's scheme says so; it comes before OTEL_EXPORTER_OTLP_INSECURE."""
+    named = (os.environ.get(name) for name in variable_names(signal, "ENDPOINT"))
+    return next(filter(None, named), "http://").startswith("http://")

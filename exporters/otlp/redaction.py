@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, unquote
 
-_LOGGERS = ("opentelemetry", "urllib3", "requests")
+LOGGERS = ("opentelemetry", "urllib3", "requests")
+"""Those of the exporters and of what they use."""
+
 _SHOWN = "***"
 _LENGTH_MIN = 3
 """Shorter words are no secrets, and replacing them would garble every text."""
@@ -45,8 +47,10 @@ class LogCapture(logging.Handler):
         self._propagated: dict[str, bool] = {}
 
     def install(self) -> None:
-        """Stand between the loggers and everybody else's handlers."""
-        for name in _LOGGERS:
+        """Stand between the loggers and everybody else's handlers; once is enough."""
+        for name in LOGGERS:
+            if name in self._propagated:
+                continue
             logger = logging.getLogger(name)
             self._propagated[name] = logger.propagate
             logger.propagate = False

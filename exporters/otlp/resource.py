@@ -14,12 +14,16 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _POD_VARIABLES = {
     "k8s.namespace.name": ("POD_NAMESPACE", "K8S_NAMESPACE"),
-    "k8s.pod.name": ("POD_NAME", "K8S_POD_NAME", "HOSTNAME"),
+    "k8s.pod.name": ("POD_NAME", "K8S_POD_NAME"),
     "k8s.pod.uid": ("POD_UID", "K8S_POD_UID"),
     "k8s.node.name": ("NODE_NAME", "K8S_NODE_NAME"),
     "k8s.container.name": ("CONTAINER_NAME", "K8S_CONTAINER_NAME"),
 }
-"""Attribute to the variables under which the downward API is wont to give it, the first wins."""
+"""Attribute to the variables under which the downward API is wont to give it, the first wins.
+
+The host name is none of them: it is the node's under hostNetwork, and that of a pod of an indexed
+Job lacks the end of the pod's name. A collector mends what is absent, not what is wrong.
+"""
 
 
 def make_resource(directory: Path) -> Resource:

@@ -14,7 +14,7 @@ from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
 from mp_agent.exporters.otlp.resource import make_resource
 from mp_agent.exporters.otlp.sources import EventSource, Harvest, MetricSource, Source
 from mp_agent.records.conditions import ConditionEvent
-from mp_agent.records.merged import ExportAccount
+from mp_agent.records.views import ExportAccount
 
 RETRY_AFTER_SECONDS_MAX = 300.0
 """The longest that an endpoint is left alone because it asked for it."""
@@ -77,7 +77,7 @@ class OtlpService:
             self._next_seconds[Signal.METRICS] = 0.0
 
     def start(self) -> None:
-        """Keep to itself what the exporters log, from now on to the end of the process."""
+        """Keep to itself what the exporters log, as long as there are pushes."""
         self._capture.install()
 
     def tick(self, now_seconds: float) -> None:
@@ -95,6 +95,12 @@ class OtlpService:
         if os.getpid() != self._owner_pid:
             return
         await asyncio.gather(*(self._finish(signal, deadline_seconds) for signal in self._lanes))
+        if all(lane.quiet for lane in self._lanes.values()):
+            self.release_loggers()
+
+    def release_loggers(self) -> None:
+        """Let everybody hear again what the exporters log; a push under way may tell secrets."""
+        self._capture.remove()
 
     def _begin(self, signal: Signal, now_seconds: float) -> None:
         source = self._sources[signal]

@@ -57,6 +57,7 @@ class MetricSource:
     def __init__(self, harvest: Callable[[], Harvest], resource: Resource) -> None:
         self._harvest = harvest
         self._resource = resource
+        self._process_unix_ns = time.time_ns()
         self._starts = StartTimes()
         self._sent = SentSeries()
         self._taken: Harvest | None = None
@@ -83,7 +84,7 @@ class MetricSource:
         """Yield the snapshot in batches, then the series that are gone."""
         taken_unix_ns = unix_ns(harvest.snapshot.time_unix_seconds)
         restarts_unix_ns = self._starts.follow(harvest.snapshot, taken_unix_ns)
-        times = Times(taken_unix_ns, harvest.born_unix_ns, restarts_unix_ns)
+        times = Times(taken_unix_ns, harvest.born_unix_ns, restarts_unix_ns, self._process_unix_ns)
         yield from batches(harvest.snapshot, times, self._resource)
         for batch in batches(gone, times, self._resource):
             yield NoRecordedValues(batch.resource_metrics)

@@ -1,6 +1,7 @@
 """A real HTTP server that takes OTLP, or answers as it is told to instead."""
 
 import gzip
+import ssl
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ class Posted:
 class OtlpReceiver:
     """Keeps what was posted, accepted or not; use as a context manager."""
 
-    def __init__(self, *, port: int = 0) -> None:
+    def __init__(self, *, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.answer: Callable[[str], Answer] = lambda path: Answer()
         """From the path of a request to what it is answered."""
         self.posted: list[Posted] = []
@@ -72,6 +73,9 @@ class OtlpReceiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     def __enter__(self) -> "OtlpReceiver":
@@ -79,13 +83,21 @@ class OtlpReceiver:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more; may be called before the context ends."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
     @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def messages(self, signal: str = "metrics") -> list[Any]:
         """Return the accepted requests of a signal."""

@@ -16,6 +16,7 @@ STEPS = BY_PROMETHEUS_NAME["mp_agent_steps_total"]
 LOSS = BY_PROMETHEUS_NAME["mp_agent_loss"]
 PHASE = BY_PROMETHEUS_NAME["mp_agent_phase_info"]
 DURATION = BY_PROMETHEUS_NAME["mp_agent_step_duration_seconds"]
+FAILURES = BY_PROMETHEUS_NAME["mp_agent_export_failures_total"]
 LAYER_NORM = BY_PROMETHEUS_NAME["mp_agent_layer_grad_norm"]
 
 

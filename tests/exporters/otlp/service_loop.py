@@ -10,7 +10,7 @@ from pathlib import Path
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.exporters.otlp.environment import read_environment
 from mp_agent.exporters.otlp.service import OtlpService
-from mp_agent.records.merged import ExportAccount
+from mp_agent.records.views import ExportAccount
 from tests.exporters.otlp.samples import harvest_of, steps
 from tests.waiting import wait_until
 
@@ -20,6 +20,7 @@ class Loop:
 
     def __init__(self, directory: Path, *, span_events: bool = False) -> None:
         self.shown: Snapshot = steps(0.0)
+        self._successes: dict[str, set[float]] = {}
         self.delivered = 0
         self.now = 0.0
         self.service = OtlpService(
@@ -49,14 +50,10 @@ class Loop:
     def outcomes(self, exporter: str) -> tuple[int, int]:
         """Return failures and successes; of the latter the tests see one at a time."""
         account = self.account(exporter)
-        return account.failures, self._successes(account)
-
-    def _successes(self, account: ExportAccount) -> int:
-        seen = self.__dict__.setdefault("_seen", {})
-        times = seen.setdefault(account.exporter, set())
+        successes = self._successes.setdefault(exporter, set())
         if account.last_success_unix_seconds is not None:
-            times.add(account.last_success_unix_seconds)
-        return len(times)
+            successes.add(account.last_success_unix_seconds)
+        return account.failures, len(successes)
 
     def account(self, exporter: str = "otlp") -> ExportAccount:
         (found,) = [a for a in self.service.accounts if a.exporter == exporter]
@@ -76,4 +73,4 @@ def started(directory: Path, *, span_events: bool = False) -> Iterator[Loop]:
     try:
         yield loop
     finally:
-        loop.service._capture.remove()
+        loop.service.release_loggers()

@@ -62,6 +62,8 @@ def test_each_signal_can_be_switched_off():
         ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "nan"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "1e999"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_SDK_DISABLED", "1"),
         ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta"),
         (
             "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
@@ -69,11 +71,30 @@ def test_each_signal_can_be_switched_off():
         ),
     ],
 )
-def test_what_cannot_be_followed_is_named_and_the_default_used(name, value, caplog):
+def test_what_cannot_be_followed_is_named_once_and_the_default_used(name, value, caplog):
     with caplog.at_level(logging.WARNING):
         environment = read_environment({name: value})
     assert environment == read_environment({})
-    assert name in caplog.text
+    (record,) = caplog.records
+    assert name in record.getMessage()
+
+
+def test_a_signals_own_value_that_is_wrong_leaves_that_of_all_signals():
+    environment = read(
+        EXPORTER_OTLP_METRICS_PROTOCOL="http/json",
+        EXPORTER_OTLP_PROTOCOL="grpc",
+        EXPORTER_OTLP_METRICS_COMPRESSION="zstd",
+        EXPORTER_OTLP_COMPRESSION="gzip",
+    )
+    metrics = environment.transports[Signal.METRICS]
+    assert (metrics.grpc, metrics.gzip_over_grpc) == (True, True)
+
+
+def test_deflate_is_for_http(caplog):
+    environment = read(EXPORTER_OTLP_METRICS_PROTOCOL="grpc", EXPORTER_OTLP_COMPRESSION="deflate")
+    assert not environment.transports[Signal.METRICS].gzip_over_grpc
+    (record,) = caplog.records
+    assert "metrics are sent by gRPC as they are" in record.getMessage()
 
 
 def test_an_empty_variable_counts_as_not_set(caplog):
@@ -88,7 +109,14 @@ def test_an_empty_variable_counts_as_not_set(caplog):
     assert caplog.text == ""
 
 
-def test_the_exporters_do_not_see_numbers_that_they_would_trip_over():
-    variables = {"OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "ten"}
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "ten"),
+        ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
+    ],
+)
+def test_the_exporters_do_not_see_what_they_would_trip_over(name, value):
+    variables = {name: value}
     read_environment(variables)
     assert variables == {}

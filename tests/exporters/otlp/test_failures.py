@@ -86,13 +86,12 @@ def test_an_endpoint_that_comes_back_after_ten_minutes_has_every_increment(
 
 
 def test_a_port_where_nobody_listens_and_later_somebody_does(tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    with OtlpReceiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     with started(tmp_path) as loop:
         loop.push(steps(1.0))
         assert loop.outcomes("otlp") == (1, 0)
-        with OtlpReceiver(port=port) as late:
+        with OtlpReceiver(port=receiver.port) as late:
             loop.push(steps(2.0))
             assert stored(late.messages()) == {STEPS: 2.0}
 
@@ -124,6 +123,29 @@ def test_a_refusal_that_looks_like_success_is_a_failure(answer, said, answers, t
         loop.push()
     assert loop.account().failures == 1
     assert said in caplog.text and "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "said"),
+    [
+        ("application/x-protobuf", b"\x08\x03\x12\x07too old", "too old"),
+        (
+            "text/plain",
+            b"out of order:\n  mp_agent_step\x1b[0m\n",
+            "out of order: mp_agent_step?[0m",
+        ),
+        ("text/html", b"<html>so sorry</html>", ""),
+        ("application/x-protobuf", b"\xff\xff\xff", ""),
+    ],
+)
+def test_what_an_error_says_besides_its_status_is_told(
+    content_type, body, said, answers, tmp_path, caplog
+):
+    answers(status=400, headers={"Content-Type": content_type}, body=body)
+    with started(tmp_path) as loop:
+        loop.push()
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f"reason: Bad Request{said and f'; {said}'}")
 
 
 @pytest.mark.parametrize(
@@ -300,8 +322,16 @@ def test_an_event_waits_for_its_endpoint(receiver, answers, tmp_path):
     assert len(receiver.messages("logs")) == 1
 
 
-def test_an_event_that_is_refused_for_good_is_not_sent_again(receiver, answers, tmp_path):
-    answers(status=404)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 404},
+        # ExportLogsServiceResponse{partial_success{rejected_log_records: 7, "too old"}}
+        {"body": b"\n\x0b\x08\x07\x12\x07too old"},
+    ],
+)
+def test_an_event_that_is_refused_for_good_is_not_sent_again(answer, receiver, answers, tmp_path):
+    answers(**answer)
     with started(tmp_path) as loop:
         loop.service.on_condition(event(at=time.time()))
         loop.settle("otlp_logs", 1)
@@ -310,6 +340,22 @@ def test_an_event_that_is_refused_for_good_is_not_sent_again(receiver, answers, 
             loop.tick()
         assert len([p for p in receiver.posted if "logs" in p.path]) == 1
     assert loop.account("otlp_logs").failures == 1
+
+
+def test_a_refusal_is_forgotten_when_the_next_request_has_no_answer(tmp_path, monkeypatch):
+    with OtlpReceiver() as refusing, started(tmp_path) as loop:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", refusing.url)
+        refusing.answer = lambda path: Answer(status=404, headers={"Connection": "close"})
+        loop.service.on_condition(event(at=time.time()))
+        loop.settle("otlp_logs", 1)
+        refusing.close()
+        loop.service.on_condition(event("resolved", at=time.time()))
+        loop.now += 60
+        loop.settle("otlp_logs", 2)
+        with OtlpReceiver(port=refusing.port) as taking:
+            loop.now += 60
+            loop.settle("otlp_logs", 3)
+            assert len(taking.messages("logs")) == 1
 
 
 def test_a_failing_signal_leaves_the_others_alone(receiver, tmp_path):
@@ -335,7 +381,6 @@ def test_a_failing_signal_leaves_the_others_alone(receiver, tmp_path):
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:hunter2secret@127.0.0.1:1",
             "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer hunter2secret",
         },
-        {"OTEL_EXPORTER_OTLP_CERTIFICATE": "/nonexistent/ca.pem"},
     ],
 )
 def test_no_secret_is_ever_shown(
@@ -344,7 +389,7 @@ def test_no_secret_is_ever_shown(
     caplog.set_level(logging.DEBUG)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    answers(status=401)
+    answers(status=401, headers={"Content-Type": "text/plain"}, body=b"who is hunter2secret?")
     with started(tmp_path) as loop:
         loop.service.on_condition(event())
         loop.push()
@@ -356,11 +401,25 @@ def test_no_secret_is_ever_shown(
     assert "a push failed" in caplog.text
 
 
+def test_a_header_that_cannot_be_read_is_told_without_its_value(
+    receiver, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-a=1,Authorization: Bearer hunter2secret")
+    with started(tmp_path) as loop:
+        loop.push()
+    assert receiver.accepted[0].headers["x-a"] == "1"
+    (record,) = caplog.records
+    assert "Header format invalid" in record.getMessage()
+    assert "hunter2secret" not in caplog.text
+
+
 def test_an_outage_costs_no_memory(answers, tmp_path):
     answers(status=503)
     with started(tmp_path) as loop:
-        for count in range(50):
+        loop.push(steps(0.0))
+        threads = threading.active_count()
+        for count in range(1, 50):
             loop.push(steps(float(count)))
         assert loop.account().failures == 50
         assert len(loop.service._capture._messages) <= 1
-        assert threading.active_count() < 10
+        assert threading.active_count() <= threads

@@ -4,32 +4,16 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
-    ExportLogsPartialSuccess,
-    ExportLogsServiceResponse,
-)
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
-    LogsServiceServicer,
-    add_LogsServiceServicer_to_server,
-)
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsPartialSuccess,
-    ExportMetricsServiceResponse,
-)
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
-    MetricsServiceServicer,
-    add_MetricsServiceServicer_to_server,
-)
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import METRICS
+from mp_agent.exporters.otlp.metrics_data import OF_ONE_PROCESS
 from mp_agent.version import __version__
+from tests.exporters.otlp.grpc_collector import Collector, grpc_collector
 from tests.exporters.otlp.samples import BORN_UNIX_NS, NOW, event, everything, snapshot, steps
 from tests.exporters.otlp.service_loop import started
 from tests.exporters.otlp.test_metrics_data import many_layers
@@ -37,44 +21,13 @@ from tests.exporters.otlp.test_parity import scraped
 from tests.exporters.otlp.translation import attributes_of, stored
 
 
-class Collector(MetricsServiceServicer, LogsServiceServicer):
-    """Keeps what it is sent; fails with `status`, or rejects `rejected` items, if told so."""
-
-    def __init__(self) -> None:
-        self.metrics: list[Any] = []
-        self.logs: list[Any] = []
-        self.metadata: list[dict[str, str]] = []
-        self.status: grpc.StatusCode | None = None
-        self.rejected = 0
-
-    def Export(self, request, context):
-        self.metadata.append(dict(context.invocation_metadata()))
-        is_metrics = request.DESCRIPTOR.name == "ExportMetricsServiceRequest"
-        if self.status is not None:
-            context.abort(self.status, "as told")
-        (self.metrics if is_metrics else self.logs).append(request)
-        if is_metrics:
-            partial = ExportMetricsPartialSuccess(
-                rejected_data_points=self.rejected, error_message="too old"
-            )
-            return ExportMetricsServiceResponse(partial_success=partial)
-        refusal = ExportLogsPartialSuccess(rejected_log_records=self.rejected)
-        return ExportLogsServiceResponse(partial_success=refusal)
-
-
 @pytest.fixture
 def collector(monkeypatch) -> Iterator[Collector]:
-    service = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_MetricsServiceServicer_to_server(service, server)
-    add_LogsServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
-    yield service
-    server.stop(0).wait()
+    with grpc_collector() as running:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        yield running
 
 
 def test_resource_scope_temporality_times_units_and_descriptions(collector, tmp_path, monkeypatch):
@@ -102,7 +55,8 @@ def test_resource_scope_temporality_times_units_and_descriptions(collector, tmp_
         for point in getattr(found, kind).data_points:
             assert point.time_unix_nano == NOW * 10**9
             if kind != "gauge":
-                assert point.start_time_unix_nano == BORN_UNIX_NS
+                of_the_process = metric.name in OF_ONE_PROCESS
+                assert (point.start_time_unix_nano == BORN_UNIX_NS) is not of_the_process
         if kind != "gauge":
             temporality = getattr(found, kind).aggregation_temporality
             assert temporality == AGGREGATION_TEMPORALITY_CUMULATIVE

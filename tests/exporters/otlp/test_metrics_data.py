@@ -8,6 +8,7 @@ from mp_agent.exporters.otlp.metrics_data import Times, batches
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,
     DURATION,
+    FAILURES,
     LAYER_NORM,
     LOSS,
     STEPS,
@@ -45,6 +46,15 @@ def test_a_counter_is_a_cumulative_monotonic_sum_since_the_runs_birth():
 def test_a_counter_that_began_anew_says_since_when():
     times = Times(TAKEN, {"llama": BORN_UNIX_NS}, {(STEPS.name, ("llama",)): TAKEN - 5})
     assert only_metric(steps(7.0), times).sum.data_points[0].start_time_unix_nano == TAKEN - 5
+
+
+def test_what_the_node_agent_counts_of_its_own_work_starts_with_its_process():
+    shown = snapshot(family(FAILURES, (("llama", "0", "otlp"), 2.0)))
+    for process, start in ((TAKEN - 5, TAKEN - 5), (BORN_UNIX_NS - 5, BORN_UNIX_NS)):
+        times = Times(TAKEN, {"llama": BORN_UNIX_NS}, {}, process)
+        assert only_metric(shown, times).sum.data_points[0].start_time_unix_nano == start
+        steps_point = only_metric(steps(7.0), times).sum.data_points[0]
+        assert steps_point.start_time_unix_nano == BORN_UNIX_NS
 
 
 @pytest.mark.parametrize("born", [{"llama": TAKEN + 1}, {}])

@@ -1,9 +1,12 @@
 """The service against a receiver that takes everything."""
 
+import logging
 import os
+import time
 
 import pytest
 
+from mp_agent.exporters.otlp.redaction import LOGGERS
 from mp_agent.exporters.otlp.resource import instance_id
 from mp_agent.exporters.otlp.sources import EventSource
 from tests.exporters.otlp.samples import (
@@ -14,6 +17,7 @@ from tests.exporters.otlp.samples import (
     steps,
 )
 from tests.exporters.otlp.service_loop import started
+from tests.exporters.otlp.test_metrics_data import many_layers
 from tests.exporters.otlp.test_parity import scraped
 from tests.exporters.otlp.translation import attributes_of, labels, stored
 
@@ -79,6 +83,14 @@ def test_the_last_state_is_pushed_at_the_end(receiver, tmp_path):
     assert loop.delivered == 2
 
 
+def test_the_loggers_are_given_back_at_the_end(receiver, tmp_path):
+    with started(tmp_path) as loop:
+        assert not logging.getLogger("opentelemetry").propagate
+        loop.push(steps(1.0))
+        loop.stop()
+        assert all(logging.getLogger(name).propagate for name in LOGGERS)
+
+
 def test_runs_that_are_over_leave_no_series_behind(receiver, tmp_path):
     with started(tmp_path) as loop:
         loop.push(everything())
@@ -88,8 +100,6 @@ def test_runs_that_are_over_leave_no_series_behind(receiver, tmp_path):
 
 
 def test_five_thousand_layers_arrive_at_once(receiver, tmp_path):
-    from tests.exporters.otlp.test_metrics_data import many_layers
-
     with started(tmp_path) as loop:
         loop.push(many_layers(5000))
 
@@ -192,8 +202,6 @@ def test_a_forked_child_pushes_nothing(receiver, tmp_path):
 
 
 def test_events_are_kept_for_an_hour_and_at_most_a_thousand(monkeypatch):
-    import time
-
     source = EventSource(lambda events, resource: list(events), None)
     source.add(event(at=time.time() - 3700))
     for number in range(1500):
