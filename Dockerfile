@@ -1,7 +1,7 @@
 # The node agent: no torch, no GPU. Build from the repository's root:
 #   docker build -t mp-agent:0.1.0 .
 # Runs with a read-only root filesystem, given a writable /tmp and the shared memory of the job.
-FROM python:3.12.11-slim-bookworm AS build
+FROM python:3.11.13-slim-bookworm AS build
 WORKDIR /source
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY agent agent
@@ -20,7 +20,7 @@ RUN python -m venv /opt/mp-agent \
  && /opt/mp-agent/bin/pip install --no-cache-dir --requirement /tmp/requirements.txt \
  && /opt/mp-agent/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.12.11-slim-bookworm
+FROM python:3.11.13-slim-bookworm
 COPY --from=build /opt/mp-agent /opt/mp-agent
 ENV PATH=/opt/mp-agent/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 1000:1000

@@ -8,31 +8,39 @@ from typing import Any
 
 import yaml
 
-from grafana.render import rendered_dashboards
-from mp_agent.alerting.condition import DASHBOARD_BASE, RUNBOOK_BASE
+from grafana.render import marked_dashboards
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import DURATIONS
+from mp_agent.alerting.links import DASHBOARD_BASE, RUNBOOK_BASE
 from mp_agent.alerting.rules import render_rules
-from mp_agent.alerting.values import MarkedValues, values_in_force
+from mp_agent.alerting.values import MATCHERS, MarkedValues, values_in_force
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.thresholds import THRESHOLDS
 from mp_agent.settings import SECRETS, Settings
 from mp_agent.version import __version__
+from tools.chart_alertmanager import alertmanager_file
 from tools.marks import with_table
 
 ROOT = Path(__file__).parent.parent
 CHART = Path("helm/mp-agent")
-SECRET_SETTINGS = frozenset(SECRETS)
 
 _DURATION = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h))+$"}
 _SECONDS = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _DURATION]}
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+_NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}
+_NAMESPACES = {"type": "array", "items": _NAMESPACE, "uniqueItems": True}
 _ANY_OBJECT = {"type": "object"}
+_EMPTY = {"type": "object", "maxProperties": 0}
 _OBJECT_LIST = {"type": "array", "items": {"type": "object"}}
 _COUNT = {"type": "integer", "minimum": 0}
-_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+_URL = {"type": "string", "pattern": r"^https?://[^\s@]+$"}
+"""Without user and password, which belong into a secret."""
+_NO_URL = {"type": "string", "maxLength": 0}
 _PORT_NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$"}
+_MATCHER_LIST = {"type": "string", "pattern": f"^{MATCHERS}$"}
+_ADDRESS_CHARACTER = r"[^\s{}<>\"]"
+_CONSTRAINTS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "items")
 _SEVERITY = {"enum": ["critical", "warning", "info", "off", False]}
 """YAML reads a bare `off` as false."""
 
@@ -45,7 +53,7 @@ def _secret(*more: str) -> dict[str, Any]:
     """Return: empty, or a secret's name and key and what else is needed."""
     names = ("name", "key", *more)
     filled = _closed({name: {"type": "string"} for name in names}, required=list(names))
-    return {"anyOf": [{"type": "object", "maxProperties": 0}, filled]}
+    return {"anyOf": [_EMPTY, filled]}
 
 
 def _schema_by_path() -> dict[str, Any]:
@@ -54,7 +62,8 @@ def _schema_by_path() -> dict[str, Any]:
         "commonLabels": _TEXTS,
         "additionalLabels": _TEXTS,
         "assumeApiVersions": _TEXT_LIST,
-        "podMonitor.namespaces": _TEXT_LIST,
+        "imagePullSecrets": _OBJECT_LIST,
+        "podMonitor.namespaces": _NAMESPACES,
         "podMonitor.port": _PORT_NAME,
         "podMonitor.path": {"type": "string", "pattern": "^/"},
         "podMonitor.scheme": {"enum": ["http", "https"]},
@@ -74,49 +83,61 @@ def _schema_by_path() -> dict[str, Any]:
                 for condition in CONDITIONS
             }
         ),
+        "rules.selectors.series": _MATCHER_LIST,
+        "rules.selectors.targets": _MATCHER_LIST,
+        "rules.runbookBase": {
+            "type": "string",
+            "pattern": rf"^(https?://({_ADDRESS_CHARACTER}|\{{alert\}})+)?$",
+        },
+        "rules.dashboardBase": {
+            "type": "string",
+            "pattern": f"^(https?://{_ADDRESS_CHARACTER}+)?$",
+        },
         "grafanaDashboards.instanceSelector": _ANY_OBJECT,
+        "agentSettings.namespaces": _NAMESPACES,
         "agentSettings.settings": _closed(dict(_settings())),
         "alertmanagerConfig.slack": _secret("channel"),
         "alertmanagerConfig.pagerduty": _secret(),
         "alertmanagerConfig.webhook": {
-            "anyOf": [
-                {"type": "object", "maxProperties": 0},
-                _closed({"url": {"type": "string", "pattern": "^https?://"}}, required=["url"]),
-            ]
+            "anyOf": [*_secret()["anyOf"], _closed({"url": _URL}, required=["url"])]
         },
         "alertmanagerConfig.repeatInterval": _DURATION,
-        "scrapeConfig.httpSdUrls": {
-            "type": "array",
-            "items": {"type": "string", "pattern": "^https?://"},
-        },
+        "scrapeConfig.httpSdUrls": {"type": "array", "items": _URL},
         "scrapeConfig.fileSdFiles": _TEXT_LIST,
         "scrapeConfig.interval": _DURATION,
-        "networkPolicy.port": _PORT,
+        "scrapeConfig.tlsConfig": _ANY_OBJECT,
+        "scrapeConfig.basicAuth": _ANY_OBJECT,
+        "scrapeConfig.relabelings": _OBJECT_LIST,
+        "networkPolicy.namespaces": _NAMESPACES,
         "networkPolicy.prometheusPodLabels": _TEXTS,
+        "collector.remoteWriteUrl": {"anyOf": [_NO_URL, _URL]},
         "collector.remoteWriteHeaders": _TEXTS,
         "collector.envFrom": _OBJECT_LIST,
         "collector.resources": _ANY_OBJECT,
+        "collector.nodeSelector": _TEXTS,
+        "collector.tolerations": _OBJECT_LIST,
         "sidecar.resources": _ANY_OBJECT,
+        "tests.prometheusUrl": {"anyOf": [_NO_URL, _URL]},
+        "tests.resources": _ANY_OBJECT,
     }
 
 
 def _settings() -> Iterator[tuple[str, Any]]:
-    """Yield the agents' settings with the types that a value may have."""
-    text_or_number: dict[str, Any] = {"type": ["string", "number", "boolean"]}
-    for name, field in Settings.model_fields.items():
-        if name in SECRET_SETTINGS:
-            continue
-        kind = field.annotation
-        if kind is bool:
-            yield name, {"type": "boolean"}
-        elif kind is int or kind is float:
-            yield name, {"type": "integer" if kind is int else "number"}
-        elif name == "thresholds":
-            yield name, {"type": "object", "additionalProperties": {"type": "number"}}
-        elif name == "exporters":
-            yield name, _TEXT_LIST
-        else:
-            yield name, text_or_number
+    """Yield the agents' settings with what each takes; a secret is no value of the chart."""
+    for name, known in Settings.model_json_schema()["properties"].items():
+        if name not in SECRETS:
+            yield name, _setting(known)
+
+
+def _setting(known: Mapping[str, Any]) -> dict[str, Any]:
+    (kind,) = (one for one in known.get("anyOf", [known]) if one.get("type") != "null")
+    schema = {word: kind[word] for word in _CONSTRAINTS if word in kind}
+    if kind.get("format") == "path":
+        return {**schema, "pattern": "^/"}
+    if schema == {"type": "string"}:
+        # A name such as 2024 is no text in YAML.
+        return {"type": ["string", "number"]}
+    return schema
 
 
 def values_schema() -> str:
@@ -183,14 +204,14 @@ def _look_up(values: Any, path: list[str]) -> Any:
 def chart_files() -> Mapping[str, str]:
     """Return the chart's generated files by path from the repository's root."""
     dashboards = {
-        f"{CHART}/files/dashboards/{Path(path).name}": text
-        for path, text in rendered_dashboards().items()
+        f"{CHART}/files/dashboards/{name}": text for name, text in marked_dashboards().items()
     }
     readme = (ROOT / CHART / "README.md").read_text(encoding="utf-8")
     return {
         f"{CHART}/Chart.yaml": chart_metadata(),
         f"{CHART}/values.schema.json": values_schema(),
         f"{CHART}/files/rules.yaml": marked_rules(),
+        f"{CHART}/files/alertmanager.yaml": alertmanager_file(),
         f"{CHART}/README.md": with_table(readme, "values", values_table()),
         **dashboards,
     }
@@ -199,13 +220,18 @@ def chart_files() -> Mapping[str, str]:
 def marked_rules() -> str:
     """Return files/rules.yaml: the rules with marks for numbers, and the defaults of the marks."""
     defaults = values_in_force()
-    marked = MarkedValues(limits=defaults.limits, seconds=defaults.seconds)
+    marked = MarkedValues(
+        limits=defaults.limits,
+        seconds=defaults.seconds,
+        selectors={name: f"@{name}_selector@" for name in defaults.selectors},
+    )
     bases = {"runbook_base": "@runbook_base@", "dashboard_base": "@dashboard_base@"}
     rules = render_rules(marked, heading="Filled in by templates/_rules.tpl.", **bases)
     return yaml_text(
         {
             "thresholds": {t.name: defaults.bound_text(t) for t in THRESHOLDS},
             "durations": {d.name: defaults.seconds[d.name] for d in DURATIONS},
+            "targetsSelector": defaults.selectors["targets"],
             "runbookBase": RUNBOOK_BASE,
             "dashboardBase": DASHBOARD_BASE,
             "marks": sorted(set(_MARK.findall(rules))),

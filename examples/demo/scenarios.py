@@ -40,6 +40,6 @@ SCENARIOS = (
     ),
 )
 
-HEALTHY = Scenario(name="healthy", title="A healthy job", mistake="none")
+HEALTHY = Scenario(name="healthy", title="A healthy job", mistake="none", steps=80)
 
 BY_NAME: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (*SCENARIOS, HEALTHY)}

@@ -69,4 +69,15 @@ def test_the_job_is_scraped_where_it_listens() -> None:
     configuration = yaml.safe_load((COMPOSE / "prometheus.yml").read_text("utf-8"))
     (job,) = configuration["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["job:9464"]}]
-    assert "9464:9464" in SERVICES["job"]["ports"]
+    assert "127.0.0.1:9464:9464" in SERVICES["job"]["ports"]
+
+
+def test_what_asks_for_no_password_answers_this_machine_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service["ports"]]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_grafana_opens_with_a_dashboard_that_is_mounted() -> None:
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    ((source, _),) = (mount for mount in mounts() if mount[1] == str(home.parent))
+    assert (COMPOSE / source / home.name).is_file()

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.helm.definitions import validate
+from tests.helm.pod_security import violations
 
 MANIFESTS = Path(__file__).parents[2] / "examples" / "kubernetes"
 CUSTOM = ("jobset.yaml", "trainjob.yaml")
@@ -48,7 +49,9 @@ def test_custom_jobs_fit_their_definitions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_pod_opts_in_with_label_and_named_port_and_time_for_the_linger(name: str) -> None:
+def test_every_pod_opts_in_with_label_and_port_lasts_the_linger_and_needs_no_privilege(
+    name: str,
+) -> None:
     templates = [pod for document in documents(name) for pod in pod_templates(document)]
     assert templates
     for pod in templates:
@@ -62,6 +65,7 @@ def test_every_pod_opts_in_with_label_and_named_port_and_time_for_the_linger(nam
             "1.34",
             strict=True,
         )
+        assert violations(pod["spec"]) == []
         assert pod["metadata"]["labels"]["mp-agent.io/scrape"] == "true"
         containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
         ports = [port for container in containers for port in container.get("ports", [])]

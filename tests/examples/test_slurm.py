@@ -1,10 +1,10 @@
 """The files for Slurm and systemd parse with the tools that will read them, and work."""
 
+import base64
 import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from configparser import ConfigParser
@@ -18,11 +18,6 @@ from mp_agent.exporters.discovery import Target, TargetsFile, render_targets
 from mp_agent.node.listen import PORTS_TRIED
 from mp_agent.ring.address import DEFAULT_PORT
 from mp_agent.settings import ENV_PREFIX, Settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RULES = EXAMPLES.parent / "alerting" / "rendered" / "mp_agent.rules.yaml"
@@ -89,8 +84,12 @@ tests:
         values: 1x4
       - series: mp_agent_run_active{run="cpu"}
         values: 1x4
+      - series: mp_agent_run_active{run="notebook"}
+        values: 1x4
       - series: DCGM_FI_DEV_GPU_TEMP{UUID="GPU-604ac76c-d9cf", gpu="0", hpc_job="7041"}
         values: 60x4
+      - series: DCGM_FI_DEV_GPU_TEMP{UUID="GPU-idle", gpu="1"}
+        values: 30x4
     promql_expr_test:
       - expr: DCGM_FI_DEV_GPU_TEMP * on (UUID) group_left (run, rank) mp_agent:gpu:rank
         eval_time: 30s
@@ -137,25 +136,58 @@ def test_targets_of_dead_jobs_are_cleaned_up_and_others_stay(tmp_path: Path) -> 
     assert sorted(tmp_path.iterdir()) == sorted([alive, foreign])
 
 
-def test_the_batch_script_is_sound_shell_and_sets_settings_that_exist() -> None:
-    script = EXAMPLES / "slurm" / "train.sbatch"
-    subprocess.run(["bash", "-n", script], check=True)
-    named = [
-        line.removeprefix("export ").partition("=")[0]
-        for line in script.read_text("utf-8").splitlines()
-        if line.startswith(f"export {ENV_PREFIX}")
-    ]
-    assert named
-    assert "SRUN_CPUS_PER_TASK" in script.read_text("utf-8")
-    for variable in named:
-        assert variable.removeprefix(ENV_PREFIX).lower() in Settings.model_fields
+NODES = 5000
+_STUBS = {
+    "scontrol": f"#!/bin/sh\nseq --format=gpu-node-%g {NODES}\n",
+    "srun": "#!/bin/sh\necho $#\nprintf '%s\\n' \"$@\"\nenv\n",
+}
+"""What Slurm would do: name the nodes of a large job, start the step."""
 
 
-def test_the_batch_script_keeps_the_token_off_the_command_line() -> None:
-    text = (EXAMPLES / "slurm" / "train.sbatch").read_text("utf-8")
-    command = text.partition("\nsrun ")[2]
-    assert command
-    assert "TOKEN" not in command
+@pytest.fixture
+def step(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """Run the batch script; return what the step is called with and in which environment."""
+    for name, text in _STUBS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run(
+        ["bash", EXAMPLES / "slurm" / "train.sbatch"],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7041",
+            "SLURM_JOB_NAME": "llama",
+            "SLURM_JOB_NODELIST": f"gpu-node-[1-{NODES}]",
+            "SLURM_NNODES": str(NODES),
+            "SLURM_CPUS_PER_TASK": "64",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    count, *lines = ran.stdout.splitlines()
+    arguments, variables = lines[: int(count)], lines[int(count) :]
+    return arguments, dict(line.split("=", 1) for line in variables)
+
+
+def test_the_step_meets_at_the_first_node_and_keeps_every_core(
+    step: tuple[list[str], dict[str, str]],
+) -> None:
+    arguments, variables = step
+    assert arguments[arguments.index("mp-agent") :][:4] == ["mp-agent", "exec", "--", "torchrun"]
+    assert "--rdzv-endpoint=gpu-node-1:29500" in arguments
+    assert f"--nnodes={NODES}" in arguments
+    assert variables["SRUN_CPUS_PER_TASK"] == "64"
+
+
+def test_the_step_has_settings_that_exist_and_a_token_on_no_command_line(
+    step: tuple[list[str], dict[str, str]],
+) -> None:
+    arguments, variables = step
+    given = {name: value for name, value in variables.items() if name.startswith(ENV_PREFIX)}
+    assert {name.removeprefix(ENV_PREFIX).lower() for name in given} <= Settings.model_fields.keys()
+    assert given["MP_AGENT_RUN"] == "llama-7041"
+    assert len(base64.b64decode(given["MP_AGENT_TOKEN"])) == 32
+    assert not any(given["MP_AGENT_TOKEN"] in argument for argument in arguments)
 
 
 def unit_text() -> str:
@@ -184,13 +216,3 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
         [verify, "verify", tmp_path / "mp-agent.service"], capture_output=True, text=True
     )
     assert "mp-agent.service" not in checked.stderr, checked.stderr
-
-
-def test_the_image_is_built_from_all_that_the_package_holds() -> None:
-    root = EXAMPLES.parent
-    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    lines = (root / "Dockerfile").read_text("utf-8").splitlines()
-    copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
-    assert set(wheel["only-include"]) <= copied
-    assert "USER 1000:1000" in lines

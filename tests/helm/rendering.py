@@ -1,6 +1,7 @@
 """Renders the chart with Helm's own engine."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "mp-agent"
 VALUES = Path(__file__).parent / "values"
 NOTES = "NOTES.txt"
+NAMESPACES = ("monitoring", "training", "research")
+"""Of the release and of the jobs in the values files."""
 
 Object = dict[str, Any]
 
@@ -35,9 +38,15 @@ def objects(values: Mapping[str, Any] | None = None, **release: str) -> list[Obj
         document
         for name, text in sorted(texts(values, **release).items())
         if name.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, yaml.CSafeLoader)
         if document
     ]
+
+
+@cache
+def objects_of(name: str) -> list[Object]:
+    """Return the objects of one of the values files; they are shared, so leave them as they are."""
+    return objects(values_file(name))
 
 
 def of_kind(rendered: list[Object], kind: str) -> list[Object]:

@@ -1,5 +1,6 @@
 """The chart gives objects that a cluster takes, and only those that were asked for."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -8,12 +9,27 @@ import kubernetes_validate
 import pytest
 from helm_python import lint
 
-from mp_agent.settings import load_settings
 from mp_agent.version import __version__
-from tests.helm.rendering import CHART, NOTES, VALUES, Object, objects, of_kind, texts, values_file
+from tests.helm.pod_security import pod_specs, violations
+from tests.helm.rendering import (
+    CHART,
+    NAMESPACES,
+    NOTES,
+    ROOT,
+    VALUES,
+    Object,
+    objects,
+    objects_of,
+    of_kind,
+    texts,
+    values_file,
+)
 
 MATRIX = sorted(path.stem for path in VALUES.glob("*.yaml"))
 KUBERNETES_VERSIONS = ("1.29", "1.34")
+DASHBOARDS = ROOT / "grafana" / "dashboards"
+ANNOTATION_BYTES_MAX = 256 * 1024
+"""Of all annotations of an object; `kubectl apply` and GitOps tools keep a copy of it in one."""
 CUSTOM_GROUPS = ("monitoring.coreos.com", "grafana.integreatly.org")
 
 
@@ -31,7 +47,7 @@ def test_lint_finds_nothing_to_warn_of(name: str) -> None:
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 @pytest.mark.parametrize("name", MATRIX)
 def test_core_objects_are_what_the_api_server_takes(name: str, version: str) -> None:
-    core = [item for item in objects(values_file(name)) if not is_custom(item)]
+    core = [item for item in objects_of(name) if not is_custom(item)]
     assert core
     for item in core:
         kubernetes_validate.validate(item, version, strict=True)
@@ -39,25 +55,36 @@ def test_core_objects_are_what_the_api_server_takes(name: str, version: str) -> 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_every_object_has_the_recommended_labels_a_namespace_and_a_valid_name(name: str) -> None:
-    for item in objects(values_file(name)):
+    for item in objects_of(name):
         labels = item["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "mp-agent"
         assert labels["app.kubernetes.io/instance"] == "demo"
         assert labels["app.kubernetes.io/version"] == __version__
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", item["metadata"]["name"])
-        assert len(item["metadata"]["name"]) <= 63
-        if not item["kind"].startswith("ClusterRole"):
-            assert item["metadata"]["namespace"] == "monitoring"
+        if item["kind"].startswith("ClusterRole"):
+            assert item["metadata"]["name"].endswith("-monitoring")
+        else:
+            assert len(item["metadata"]["name"]) <= 63
+            assert item["metadata"]["namespace"] in NAMESPACES
 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_no_two_objects_share_a_name(name: str) -> None:
-    keys = [(item["kind"], item["metadata"]["name"]) for item in objects(values_file(name))]
+    keys = [
+        (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+        for item in objects_of(name)
+    ]
     assert len(keys) == len(set(keys))
 
 
+def test_release_and_namespace_may_be_called_by_a_number() -> None:
+    for item in objects(values_file("collector"), release="7", namespace="2024"):
+        assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "7"
+        assert item["metadata"].get("namespace", "2024") == "2024"
+
+
 def test_by_default_no_workload_runs() -> None:
-    kinds = {item["kind"] for item in objects(values_file("default"))}
+    kinds = {item["kind"] for item in objects_of("default")}
     assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= kinds
     workloads = {"Deployment", "DaemonSet", "StatefulSet", "Job", "Service", "ClusterRole"}
     assert not kinds & workloads
@@ -67,8 +94,21 @@ def test_custom_resources_are_left_out_where_the_cluster_lacks_them_and_the_note
     values = {**values_file("everything"), "assumeApiVersions": []}
     assert not any(map(is_custom, objects(values)))
     notes = " ".join(texts(values)[NOTES].split())
-    for group in ("monitoring.coreos.com/v1 ", "monitoring.coreos.com/v1alpha1", "grafana."):
-        assert f"this cluster has no {group}" in notes
+    assert "left out, because this cluster does not have them" in notes
+    for kind in (
+        "monitoring.coreos.com/v1/PodMonitor",
+        "monitoring.coreos.com/v1/PrometheusRule",
+        "monitoring.coreos.com/v1alpha1/AlertmanagerConfig",
+        "monitoring.coreos.com/v1alpha1/ScrapeConfig",
+        "grafana.integreatly.org/v1beta1/GrafanaDashboard",
+    ):
+        assert kind in notes
+
+
+def test_a_kind_alone_can_be_there() -> None:
+    values = {"assumeApiVersions": ["monitoring.coreos.com/v1/PodMonitor"]}
+    assert [item["kind"] for item in filter(is_custom, objects(values))] == ["PodMonitor"]
+    assert "monitoring.coreos.com/v1/PrometheusRule" in texts(values)[NOTES]
 
 
 def test_notes_say_how_to_label_a_pod_and_how_to_see_series_and_name_the_release_trap() -> None:
@@ -77,67 +117,27 @@ def test_notes_say_how_to_label_a_pod_and_how_to_see_series_and_name_the_release
     assert "{name: mp-agent, containerPort: 9464}" in notes
     assert "mp_agent_build_info" in notes
     assert "additionalLabels.release" in notes
-    assert "this cluster has no" not in notes
+    assert "left out" not in notes
 
 
-def test_the_pod_monitor_finds_opted_in_pods_everywhere_and_names_their_training_job() -> None:
-    (monitor,) = of_kind(objects(values_file("default")), "PodMonitor")
-    spec = monitor["spec"]
-    assert spec["selector"] == {"matchLabels": {"mp-agent.io/scrape": "true"}}
-    assert spec["namespaceSelector"] == {"any": True}
-    (endpoint,) = spec["podMetricsEndpoints"]
-    assert endpoint["port"] == "mp-agent"
-    sources = [
-        rule["sourceLabels"][0]
-        for rule in endpoint["relabelings"]
-        if rule.get("targetLabel") == "training_job"
-    ]
-    assert [source.removeprefix("__meta_kubernetes_pod_label_") for source in sources] == [
-        "batch_kubernetes_io_job_name",
-        "volcano_sh_job_name",
-        "training_kubeflow_org_job_name",
-        "jobset_sigs_k8s_io_jobset_name",
-    ]
+@pytest.mark.parametrize("release", ["demo", "mp-agent"])
+def test_no_service_puts_settings_of_ours_into_pods(release: str) -> None:
+    (service,) = of_kind(objects(values_file("collector"), release=release), "Service")
+    variable = service["metadata"]["name"].upper().replace("-", "_")
+    assert not variable.startswith("MP_AGENT")
 
 
-@pytest.mark.parametrize("name", MATRIX)
-def test_no_service_puts_settings_of_ours_into_pods(name: str) -> None:
-    for service in of_kind(objects(values_file(name)), "Service"):
-        variable = service["metadata"]["name"].upper().replace("-", "_")
-        assert not variable.startswith("MP_AGENT")
+def test_every_pod_is_one_that_a_restricted_namespace_takes() -> None:
+    specs = list(pod_specs(objects_of("everything")))
+    assert len(specs) == 2
+    assert [violations(spec) for spec in specs] == [[], []]
 
 
-def _settings(values: dict[str, Any]) -> dict[str, str]:
-    (found,) = (
-        item
-        for item in of_kind(objects(values), "ConfigMap")
-        if item["metadata"]["name"].endswith("-settings")
-    )
-    return dict(found["data"] or {})
-
-
-def test_settings_reach_the_agent_as_they_were_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in _settings(values_file("everything")).items():
-        monkeypatch.setenv(name, value)
-    settings, ignored = load_settings()
-    assert ignored == 0
-    assert settings.layer_interval == 50
-    assert settings.window_seconds == 60.5
-    assert settings.exporters == ("prometheus", "otlp")
-    assert settings.run == "nightly"
-    assert settings.thresholds == {
-        "grad_norm_high": 50.0,
-        "grad_norm_vanished": 1e-7,
-        "loss_scale_low": 256.0,
-    }
-
-
-def test_a_large_whole_number_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"agentSettings": {"settings": {"max_series": 2_000_000, "port": 9465}}}
-    for name, value in _settings(values).items():
-        monkeypatch.setenv(name, value)
-    settings, ignored = load_settings()
-    assert (settings.max_series, settings.port, ignored) == (2_000_000, 9465, 0)
+def test_every_workload_asks_for_resources_and_has_a_memory_limit() -> None:
+    for spec in pod_specs(objects_of("collector")):
+        for container in spec["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -154,34 +154,28 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 def test_no_mark_of_a_template_is_left_over() -> None:
     for name in MATRIX:
-        for item in objects(values_file(name)):
+        for item in objects_of(name):
             if "dashboard" not in item["metadata"]["name"]:
                 assert not [text for text in _texts_in(item) if "<no value>" in text]
 
 
 def test_dashboards_arrive_byte_for_byte() -> None:
-    committed = {path.name: path.read_text("utf-8") for path in CHART.glob("files/dashboards/*")}
+    committed = {path.name: path.read_text("utf-8") for path in DASHBOARDS.glob("*.json")}
+    values = {
+        "assumeApiVersions": ["grafana.integreatly.org/v1beta1"],
+        "grafanaDashboards": {"enabled": True},
+    }
+    made = objects(values)
     carried: dict[str, str] = {}
-    for item in of_kind(objects(values_file("everything")), "ConfigMap"):
+    for item in of_kind(made, "ConfigMap"):
         if item["metadata"]["labels"].get("grafana_dashboard") == "1":
             assert item["metadata"]["annotations"] == {"grafana_folder": "mp-agent"}
             carried |= item["data"]
     assert carried == committed
-    operated = of_kind(objects(values_file("everything")), "GrafanaDashboard")
+    operated = of_kind(made, "GrafanaDashboard")
     assert {item["spec"]["json"] for item in operated} == set(committed.values())
 
 
-def test_the_collector_hands_on_what_it_takes() -> None:
-    import yaml
-
-    (made,) = (
-        item
-        for item in of_kind(objects(values_file("collector")), "ConfigMap")
-        if "collector.yaml" in item["data"]
-    )
-    configuration = yaml.safe_load(made["data"]["collector.yaml"])
-    pipeline = configuration["service"]["pipelines"]["metrics"]
-    for part in ("receivers", "processors", "exporters"):
-        assert set(pipeline[part]) <= set(configuration[part])
-    assert pipeline["exporters"] == ["prometheus"]
-    assert configuration["exporters"]["prometheus"]["without_scope_info"] is True
+def test_every_object_can_be_applied_by_a_client_that_annotates_it_with_itself() -> None:
+    for item in objects_of("everything"):
+        assert len(json.dumps(item)) < ANNOTATION_BYTES_MAX, item["metadata"]["name"]

@@ -11,7 +11,9 @@ import yaml
 from mp_agent.alerting.promtool_tests import render_tests
 from mp_agent.alerting.rules import render_rules
 from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import Values, values_in_force
+from mp_agent.settings import load_settings
 from tests.helm.rendering import objects, of_kind, values_file
 
 OPERATOR = {"assumeApiVersions": ["monitoring.coreos.com/v1"]}
@@ -87,6 +89,53 @@ def test_links_follow_the_bases() -> None:
         assert alert["annotations"]["dashboard_url"].startswith("https://g.example.com/d/mp-agent")
 
 
+@pytest.mark.parametrize(
+    ("base", "end"),
+    [
+        (
+            "https://git.example.com/o/r/blob/main/alerting/runbooks",
+            "/runbooks/mpagentrunfailed.md",
+        ),
+        ("https://wiki.example.com/{alert}/latest", "com/mpagentrunfailed/latest"),
+    ],
+)
+def test_runbooks_are_linked_as_mp_agent_rules_links_them(base: str, end: str) -> None:
+    spec = released({"runbookBase": base})
+    assert _same_numbers(spec) == _same_numbers(
+        yaml.safe_load(render_rules(values_in_force(), runbook_base=base))
+    )
+    assert f"{end}\n" in yaml.safe_dump(spec, width=1000)
+
+
+@pytest.mark.parametrize(
+    "selectors",
+    [{"series": 'cluster="a",namespace=~"ml-.*"'}, {"targets": 'job="watch/it\'s"'}],
+)
+def test_selectors_reach_every_rule(selectors: dict[str, str]) -> None:
+    expected = rendered(values_in_force(selectors=selectors))
+    assert _same_numbers(released({"selectors": selectors})) == _same_numbers(expected)
+
+
+def test_agents_judge_by_the_same_numbers_and_severities(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {
+        "thresholds": {"grad_norm_high": 50},
+        "durations": {"stall_window": "1h30m", "overflow_window": 2_000_000},
+        "severities": {
+            "MpAgentRunVanished": {"warning": "info"},
+            "MpAgentRunFailed": {"critical": False},
+        },
+    }
+    (settings,) = [
+        found["data"]
+        for found in of_kind(objects({"rules": rules}), "ConfigMap")
+        if "MP_AGENT_THRESHOLDS" in found["data"]
+    ]
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    values = site_values(load_settings()[0])
+    assert _same_numbers(released(rules)) == _same_numbers(rendered(values))
+
+
 def test_no_mark_is_left() -> None:
     import re
 
@@ -99,17 +148,12 @@ def test_released_rules_pass_promtool_and_the_conditions_own_unit_tests_with_cha
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """With the defaults they are the committed rules, whose unit tests run elsewhere."""
-    rules = {
-        "thresholds": {"grad_norm_high": 50, "grad_norm_extreme": 700},
-        "durations": {"vanished_window": "31m"},
-    }
-    values = values_in_force(
-        {"grad_norm_high": 50.0, "grad_norm_extreme": 700.0}, {"vanished_window": 1860.0}
-    )
+    rules = {"thresholds": {"underflow_layers": 0.07}, "durations": {"vanished_window": "31m"}}
+    values = values_in_force({"underflow_layers": 0.07}, {"vanished_window": 1860.0})
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(released(rules)))
     (tmp_path / "tests.yaml").write_text(render_tests(values, "rules.yaml", heading="changed"))
     promtool = server("promtool")
-    touched = "MpAgentGradientExplosion|MpAgentRunFailed"
+    touched = "MpAgentGradientUnderflow|MpAgentRunFailed"
     for command in (
         ["check", "rules", "rules.yaml"],
         ["test", "rules", "--run", touched, "tests.yaml"],

@@ -25,16 +25,45 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"rules": {"severities": {"MpAgentRunFailed": {"critical": "page"}}}},
         "MpAgentRunFailed",
     ),
+    "a selector that is none": ({"rules": {"selectors": {"series": "team"}}}, "series"),
+    "a runbook address with a template": (
+        {"rules": {"runbookBase": "https://w/{{ .x }}"}},
+        "runbookBase",
+    ),
     "a scheme that is none": ({"podMonitor": {"scheme": "ftp"}}, "scheme"),
     "an interval in words": ({"podMonitor": {"interval": "often"}}, "interval"),
     "a port name that is too long": ({"podMonitor": {"port": "a-name-beyond-15"}}, "port"),
-    "a port beyond the last": ({"networkPolicy": {"port": 70000}}, "port"),
+    "a port beyond the last": ({"agentSettings": {"settings": {"port": 70000}}}, "port"),
     "an unknown setting": ({"agentSettings": {"settings": {"layers": 1}}}, "layers"),
     "an ill-typed setting": (
         {"agentSettings": {"settings": {"layer_interval": "often"}}},
         "layer_interval",
     ),
     "a secret among the settings": ({"agentSettings": {"settings": {"token": "x"}}}, "token"),
+    "thresholds for the agents alone": (
+        {"agentSettings": {"settings": {"thresholds": {"grad_norm_high": 50}}}},
+        "rules.thresholds",
+    ),
+    "a path that is not absolute": (
+        {"agentSettings": {"settings": {"sd_dir": "targets"}}},
+        "sd_dir",
+    ),
+    "a namespace that can be none": ({"agentSettings": {"namespaces": ["Ml_Team"]}}, "Ml_Team"),
+    "two levels of an alert at one severity": (
+        {
+            "rules": {"severities": {"MpAgentGradientExplosion": {"critical": "warning"}}},
+            "assumeApiVersions": ["monitoring.coreos.com/v1"],
+        },
+        "rules.severities.MpAgentGradientExplosion",
+    ),
+    "several collectors that are scraped": (
+        {"collector": {"enabled": True, "replicas": 2}},
+        "collector.replicas",
+    ),
+    "a password in an address": (
+        {"collector": {"remoteWriteUrl": "https://me:secret@metrics.example.com/write"}},
+        "remoteWriteUrl",
+    ),
     "half a receiver": ({"alertmanagerConfig": {"slack": {"name": "x"}}}, "slack"),
     "routing with nowhere to go": (
         {

@@ -19,6 +19,12 @@ processors:
   k8sattributes:
     extract:
       metadata: [k8s.namespace.name, k8s.pod.name, k8s.node.name]
+    pod_association:
+      - sources:
+          - from: resource_attribute
+            name: k8s.pod.uid
+      - sources:
+          - from: connection
   transform/identity:
     metric_statements:
       - context: datapoint
@@ -42,6 +48,8 @@ exporters:
     endpoint: 0.0.0.0:8889
     without_scope_info: true
 {{- end }}
+  # Critical conditions: one line each in this container's log.
+  debug: {verbosity: normal}
 service:
   extensions: [health_check]
   pipelines:
@@ -49,4 +57,12 @@ service:
       receivers: [otlp]
       processors: [memory_limiter, k8sattributes, transform/identity, batch]
       exporters: [{{ if $collector.remoteWriteUrl }}prometheusremotewrite{{ else }}prometheus{{ end }}]
+    logs:
+      receivers: [otlp]
+      processors: [memory_limiter, k8sattributes, batch]
+      exporters: [debug]
+    traces:
+      receivers: [otlp]
+      processors: [memory_limiter, k8sattributes, batch]
+      exporters: [debug]
 {{- end }}

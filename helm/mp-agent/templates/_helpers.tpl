@@ -17,7 +17,7 @@
 
 {{- define "mp-agent.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "mp-agent.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "mp-agent.labels" -}}
@@ -44,8 +44,55 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ default (printf "%s-settings" (include "mp-agent.fullname" .)) .Values.agentSettings.name }}
 {{- end }}
 
-{{- /* Whether the cluster has an API version: "true", or nothing. Arguments: root context, version. */}}
+{{- /* The agents' port, which pods, policies and notes have to agree upon. */}}
+{{- define "mp-agent.port" -}}
+{{ default 9464 .Values.agentSettings.settings.port | int }}
+{{- end }}
+
+{{- /* Not `mp-agent-…`: Kubernetes would put MP_AGENT_… variables of this Service into every pod. */}}
+{{- define "mp-agent.collectorName" -}}
+{{ printf "otlp-%s" (include "mp-agent.fullname" .) }}
+{{- end }}
+
+{{- define "mp-agent.collectorLabels" -}}
+{{ include "mp-agent.selectorLabels" . }}
+app.kubernetes.io/component: collector
+{{- end }}
+
+{{- /* Security context of a container that needs nothing: what the "restricted" standard asks for. */}}
+{{- define "mp-agent.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- /* Whether the cluster has a kind: "true", or nothing. Arguments: root context, API version, kind. */}}
 {{- define "mp-agent.has" -}}
 {{- $root := index . 0 }}{{ $version := index . 1 }}
-{{- if or ($root.Capabilities.APIVersions.Has $version) (has $version $root.Values.assumeApiVersions) }}true{{ end }}
+{{- $kind := printf "%s/%s" $version (index . 2) }}
+{{- $assumed := $root.Values.assumeApiVersions }}
+{{- if or ($root.Capabilities.APIVersions.Has $kind) (has $kind $assumed) (has $version $assumed) }}true{{ end }}
+{{- end }}
+
+{{- /* Where a NetworkPolicy finds Prometheus. */}}
+{{- define "mp-agent.fromPrometheus" -}}
+- namespaceSelector:
+    matchLabels:
+      kubernetes.io/metadata.name: {{ .Values.networkPolicy.prometheusNamespace | quote }}
+  podSelector:
+    matchLabels:
+      {{- toYaml .Values.networkPolicy.prometheusPodLabels | nindent 6 }}
+{{- end }}
+
+{{- /* TLS and basic auth of a scrape. Argument: the value that holds `tlsConfig` and `basicAuth`. */}}
+{{- define "mp-agent.scrapeAccess" -}}
+{{- with .tlsConfig }}
+tlsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .basicAuth }}
+basicAuth:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}

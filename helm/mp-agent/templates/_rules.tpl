@@ -6,21 +6,34 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- $catalog := .Files.Get "files/rules.yaml" | fromYaml }}
 {{- $rules := .Values.rules }}
 {{- $text := $catalog.rules }}
+{{- if not $rules.selectors.series }}
+{{- $text = $text | replace "{@series_selector@}" "" | replace ",@series_selector@}" "}" }}
+{{- end }}
 {{- range $mark := $catalog.marks }}
 {{- $text = replace (printf "@%s@" $mark) (include "mp-agent.mark" (list $catalog $rules $mark)) $text }}
 {{- end }}
+{{- $taken := dict }}
 {{- $groups := list }}
 {{- range $group := (fromYaml $text).groups }}
 {{- $kept := list }}
 {{- range $rule := $group.rules }}
 {{- $severity := "" }}
 {{- if $rule.alert }}
-{{- $severity = $rule.labels.severity }}
+{{- $own := $rule.labels.severity }}
+{{- $severity = $own }}
 {{- $changes := default dict (get $rules.severities $rule.alert) }}
-{{- if hasKey $changes $severity }}
-{{- $severity = get $changes $severity | toString | replace "false" "off" }}
+{{- if hasKey $changes $own }}
+{{- $severity = include "mp-agent.severity" (get $changes $own) }}
 {{- $_ := set $rule.labels "severity" $severity }}
 {{- end }}
+{{- if contains "{alert}" $rules.runbookBase }}
+{{- $_ := set $rule.annotations "runbook_url" (replace "{alert}" (lower $rule.alert) $rules.runbookBase) }}
+{{- end }}
+{{- $key := printf "%s/%s" $rule.alert $severity }}
+{{- if and (ne $severity "off") (ne (get $taken $key | default $own) $own) }}
+{{- fail (printf "rules.severities.%s: its levels %s and %s would both be %s; turn one of them off" $rule.alert (get $taken $key) $own $severity) }}
+{{- end }}
+{{- $_ := set $taken $key $own }}
 {{- end }}
 {{- if ne $severity "off" }}
 {{- $kept = append $kept $rule }}
@@ -33,13 +46,22 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- dict "groups" $groups | toYaml }}
 {{- end }}
 
-{{- /* What stands for a mark: a base address, a threshold, or durations added up. */}}
+{{- /* A severity as the values have it, of which YAML reads a bare `off` as false. */}}
+{{- define "mp-agent.severity" -}}
+{{ toString . | replace "false" "off" }}
+{{- end }}
+
+{{- /* What stands for a mark: a base address, a selector, a threshold, or durations added up. */}}
 {{- define "mp-agent.mark" -}}
 {{- $catalog := index . 0 }}{{ $rules := index . 1 }}{{ $mark := index . 2 }}
 {{- if eq $mark "runbook_base" }}
 {{- default $catalog.runbookBase $rules.runbookBase | trimSuffix "/" }}
 {{- else if eq $mark "dashboard_base" }}
 {{- default $catalog.dashboardBase $rules.dashboardBase | trimSuffix "/" }}
+{{- else if eq $mark "series_selector" }}
+{{- $rules.selectors.series }}
+{{- else if eq $mark "targets_selector" }}
+{{- default $catalog.targetsSelector $rules.selectors.targets }}
 {{- else if hasKey $catalog.thresholds $mark }}
 {{- if hasKey $rules.thresholds $mark }}{{ get $rules.thresholds $mark | toString }}{{ else }}{{ get $catalog.thresholds $mark }}{{ end }}
 {{- else }}
@@ -77,4 +99,18 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- end }}
 {{- $seconds }}
 {{- end }}
+{{- end }}
+
+{{- /* Durations and severities as the agents' setting `alerts` has them. */}}
+{{- define "mp-agent.alerts" -}}
+{{- $alerts := dict }}
+{{- range $name, $value := .durations }}
+{{- $_ := set $alerts $name (kindIs "string" $value | ternary $value (toJson $value)) }}
+{{- end }}
+{{- range $alert, $levels := .severities }}
+{{- range $level, $severity := $levels }}
+{{- $_ := set $alerts (printf "%s.%s" $alert $level) (include "mp-agent.severity" $severity) }}
+{{- end }}
+{{- end }}
+{{- toYaml $alerts }}
 {{- end }}

@@ -1,15 +1,7 @@
 {{- /*
-The node agent as a native sidecar, for charts that have this one as a dependency. It outlives a
-crashed trainer. In the pod's spec:
-
-  terminationGracePeriodSeconds: {{ include "mp-agent.sidecar.graceSeconds" . }}
-  securityContext: {{- include "mp-agent.sidecar.podSecurityContext" . | nindent 4 }}
-  initContainers: {{- include "mp-agent.sidecar.container" . | nindent 4 }}
-  volumes: {{- include "mp-agent.sidecar.volume" . | nindent 4 }}
-  containers:
-    - name: trainer
-      env: {{- include "mp-agent.sidecar.trainerEnv" . | nindent 8 }}
-      volumeMounts: {{- include "mp-agent.sidecar.volumeMount" . | nindent 8 }}
+The node agent as a native sidecar, for charts that have this one as a dependency: README.md shows
+the pod. Every template here takes this chart's own context, which the parent has as
+`index .Subcharts "mp-agent"`.
 */}}
 {{- define "mp-agent.sidecar.container" -}}
 - name: mp-agent
@@ -23,15 +15,9 @@ crashed trainer. In the pod's spec:
   envFrom:
     - configMapRef: {name: {{ include "mp-agent.settingsName" . }}, optional: true}
   ports:
-    - {name: {{ .Values.podMonitor.port }}, containerPort: 9464}
+    - {name: {{ .Values.podMonitor.port }}, containerPort: {{ include "mp-agent.port" . }}}
   securityContext:
-    runAsNonRoot: true
-    runAsUser: {{ .Values.sidecar.runAsUser | int64 }}
-    runAsGroup: {{ .Values.sidecar.runAsGroup | int64 }}
-    allowPrivilegeEscalation: false
-    readOnlyRootFilesystem: true
-    capabilities:
-      drop: [ALL]
+    {{- include "mp-agent.containerSecurityContext" . | nindent 4 }}
   {{- with .Values.sidecar.resources }}
   resources:
     {{- toYaml . | nindent 4 }}
@@ -45,16 +31,19 @@ crashed trainer. In the pod's spec:
 {{ add .Values.sidecar.lingerSeconds 10 }}
 {{- end }}
 
+{{- /* One user for trainer and sidecar: a ring is readable by its owner alone. */}}
 {{- define "mp-agent.sidecar.podSecurityContext" -}}
+runAsNonRoot: true
 runAsUser: {{ .Values.sidecar.runAsUser | int64 }}
 runAsGroup: {{ .Values.sidecar.runAsGroup | int64 }}
+seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{- define "mp-agent.sidecar.volume" -}}
+{{- define "mp-agent.sidecar.volumes" -}}
 - name: mp-agent-shm
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.sidecar.sharedMemory }}}
 - name: mp-agent-tmp
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ .Values.sidecar.temporaryFiles }}}
 {{- end }}
 
 {{- define "mp-agent.sidecar.volumeMount" -}}
