@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from mp_agent.alerting.condition import DASHBOARD_BASE, RUNBOOK_BASE
+from mp_agent.alerting.links import ALERT_MARK, DASHBOARD_BASE, RUNBOOK_BASE
+from mp_agent.alerting.output import write_whole
 from mp_agent.alerting.rules import render_rules, rules_heading
 from mp_agent.alerting.site import known_names, site_values
 from mp_agent.alerting.values import Values
@@ -54,7 +55,8 @@ _COUNTED_AGAINST = dict.fromkeys(name for metric in METRICS for name in metric.t
     "--runbook-base",
     default=RUNBOOK_BASE,
     show_default=True,
-    help="Address below which the runbooks are published.",
+    help="Address below which the runbooks lie as files, such as their folder in a repository; "
+    f"or, with {ALERT_MARK} for an alert's name in lower case, that of any page.",
 )
 @click.option(
     "--dashboard-base",
@@ -72,8 +74,8 @@ def rules_command(
     check: bool,
 ) -> None:
     """Write the Prometheus alerting rules."""
-    for name, address in (("runbook-base", runbook_base), ("dashboard-base", dashboard_base)):
-        _check_address(name, address)
+    _check_address("runbook-base", runbook_base, mark=ALERT_MARK)
+    _check_address("dashboard-base", dashboard_base)
     values = _values(assignments, time_scale)
     heading = _heading(assignments, time_scale, runbook_base, dashboard_base)
     text = render_rules(
@@ -84,18 +86,18 @@ def rules_command(
     elif output == Path("-"):
         click.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
 
 
-def _check_address(name: str, address: str) -> None:
-    """Refuse what is no address: it goes into templates that Prometheus would fail on."""
-    if not _ADDRESS.fullmatch(address):
+def _check_address(name: str, address: str, *, mark: str = "") -> None:
+    """Refuse what is no address, but for `mark`: Prometheus would fail on it as a template."""
+    if not _ADDRESS.fullmatch(address.replace(mark, "") if mark else address):
         raise click.UsageError(f"--{name} has value {address!r}; it must be an http(s) address")
 
 
 def _values(assignments: tuple[str, ...], time_scale: float) -> Values:
     try:
-        settings, _ = load_settings()
+        settings, _ = load_settings(refuse=("thresholds", "alerts"))
         return site_values(settings, assignments, time_scale=time_scale)
     except SettingError as error:
         raise click.UsageError(str(error)) from error

@@ -12,6 +12,7 @@ from mp_agent.alerting.descriptions import Part, parse_description, prometheus_t
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.examples import Example
 from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.links import DASHBOARD_BASE, RUNBOOK_BASE, dashboard_url, runbook_url
 from mp_agent.alerting.predicates import Gone, Predicate, Silent, kept_labels
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Series
@@ -22,22 +23,13 @@ from mp_agent.errors import CatalogError
 COMPONENT = "mp-agent"
 """Label `component` of every alert; Alertmanager routes by it."""
 
-RUNBOOK_BASE = "https://mp-agent.example/runbooks"
-"""Where runbooks are published; a placeholder domain until `--runbook-base` names a real one."""
-
-DASHBOARD_BASE = "https://mp-agent.example/grafana"
-"""Where Grafana is; a placeholder domain until `--dashboard-base` names a real one."""
-
 ALERT_LABELS = ("cluster", "namespace", "job", "run")
 """Labels that every alert has, beside those that its predicate keeps."""
 
-_DASHBOARD = "/d/mp-agent-run/?" + "&".join(
-    f"var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in ALERT_LABELS[1:]
-)
 _SINCE_STEP = (
     f'{{{{ with printf "min({metrics.CONDITION_SINCE_STEP.prometheus_name}'
-    '{condition=%q,namespace=%q,job=%q,run=%q})" "NAME" '
-    "$labels.namespace $labels.job $labels.run | query }}"
+    '{condition=%q,cluster=%q,namespace=%q,job=%q,run=%q})" "NAME" '
+    "$labels.cluster $labels.namespace $labels.job $labels.run | query }}"
     '{{ . | first | value | printf "%.0f" }}{{ end }}'
 )
 """Where the condition began, by the node agent's own detectors, which see every step."""
@@ -117,8 +109,8 @@ class Condition:
             "summary": self.summary,
             "description": prometheus_template(level.parts, values),
             "remedy": " ".join(self.remedies),
-            "runbook_url": f"{runbook_base.rstrip('/')}/{self.name.lower()}",
-            "dashboard_url": dashboard_base.rstrip("/") + _DASHBOARD,
+            "runbook_url": runbook_url(runbook_base, self.name),
+            "dashboard_url": dashboard_url(dashboard_base),
             "step": _SINCE_STEP.replace("NAME", self.name),
         }
 

@@ -25,7 +25,7 @@ Lookup = Callable[[str], Iterable[Labels]]
 """From an info metric's Prometheus name to the labels of the run's present series."""
 
 _MARK = re.compile(r"\{([^{}]*)\}")
-_RUN_IDENTITY = ("namespace", "job", "run")
+_RUN_IDENTITY = ("cluster", "namespace", "job", "run")
 _GO_FORMATS = {
     "count": 'printf "%.0f" $value',
     "number": 'printf "%.4g" $value',

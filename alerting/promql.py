@@ -88,7 +88,7 @@ def label_text(value: str | Limit, values: Values) -> str:
 
 
 def _series(series: Series, values: Values) -> str:
-    text = _selector(series.metric, series.where, values)
+    text = _selector(series.metric, series.matchers, values)
     if series.over:
         text += f"[{values.duration(series.over[1])}]"
     if series.before:
@@ -99,7 +99,7 @@ def _series(series: Series, values: Values) -> str:
 
 
 def _count(count: Count, values: Values) -> str:
-    series = _selector(count.metric, count.where, values)
+    series = _selector(count.metric, count.matchers, values)
     window, birth = values.duration(count.window), values.duration(_BIRTH_WINDOW)
     offset = f" offset {values.duration(*count.before)}" if count.before else ""
     earlier = values.duration(count.window, *count.before)
@@ -175,13 +175,13 @@ def _operand(expression: Expression, values: Values, operator: _Binding) -> str:
     return text if _binding(expression) > operator else _enclosed(text)
 
 
-def _selector(metric: Metric, where: tuple[Where, ...], values: Values) -> str:
+def _selector(metric: Metric, matchers: tuple[Where, ...], values: Values) -> str:
     own = (
         f"{matcher.label}{matcher.operator}{quoted(label_text(matcher.value, values))}"
-        for matcher in where
+        for matcher in matchers
     )
-    matchers = ",".join(filter(None, (*own, values.selectors["series"])))
-    return f"{metric.prometheus_name}{{{matchers}}}" if matchers else metric.prometheus_name
+    text = ",".join(filter(None, (*own, values.selectors["series"])))
+    return f"{metric.prometheus_name}{{{text}}}" if text else metric.prometheus_name
 
 
 def _enclosed(text: str) -> str:

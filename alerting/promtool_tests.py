@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote_plus
 
-from mp_agent.alerting.condition import DASHBOARD_BASE, RUNBOOK_BASE, Condition
+from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
 from mp_agent.alerting.examples import RUN, TARGET, Example, Track, Value
 from mp_agent.alerting.healthy import healthy_tracks, same_series
+from mp_agent.alerting.links import DASHBOARD_BASE, OF_CLUSTER, RUNBOOK_BASE
 from mp_agent.alerting.promql import label_text, number_text, quoted
 from mp_agent.alerting.routine import ROUTINE
 from mp_agent.alerting.values import Values
@@ -184,7 +185,7 @@ def _with_labels(url: str, labels: Labels) -> str:
     for label in ("namespace", "job", "run"):
         template = f"{{{{ $labels.{label} | urlquery }}}}"
         url = url.replace(template, quote_plus(labels.get(label, "")))
-    return url
+    return url.replace(OF_CLUSTER, "")
 
 
 def _moment(condition: Condition, minute: int, values: Values) -> dict[str, Any]:

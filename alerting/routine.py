@@ -4,13 +4,13 @@ from mp_agent.alerting import metrics
 from mp_agent.alerting.examples import Example, Track, Value, flat, ramp
 from mp_agent.alerting.severity import Severity
 
-_STEP_BACK: tuple[Value, ...] = (*ramp(5000, 60, 20), *ramp(5400, 60, 71))
+_STEP_BACK: tuple[Value, ...] = (*ramp(5000, 60, 20), *ramp(5400, 60, 51))
 
 ROUTINE = (
-    Example(title="nothing fires on two hours of health", minutes=120),
+    Example(title="nothing fires on an hour and a half of health", minutes=90),
     Example(
         title="nothing fires on a run that is restarted from its last checkpoint",
-        minutes=90,
+        minutes=70,
         tracks=(
             Track(metrics.STEP, _STEP_BACK),
             Track(metrics.RUN_ACTIVE, (*flat(1, 20), 0, 1)),
@@ -27,10 +27,10 @@ ROUTINE = (
     ),
     Example(
         title="nothing fires on a run that calibrates its loss scale",
-        minutes=60,
+        minutes=40,
         tracks=(
-            Track(metrics.STEP, ramp(1, 60, 61)),
-            Track(metrics.STEPS, ramp(1, 60, 61)),
+            Track(metrics.STEP, ramp(1, 60, 41)),
+            Track(metrics.STEPS, ramp(1, 60, 41)),
             Track(metrics.LOSS_SCALE, (65536, 16384)),
             Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
             Track(metrics.LOSS_SCALE_DECREASES, (0, 2)),
@@ -42,19 +42,19 @@ ROUTINE = (
     ),
     Example(
         title="only its standing still is reported of a run that hangs",
-        minutes=60,
+        minutes=46,
         tracks=(Track(metrics.STEP, ramp(5000, 60, 10)), Track(metrics.STEPS, ramp(5000, 60, 10))),
         also={"MpAgentRunStalled": (Severity.CRITICAL, Severity.WARNING)},
     ),
     Example(
         title="only its end is reported of a run whose series are gone",
-        minutes=60,
+        minutes=46,
         ends=10,
         also={"MpAgentRunVanished": (Severity.WARNING,)},
     ),
     Example(
         title="nothing fires when a scrape fails",
-        minutes=60,
+        minutes=46,
         tracks=(
             Track(metrics.RUN_ACTIVE, (*flat(1, 20), "stale", 1)),
             Track(metrics.SKIPPED_STEPS, (*flat(3, 20), "stale", 3)),

@@ -10,11 +10,12 @@ from mp_agent.alerting.alertmanager import (
     MESSAGES_FILE,
     render_alertmanager,
 )
-from mp_agent.alerting.condition import DASHBOARD_BASE, RUNBOOK_BASE, Condition, Level
+from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.expressions import walk
 from mp_agent.alerting.guidance.pages import runbook_pages
 from mp_agent.alerting.guidance.reference import REFERENCE, render_reference
+from mp_agent.alerting.links import DASHBOARD_BASE, RUNBOOK_BASE
 from mp_agent.alerting.promql import promql
 from mp_agent.alerting.promtool_tests import render_tests
 from mp_agent.alerting.severity import Severity

@@ -99,6 +99,8 @@ class Series(Signal):
     over: the function and the range that it is first applied to, per series; else the present
     value is taken. before: how long ago all this was, added up.
     keep: labels that stay beside those of the run: one value for each of their values.
+    Series with an optional label, such as those of further optimizers, are left alone unless
+    `where` or `keep` names it.
     """
 
     metric: Metric
@@ -108,21 +110,32 @@ class Series(Signal):
     where: tuple[Where, ...] = ()
     keep: tuple[str, ...] = ()
 
+    @property
+    def matchers(self) -> tuple[Where, ...]:
+        """What the series must match."""
+        return _matchers(self.metric, self.where, self.keep)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count(Signal):
     """How often a counter's event happened within a `window` that ended `before` ago.
 
-    All series of the run that match `where` are added up; there is none when none was there within
-    the window. A counter first seen within the window counts from 0 rather than from its first
-    value, since a run may be scraped for the first time after the event. First seen means: not
-    within `birth_window` before, else one failed scrape would bring back the events of days ago.
+    All series of the run that match `where` are added up, but for those with an optional label
+    that it does not name; there is none when none was there within the window. A counter first
+    seen within the window counts from 0 rather than from its first value, since a run may be
+    scraped for the first time after the event. First seen means: not within `birth_window` before,
+    else one failed scrape would bring back the events of days ago.
     """
 
     metric: Metric
     window: Duration
     before: tuple[Duration, ...] = ()
     where: tuple[Where, ...] = ()
+
+    @property
+    def matchers(self) -> tuple[Where, ...]:
+        """What the series must match."""
+        return _matchers(self.metric, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +173,11 @@ class Either(Signal):
 
     first: Signal
     second: Signal
+
+
+def _matchers(
+    metric: Metric, where: tuple[Where, ...], keep: tuple[str, ...] = ()
+) -> tuple[Where, ...]:
+    named = {*keep, *(matcher.label for matcher in where)}
+    absent = tuple(Where(label, "=", "") for label in metric.optional_labels if label not in named)
+    return (*where, *absent)

@@ -20,7 +20,8 @@ SeverityChanges = Mapping[str, Mapping[Severity, Severity | None]]
 
 _MARK = re.compile(r"<(\w+)>")
 _MATCHER = r'[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\\n]|\\.)*"'
-_MATCHERS = re.compile(rf"(?:{_MATCHER}(?:,{_MATCHER})*)?")
+MATCHERS = rf"(?:{_MATCHER}(?:,{_MATCHER})*)?"
+"""Pattern of what a selector may be: label matchers, separated by commas, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def values_in_force(
     for name, text in (selectors or {}).items():
         if name not in SELECTORS:
             raise SettingError(f"selectors: {name!r} is unknown; known: {', '.join(SELECTORS)}")
-        if not _MATCHERS.fullmatch(text):
+        if not re.fullmatch(MATCHERS, text):
             raise SettingError(
                 f"selectors: {name} has value {text!r}; write label matchers such as "
                 'cluster="a",namespace=~"ml-.*"'

@@ -4,15 +4,20 @@ from typing import Any
 
 import yaml
 
+try:
+    from yaml import CSafeDumper as SafeDumper  # writes the same, in a third of the time
+except ImportError:
+    from yaml import SafeDumper  # type: ignore[assignment]
 
-class _Dumper(yaml.SafeDumper):
+
+class _Dumper(SafeDumper):
     """Writes text of several lines as a literal block, and repeats what is shared."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

@@ -1,6 +1,5 @@
 """`mp-agent alertmanager`: the Alertmanager configuration, with this site's channels."""
 
-import os
 import shlex
 from pathlib import Path
 
@@ -14,9 +13,19 @@ from mp_agent.alerting.alertmanager.configuration import (
     render_alertmanager,
 )
 from mp_agent.alerting.alertmanager.messages import MESSAGES
+from mp_agent.alerting.output import write_whole
 from mp_agent.errors import SettingError
 
 _SITE = Site()
+_ADDRESSES = {
+    "slack_channel": Channel.SLACK,
+    "email_to": Channel.EMAIL,
+    "email_from": Channel.EMAIL,
+    "smarthost": Channel.EMAIL,
+    "email_user": Channel.EMAIL,
+    "webhook_url": Channel.WEBHOOK,
+}
+"""The options of one channel."""
 
 
 @click.command(
@@ -61,6 +70,7 @@ def alertmanager_command(
 ) -> None:
     """Write the Alertmanager configuration and its message templates."""
     channels = tuple(Channel(name) for name in dict.fromkeys(receivers)) or EVERY_CHANNEL
+    _check_used(channels, addresses)
     try:
         configuration = render_alertmanager(
             _heading(receivers, time_scale, addresses),
@@ -70,17 +80,22 @@ def alertmanager_command(
         )
     except SettingError as error:
         raise click.UsageError(str(error)) from error
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{output} cannot be made: {error.strerror}") from error
     # The messages first: a configuration never names a file that is not there.
     for name, text in ((MESSAGES_FILE, MESSAGES), (CONFIGURATION_FILE, configuration)):
-        _write(output / name, text)
+        write_whole(output / name, text)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def _check_used(channels: tuple[Channel, ...], addresses: dict[str, str]) -> None:
+    """Refuse an address of a channel that is not chosen: nobody would be told by it."""
+    for name, channel in _ADDRESSES.items():
+        if channel not in channels and addresses[name] != getattr(_SITE, name):
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is for {channel.value}, which is not a --receiver"
+            )
 
 
 def _heading(receivers: tuple[str, ...], time_scale: float, addresses: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ _COVERAGE = Series(metric=metrics.COVERAGE, aggregate="min")
 
 _A_NODE_IS_SILENT = Example(
     title="a node of two ranks whose rows do not arrive; the alert outlasts it",
-    minutes=60,
+    minutes=42,
     tracks=(
         Track(metrics.COVERAGE, (*flat(1, 10), *flat(0.75, 21), 1)),
         Track(metrics.MISSING_RANK, (*flat(None, 10), *flat(1, 21), "stale"), {"rank": "2"}),
@@ -37,8 +37,8 @@ _OUTLASTED = Example(
 
 _BRIEF = Example(
     title="a rank that misses the deadline now and then",
-    minutes=60,
-    tracks=(Track(metrics.COVERAGE, (1, 0.75, 0.75, 1) * 15),),
+    minutes=20,
+    tracks=(Track(metrics.COVERAGE, (1, 0.75, 0.75, 1) * 5),),
 )
 
 _HUNG = Example(
@@ -53,7 +53,7 @@ _HUNG = Example(
 
 _ENDED = Example(
     title="a run that ended, one rank sooner than the others",
-    minutes=60,
+    minutes=25,
     tracks=(
         Track(metrics.COVERAGE, (*flat(1, 10), 0.75)),
         Track(metrics.STEP, ramp(5000, 60, 11)),

@@ -14,7 +14,7 @@ _SHARE = Series(metric=metrics.LAYERS_UNDERFLOWING)
 
 _FIFTH = Example(
     title="a fifth of the layers; the alert outlasts the look that finds fewer",
-    minutes=60,
+    minutes=52,
     tracks=(
         Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),
         Track(
@@ -44,19 +44,19 @@ _OUTLASTED = Example(
 
 _FEW = Example(
     title="two layers of a hundred",
-    minutes=60,
+    minutes=20,
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (0.02,)),),
 )
 
 _ONE_LOOK = Example(
     title="a single look at an odd batch",
-    minutes=60,
+    minutes=20,
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 3), 0)),),
 )
 
 _BASELINE = Example(
     title="embeddings' untouched rows and ReLU's zeros, which are the layers' own baseline",
-    minutes=60,
+    minutes=20,
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (0,)),),
 )
 

@@ -58,7 +58,7 @@ def _norms(*values: Value) -> tuple[Track, ...]:
 
 _ALL_THREE = Example(
     title="gradients that vanish altogether",
-    minutes=60,
+    minutes=46,
     tracks=_norms(*flat(1.2, 10), 1e-7),
     fires={
         Severity.CRITICAL: _fires(_VANISHED, _HOLD, "1e-07"),
@@ -71,7 +71,7 @@ _ALL_THREE = Example(
 
 _VERY_LOW_ONLY = Example(
     title="gradients below a thousandth, the loss standing",
-    minutes=30,
+    minutes=22,
     tracks=_norms(*flat(1.2, 10), 0.0005),
     fires={Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "0.0005")},
     at=21,
@@ -80,11 +80,11 @@ _VERY_LOW_ONLY = Example(
 
 _SLOW_STEPS = Example(
     title="steps of several minutes, so that the window is empty",
-    minutes=60,
+    minutes=46,
     tracks=(
         Track(metrics.GRAD_NORM, (0.005,)),
-        Track(metrics.STEP, tuple(float(5000 + minute // 4) for minute in range(61))),
-        Track(metrics.STEPS, tuple(float(5000 + minute // 4) for minute in range(61))),
+        Track(metrics.STEP, tuple(float(5000 + minute // 4) for minute in range(47))),
+        Track(metrics.STEPS, tuple(float(5000 + minute // 4) for minute in range(47))),
     ),
     without=(metrics.GRAD_NORM_WINDOW_MAX,),
     fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "0.005")},
@@ -92,12 +92,26 @@ _SLOW_STEPS = Example(
     not_yet=(25,),
 )
 
+_OF_TWO_OPTIMIZERS = Example(
+    title="the first of two optimizers, while the second has large norms and overflows",
+    minutes=15,
+    tracks=(
+        Track(metrics.GRAD_NORM, (*flat(1.2, 10), 1e-7)),
+        Track(metrics.GRAD_NORM, (1.2,), {"optimizer": "2"}),
+        Track(metrics.GRAD_FINITE, (0,), {"optimizer": "2"}),
+    ),
+    without=(metrics.GRAD_NORM_WINDOW_MAX,),
+    fires={Severity.CRITICAL: _fires(_VANISHED, _HOLD, "1e-07")},
+    at=13,
+    not_yet=(9, 11),
+)
+
 _CONVERGING = Example(
     title="a converged run whose loss still falls: a hint at most",
-    minutes=60,
+    minutes=46,
     tracks=(
         *_norms(*flat(1.2, 10), 1e-7),
-        Track(metrics.LOSS, noisy(2.0, 61, slope=-0.03)),
+        Track(metrics.LOSS, noisy(2.0, 47, slope=-0.03)),
     ),
     fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "1e-07")},
     at=45,
@@ -106,13 +120,13 @@ _CONVERGING = Example(
 
 _AFTER_CLIPPED_INF = Example(
     title="zeros that clipping left after an Inf",
-    minutes=60,
+    minutes=46,
     tracks=(*_norms(*flat(1.2, 10), 0), Track(metrics.GRAD_FINITE, (*flat(1, 10), 0))),
 )
 
 _FROZEN = Example(
     title="a run that hangs after a step with a tiny norm",
-    minutes=45,
+    minutes=40,
     tracks=(
         *_norms(1e-7),
         Track(metrics.STEP, (5000,)),
@@ -123,17 +137,17 @@ _FROZEN = Example(
 
 _PARTIAL = Example(
     title="merges that lack a rank",
-    minutes=60,
+    minutes=40,
     tracks=(*_norms(1e-7), Track(metrics.COVERAGE, (0.75,))),
     also={"MpAgentCoverageLow": (Severity.WARNING,)},
 )
 
 _INTERRUPTED = Example(
     title="low norms with a healthy step every few minutes",
-    minutes=60,
+    minutes=40,
     tracks=(
         Track(metrics.GRAD_NORM, (0.0005,)),
-        Track(metrics.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 15),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 10),
     ),
 )
 
@@ -173,6 +187,6 @@ GRADIENT_VANISHING = Condition(
             description=_description(_LOW, _LOW_HOLD),
         ),
     ),
-    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _CONVERGING),
+    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _OF_TWO_OPTIMIZERS, _CONVERGING),
     quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED),
 )

@@ -20,7 +20,7 @@ def _named(*layers: str) -> tuple[Track, ...]:
 
 _TWO_LAYERS = Example(
     title="two layers whose gradients died; the alert outlasts the look that finds them alive",
-    minutes=60,
+    minutes=46,
     tracks=(
         Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(2, 20), 0)),
         *_named("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"),
@@ -35,7 +35,7 @@ _TWO_LAYERS = Example(
 
 _OUTLASTED = Example(
     title="a layer that was dead for some minutes, right after",
-    minutes=45,
+    minutes=36,
     tracks=(Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(1, 20), 0)),),
     fires={
         Severity.WARNING: "1 layer(s) of run demo had next to no gradient in the last "
@@ -46,12 +46,12 @@ _OUTLASTED = Example(
 
 _NONE = Example(
     title="frozen, unused and idle parameters, of which none is counted",
-    minutes=60,
+    minutes=15,
     tracks=(Track(metrics.LAYERS_DEAD, (0,)),),
 )
 
 _NOT_LOOKED_AT = Example(
-    title="a run whose layers were never sampled", minutes=60, without=(metrics.LAYERS_DEAD,)
+    title="a run whose layers were never sampled", minutes=15, without=(metrics.LAYERS_DEAD,)
 )
 
 LAYER_GRADIENT_DEAD = Condition(

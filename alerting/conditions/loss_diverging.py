@@ -14,7 +14,7 @@ _TREND = Series(metric=metrics.LOSS_TREND)
 
 _RISING = Example(
     title="a loss that rises from one long window to the next; the alert outlasts its end",
-    minutes=60,
+    minutes=51,
     tracks=(Track(metrics.LOSS_TREND, (*flat(-0.4, 10), *flat(5.5, 21), 0)),),
     fires={
         Severity.WARNING: "The loss of run demo has risen by 5.5 deviations from one long window "
@@ -25,23 +25,23 @@ _RISING = Example(
 )
 
 _FALLING = Example(
-    title="a loss that falls", minutes=60, tracks=(Track(metrics.LOSS_TREND, (-8,)),)
+    title="a loss that falls", minutes=20, tracks=(Track(metrics.LOSS_TREND, (-8,)),)
 )
 
 _WAVES = Example(
     title="a loss that goes up and down in slow waves",
-    minutes=60,
-    tracks=(Track(metrics.LOSS_TREND, (2.5, 0.5, -1.5, 0.3) * 15),),
+    minutes=20,
+    tracks=(Track(metrics.LOSS_TREND, (2.5, 0.5, -1.5, 0.3) * 5),),
 )
 
 _TOUCHES = Example(
     title="a trend that only touches the limit",
-    minutes=60,
+    minutes=30,
     tracks=(Track(metrics.LOSS_TREND, (*flat(1, 20), *flat(3.4, 4), 1)),),
 )
 
 _YOUNG = Example(
-    title="a run that has no two long windows yet", minutes=60, without=(metrics.LOSS_TREND,)
+    title="a run that has no two long windows yet", minutes=20, without=(metrics.LOSS_TREND,)
 )
 
 _HUNG = Example(

@@ -61,7 +61,7 @@ _ONE_DIP = Example(
 
 _ENDED_AT_FLOOR = Example(
     title="a storm of overflow that is over, the scale on its way up again",
-    minutes=40,
+    minutes=20,
     tracks=(
         Track(metrics.LOSS_SCALE, (4,)),
         Track(metrics.LOSS_SCALE_INITIAL, (16,)),
@@ -71,7 +71,7 @@ _ENDED_AT_FLOOR = Example(
 
 _NO_SCALER = Example(
     title="a run without a scaler",
-    minutes=20,
+    minutes=10,
     without=(metrics.LOSS_SCALE, metrics.LOSS_SCALE_INITIAL),
 )
 

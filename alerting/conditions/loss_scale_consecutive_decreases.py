@@ -20,7 +20,7 @@ _IN_ROW = Series(metric=metrics.LOSS_SCALE_CONSECUTIVE_DECREASES)
 
 
 def _falls(
-    minute: int, times: int, *, every: int = 1, until: int = 90, grows: bool = False
+    minute: int, times: int, *, every: int = 1, until: int = 50, grows: bool = False
 ) -> tuple[Track, ...]:
     """Return a scale that is halved so often from a minute on; grows: once more upwards then."""
     count = tuple(float(min(max(m - minute + every, 0) // every, times)) for m in range(until + 1))
@@ -38,53 +38,53 @@ def _falls(
 
 _FIVE = Example(
     title="five decreases, minute after minute, and nothing upwards",
-    minutes=90,
-    tracks=_falls(60, 5),
+    minutes=50,
+    tracks=_falls(20, 5),
     fires={
         Severity.WARNING: "The loss scale of run demo was lowered 5 times in a row, in the last "
         "<loss_scale_window>."
     },
-    at=76,
-    not_yet=(63, 90),
+    at=36,
+    not_yet=(23, 50),
     also={"MpAgentLossScaleLow": (Severity.INFO,)},
 )
 
 _FOUR_AND_UP = Example(
     title="four decreases, then one growth",
-    minutes=90,
-    tracks=_falls(60, 4, grows=True),
+    minutes=50,
+    tracks=_falls(20, 4, grows=True),
     also={"MpAgentLossScaleLow": (Severity.INFO,)},
 )
 
 _FAR_APART = Example(
     title="five decreases over an hour and a half",
-    minutes=120,
-    tracks=_falls(20, 5, every=18, until=120),
+    minutes=100,
+    tracks=_falls(20, 5, every=18, until=100),
     also={"MpAgentLossScaleLow": (Severity.INFO,)},
 )
 
 _CALIBRATION = Example(
     title="calibration from 65536 to 1024",
-    minutes=40,
+    minutes=25,
     tracks=(
         Track(metrics.LOSS_SCALE, (*halving(65536, 7), 16384)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
         Track(metrics.LOSS_SCALE_DECREASES, (*ramp(0, 1, 7), 6)),
         Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*ramp(0, 1, 7), 0)),
         Track(metrics.LOSS_SCALE_INCREASES, (*flat(0, 7), 4)),
-        Track(metrics.STEP, ramp(1, 60, 41)),
-        Track(metrics.STEPS, ramp(1, 60, 41)),
+        Track(metrics.STEP, ramp(1, 60, 26)),
+        Track(metrics.STEPS, ramp(1, 60, 26)),
     ),
 )
 
 _UP_AND_DOWN = Example(
     title="a scale of short growth intervals that goes up and down every minute",
-    minutes=60,
+    minutes=30,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, 32768) * 30),
-        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 2 for minute in range(61))),
-        Track(metrics.LOSS_SCALE_INCREASES, tuple(minute // 2 for minute in range(61))),
-        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 1) * 30),
+        Track(metrics.LOSS_SCALE, (65536, 32768) * 15),
+        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 2 for minute in range(31))),
+        Track(metrics.LOSS_SCALE_INCREASES, tuple(minute // 2 for minute in range(31))),
+        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 1) * 15),
     ),
 )
 
@@ -96,24 +96,24 @@ _FALLS_OF_NEW_SCALER = (
 
 _CALIBRATION_ELSEWHERE = Example(
     title="calibration after a resume at step 90 000 under a new node agent",
-    minutes=70,
-    tracks=(*_FALLS_OF_NEW_SCALER, *resumed_elsewhere(6, 71)),
+    minutes=60,
+    tracks=(*_FALLS_OF_NEW_SCALER, *resumed_elsewhere(6, 61)),
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of a next attempt that counts its steps from 1 and makes few of them",
-    minutes=70,
-    tracks=(*_FALLS_OF_NEW_SCALER, *counted_anew(6, 71)),
+    minutes=60,
+    tracks=(*_FALLS_OF_NEW_SCALER, *counted_anew(6, 61)),
 )
 
 _CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
-    minutes=60,
+    minutes=45,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 30), *halving(32768, 7), 16384)),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7))),
         Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7), 0)),
-        Track(metrics.STEP, (*ramp(5000, 60, 30), *ramp(4000, 60, 31))),
+        Track(metrics.STEP, (*ramp(5000, 60, 30), *ramp(4000, 60, 16))),
     ),
 )
 

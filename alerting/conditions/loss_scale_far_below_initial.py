@@ -37,34 +37,34 @@ _COLLAPSED = Example(
 
 _CALIBRATING = Example(
     title="calibration that overshoots to 512 and comes back",
-    minutes=40,
+    minutes=30,
     tracks=(
         Track(metrics.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 20), 16384)),
-        Track(metrics.STEP, ramp(1, 25, 41)),
-        Track(metrics.STEPS, ramp(1, 25, 41)),
+        Track(metrics.STEP, ramp(1, 25, 31)),
+        Track(metrics.STEPS, ramp(1, 25, 31)),
     ),
 )
 
 _CALIBRATED_LOW = Example(
     title="calibration that comes to 64 and stays there: low, but no collapse",
-    minutes=60,
+    minutes=45,
     tracks=(
         Track(metrics.LOSS_SCALE, (65536, 64)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 64)),
-        Track(metrics.STEP, ramp(1, 60, 61)),
-        Track(metrics.STEPS, ramp(1, 60, 61)),
+        Track(metrics.STEP, ramp(1, 60, 46)),
+        Track(metrics.STEPS, ramp(1, 60, 46)),
     ),
     also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
 )
 
 _CALIBRATION_AGAIN = Example(
     title="a resumed run that begins its calibration anew",
-    minutes=40,
+    minutes=25,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 31))),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
     ),
 )
 

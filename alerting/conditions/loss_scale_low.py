@@ -38,7 +38,7 @@ def _fires(bound: Limit, hold: Duration, scale: str) -> str:
 
 _BOTH = Example(
     title="a scale that settles at 512; the alert outlasts the next growth",
-    minutes=60,
+    minutes=55,
     tracks=(Track(metrics.LOSS_SCALE, (*flat(8192, 20), *flat(512, 30), 65536)),),
     fires={
         Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "512"),
@@ -50,8 +50,8 @@ _BOTH = Example(
 )
 
 _REDUCED_ONLY = Example(
-    title="a scale of 8192 for an hour",
-    minutes=60,
+    title="a scale of 8192 for long",
+    minutes=35,
     tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 10), 8192)),),
     fires={Severity.INFO: _fires(_REDUCED, _REDUCED_HOLD, "8192")},
     at=30,
@@ -60,14 +60,14 @@ _REDUCED_ONLY = Example(
 
 _PASSING = Example(
     title="dips below both limits that last no longer than some minutes",
-    minutes=60,
+    minutes=50,
     tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 10), *flat(8192, 13), *flat(65536, 12),
                                        *flat(1000, 8), 65536)),),
 )  # fmt: skip
 
 _ON_PURPOSE = Example(
     title="an initial scale of 4096 that stays",
-    minutes=60,
+    minutes=25,
     tracks=(
         Track(metrics.LOSS_SCALE, (4096,)),
         Track(metrics.LOSS_SCALE_INITIAL, (4096,)),
@@ -77,7 +77,7 @@ _ON_PURPOSE = Example(
 
 _LOWER_ON_PURPOSE = Example(
     title="an initial scale of 512 that stays",
-    minutes=60,
+    minutes=25,
     tracks=(
         Track(metrics.LOSS_SCALE, (512,)),
         Track(metrics.LOSS_SCALE_INITIAL, (512,)),
@@ -87,42 +87,42 @@ _LOWER_ON_PURPOSE = Example(
 
 _CALIBRATION = Example(
     title="a long calibration of slow steps that ends high",
-    minutes=90,
+    minutes=60,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, *flat(512, 70), 32768)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 75), 32768)),
-        Track(metrics.STEP, ramp(1, 6, 91)),
-        Track(metrics.STEPS, ramp(1, 6, 91)),
+        Track(metrics.LOSS_SCALE, (65536, *flat(512, 45), 32768)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 50), 32768)),
+        Track(metrics.STEP, ramp(1, 6, 61)),
+        Track(metrics.STEPS, ramp(1, 6, 61)),
     ),
 )
 
 _CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
-    minutes=60,
+    minutes=48,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 20), *flat(512, 25), 32768)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 20), "stale", *flat(None, 25), 32768)),
-        Track(metrics.STEP, (*ramp(5000, 60, 20), *ramp(4000, 60, 41))),
+        Track(metrics.STEP, (*ramp(5000, 60, 20), *ramp(4000, 60, 29))),
     ),
 )
 
 _CALIBRATION_ELSEWHERE = Example(
     title="calibration after a resume at step 90 000 under a new node agent",
-    minutes=70,
+    minutes=35,
     tracks=(
         Track(metrics.LOSS_SCALE, (65536, 512)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (None,)),
-        *resumed_elsewhere(6, 71),
+        *resumed_elsewhere(6, 36),
     ),
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of a next attempt that counts its steps from 1 and makes few of them",
-    minutes=80,
+    minutes=65,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 42), 512)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
-        *counted_anew(6, 81),
+        *counted_anew(6, 66),
     ),
 )
 

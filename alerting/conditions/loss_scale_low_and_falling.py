@@ -45,13 +45,13 @@ _STAYS_LOW = {"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)}
 
 _SAWTOOTH = Example(
     title="a sawtooth between 64 and 128",
-    minutes=60,
+    minutes=30,
     tracks=(
-        Track(metrics.LOSS_SCALE, (64, 64, 128, 64) * 15),
+        Track(metrics.LOSS_SCALE, (64, 64, 128, 64) * 7),
         Track(metrics.LOSS_SCALE_INITIAL, (128,)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (128,)),
-        Track(metrics.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(61))),
-        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(61))),
+        Track(metrics.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(31))),
+        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(31))),
     ),
 )
 
@@ -85,23 +85,23 @@ _CALIBRATION_ELSEWHERE = Example(
 
 _SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of a next attempt that counts its steps from 1 and makes few of them",
-    minutes=60,
+    minutes=50,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 42), *ramp(6, 1, 5))),
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 51))),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
     ),
 )
 
 _CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
-    minutes=40,
+    minutes=25,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
         Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), 10)),
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 31))),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
     ),
 )
 
@@ -120,7 +120,7 @@ _HUNG = Example(
 
 _LOW_ON_PURPOSE = Example(
     title="a run started below the limit on purpose",
-    minutes=40,
+    minutes=30,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(64, 20), *halving(32, 4))),
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 4))),

@@ -20,7 +20,7 @@ def _fires(steps: int) -> str:
 
 _SPIKE = Example(
     title="a loss that is far above its median for some steps",
-    minutes=30,
+    minutes=19,
     tracks=(
         Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 10), 12)),
         Track(metrics.LOSS, (*flat(2.0, 10), 7.0, 2.1)),
@@ -32,7 +32,7 @@ _SPIKE = Example(
 
 _BORN = Example(
     title="a spike before the first scrape",
-    minutes=20,
+    minutes=12,
     tracks=(Track(metrics.LOSS_SPIKE_STEPS, (None, None, 3)),),
     fires={Severity.WARNING: _fires(3)},
     at=2,
@@ -41,7 +41,7 @@ _BORN = Example(
 
 _NONFINITE = Example(
     title="a NaN loss, which never enters the window and is no spike",
-    minutes=30,
+    minutes=20,
     tracks=(
         Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),
         Track(metrics.SKIPPED_STEPS, (*flat(0, 10), 1)),
@@ -50,14 +50,14 @@ _NONFINITE = Example(
 
 _ODD_BATCH = Example(
     title="a single batch with twice the loss, which the counter passes over",
-    minutes=30,
+    minutes=20,
     tracks=(Track(metrics.LOSS, (*flat(2.0, 10), 4.0, 2.0)),),
 )
 
 _OTHER_LEVEL = Example(
     title="a loss that jumps about within its own deviations",
-    minutes=30,
-    tracks=(Track(metrics.LOSS, (1.0, 3.0) * 15),),
+    minutes=20,
+    tracks=(Track(metrics.LOSS, (1.0, 3.0) * 10),),
 )
 
 LOSS_SPIKE = Condition(

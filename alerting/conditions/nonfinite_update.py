@@ -21,7 +21,7 @@ def _fires(updates: int, first: str = "") -> str:
 
 _WITHOUT_SCALER = Example(
     title="a NaN reaches the weights, and each step after it is non-finite as well",
-    minutes=30,
+    minutes=26,
     tracks=(
         Track(metrics.NONFINITE_UPDATES, (*flat(0, 10), *ramp(1, 1, 3))),
         Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
@@ -50,7 +50,7 @@ _WITHOUT_SCALER = Example(
 
 _BORN_IN_BACKWARD = Example(
     title="a NaN born in backward before the first scrape, which names no rank",
-    minutes=20,
+    minutes=15,
     tracks=(
         Track(metrics.NONFINITE_UPDATES, (None, None, 1)),
         Track(
@@ -66,7 +66,7 @@ _BORN_IN_BACKWARD = Example(
 
 _SKIPPED = Example(
     title="an overflow that GradScaler skipped",
-    minutes=30,
+    minutes=20,
     tracks=(
         Track(metrics.GRAD_FINITE, (*flat(1, 10), 0, 1)),
         Track(metrics.SKIPPED_STEPS, (*flat(0, 10), 1)),
@@ -77,9 +77,9 @@ _SKIPPED = Example(
 
 _BEFORE_FAILED_SCRAPE = Example(
     title="an incident, but not again when half an hour later a scrape fails",
-    minutes=60,
+    minutes=52,
     tracks=(
-        Track(metrics.NONFINITE_UPDATES, (*flat(1, 40), "stale", *flat(1, 20))),
+        Track(metrics.NONFINITE_UPDATES, (*flat(1, 40), "stale", *flat(1, 12))),
         Track("up", (*flat(1, 40), 0, 1)),
     ),
     fires={Severity.CRITICAL: _fires(1)},

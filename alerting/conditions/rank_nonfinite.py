@@ -45,7 +45,7 @@ _ONE_RANK = Example(
 
 _AFTER_FAILED_SCRAPE = Example(
     title="an incident of half an hour ago, when a scrape fails",
-    minutes=60,
+    minutes=52,
     tracks=(
         _first("3", (*flat(1, 40), "stale", 1)),
         Track("up", (*flat(1, 40), 0, 1)),
@@ -61,13 +61,13 @@ _AFTER_FAILED_SCRAPE = Example(
 
 _NOBODY = Example(
     title="a value born in backward, or on all ranks alike, which names none",
-    minutes=60,
+    minutes=20,
     tracks=(_first("", _FROM_TEN),),
 )
 
 _WORLD_OF_ONE = Example(
     title="a run of a single rank, of which nothing is learned by naming it",
-    minutes=60,
+    minutes=20,
     tracks=(_first("0", _FROM_TEN), Track(metrics.RUN_INFO, (1,), {"world_size": "1"})),
     without=(metrics.RUN_INFO,),
 )

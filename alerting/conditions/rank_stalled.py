@@ -47,8 +47,8 @@ _ALL_ALIKE = Example(
 
 _IN_STEP = Example(
     title="ranks at different places while steps are made",
-    minutes=60,
-    tracks=(Track(metrics.RANKS_LAGGING, (0, 1, 3, 1) * 15),),
+    minutes=20,
+    tracks=(Track(metrics.RANKS_LAGGING, (0, 1, 3, 1) * 5),),
 )
 
 _SLOW_STEPS = Example(
@@ -63,7 +63,7 @@ _SLOW_STEPS = Example(
 
 _EVALUATION = Example(
     title="rank 0 evaluates while the others wait for it",
-    minutes=40,
+    minutes=25,
     tracks=(
         *_stops_at(10),
         Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
@@ -74,7 +74,7 @@ _EVALUATION = Example(
 
 _ENDED = Example(
     title="a run that ended, some ranks sooner than others",
-    minutes=40,
+    minutes=25,
     tracks=(
         *_stops_at(10),
         Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),

@@ -16,7 +16,7 @@ _MATTERS = limit("straggler_share") * Series(metric=metrics.STEP_USUAL)
 
 _SLOW_RANK = Example(
     title="a rank at 1.6 times the median for half an hour; the alert outlasts it",
-    minutes=60,
+    minutes=51,
     tracks=(
         Track(metrics.STRAGGLER_SLOWDOWN, (*flat(1.05, 10), *flat(1.6, 31), 1.05)),
         Track(metrics.STRAGGLER_DELAY, (*flat(0.03, 10), *flat(0.4, 31), 0.03)),
@@ -32,16 +32,16 @@ _SLOW_RANK = Example(
 
 _BRIEF = Example(
     title="a slow minute now and then",
-    minutes=60,
+    minutes=20,
     tracks=(
-        Track(metrics.STRAGGLER_SLOWDOWN, (1.1, 1.1, 1.8, 1.1) * 15),
-        Track(metrics.STRAGGLER_DELAY, (0.1, 0.1, 0.5, 0.1) * 15),
+        Track(metrics.STRAGGLER_SLOWDOWN, (1.1, 1.1, 1.8, 1.1) * 5),
+        Track(metrics.STRAGGLER_DELAY, (0.1, 0.1, 0.5, 0.1) * 5),
     ),
 )
 
 _WITHIN = Example(
     title="ranks that differ by a quarter",
-    minutes=60,
+    minutes=20,
     tracks=(
         Track(metrics.STRAGGLER_SLOWDOWN, (1.25,)),
         Track(metrics.STRAGGLER_DELAY, (0.2,)),
@@ -50,7 +50,7 @@ _WITHIN = Example(
 
 _CHEAP = Example(
     title="three milliseconds against two, in steps of a second",
-    minutes=60,
+    minutes=20,
     tracks=(
         Track(metrics.STRAGGLER_SLOWDOWN, (1.5,)),
         Track(metrics.STRAGGLER_DELAY, (0.001,)),
@@ -59,7 +59,7 @@ _CHEAP = Example(
 
 _UNKNOWN = Example(
     title="ranks whose first collective cannot be told",
-    minutes=60,
+    minutes=15,
     without=(metrics.STRAGGLER_SLOWDOWN, metrics.STRAGGLER_DELAY),
 )
 

@@ -17,7 +17,7 @@ _LABELS = {"kind": "weights", "step": "5600", "ranks": "3"}
 
 _APART = Example(
     title="weights that are compared now and then, and stay unequal for half an hour",
-    minutes=60,
+    minutes=53,
     tracks=(
         Track(metrics.REPLICA_DIVERGENCE, (*flat(0, 10), *flat(1, 30), 0), _WEIGHTS),
         Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), 1), _WEIGHTS),
@@ -33,7 +33,7 @@ _APART = Example(
 
 _FOR_A_STEP = Example(
     title="gradients that differed on some steps between two scrapes",
-    minutes=40,
+    minutes=26,
     tracks=(
         Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), *ramp(1, 1, 2)),
               {"kind": "gradients"}),
@@ -43,11 +43,11 @@ _FOR_A_STEP = Example(
     not_yet=(9, 25),
 )  # fmt: skip
 
-_EQUAL = Example(title="replicas that agree on every comparison", minutes=60)
+_EQUAL = Example(title="replicas that agree on every comparison", minutes=20)
 
 _NOTHING_TO_COMPARE = Example(
     title="a run in which no two ranks hold the same",
-    minutes=60,
+    minutes=15,
     without=(metrics.REPLICA_DIVERGENCE,),
 )
 

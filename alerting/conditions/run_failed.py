@@ -29,7 +29,7 @@ def _end(minute: int, reason: str, seen_for: int = 2) -> Track:
 
 _EXCEPTION = Example(
     title="an exception ends the run, which lingers for two minutes",
-    minutes=30,
+    minutes=26,
     tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "failed")),
     ends=12,
     fires={Severity.CRITICAL: "Run demo ended, and not by completion: failed."},
@@ -40,7 +40,7 @@ _EXCEPTION = Example(
 
 _KILLED = Example(
     title="all ranks are killed",
-    minutes=30,
+    minutes=26,
     tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "killed")),
     ends=12,
     fires={Severity.CRITICAL: "Run demo ended, and not by completion: killed."},
@@ -51,20 +51,20 @@ _KILLED = Example(
 
 _COMPLETES = Example(
     title="a run that completes",
-    minutes=30,
+    minutes=22,
     tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "completed")),
     ends=12,
 )
 
 _RESTARTED = Example(
     title="an attempt that fails, and a launcher that starts the next a minute later",
-    minutes=30,
+    minutes=22,
     tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 1)), _end(10, "failed", 1)),
 )
 
 _RESTARTED_AND_DONE = Example(
     title="an attempt that fails, and a short next one that completes",
-    minutes=30,
+    minutes=22,
     tracks=(
         Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 1, 0, 0, "stale")),
         _end(10, "failed", 1),

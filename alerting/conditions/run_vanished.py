@@ -17,7 +17,7 @@ _GONE_AT_TEN: tuple[Value, ...] = (*flat(1, 10), "stale")
 
 _VANISHED = Example(
     title="node and agent die, and discovery drops the target",
-    minutes=60,
+    minutes=46,
     tracks=(Track("up", _GONE_AT_TEN),),
     ends=10,
     fires={Severity.WARNING: "The series of run demo ended, and its end was not seen."},
@@ -27,14 +27,14 @@ _VANISHED = Example(
 
 _UNREACHABLE = Example(
     title="a scrape that fails while the target is still listed",
-    minutes=60,
+    minutes=46,
     tracks=(Track("up", (*flat(1, 10), 0)),),
     ends=10,
 )
 
 _COMPLETES = Example(
     title="a run whose end was seen",
-    minutes=60,
+    minutes=46,
     tracks=(
         Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")),
         Track(metrics.RUN_END, (*(None,) * 10, 1, 1, "stale"), {"reason": "completed"}),
@@ -45,11 +45,11 @@ _COMPLETES = Example(
 
 _GOES_ON_ELSEWHERE = Example(
     title="a run rescheduled to another node",
-    minutes=60,
+    minutes=46,
     tracks=(
         Track("up", _GONE_AT_TEN),
         Track(metrics.RUN_ACTIVE, (*(None,) * 11, 1), _ELSEWHERE),
-        Track(metrics.STEP, (*(None,) * 11, *ramp(5600, 60, 50)), _ELSEWHERE),
+        Track(metrics.STEP, (*(None,) * 11, *ramp(5600, 60, 36)), _ELSEWHERE),
         Track("up", (*(None,) * 11, 1), _ELSEWHERE),
     ),
     ends=10,
@@ -57,7 +57,7 @@ _GOES_ON_ELSEWHERE = Example(
 
 _ENDED_ELSEWHERE = Example(
     title="a run rescheduled to another node, where its end was seen",
-    minutes=60,
+    minutes=50,
     tracks=(
         Track("up", _GONE_AT_TEN),
         Track(metrics.RUN_ACTIVE, (*(None,) * 11, *flat(1, 5), 0, 0, "stale"), _ELSEWHERE),

@@ -36,7 +36,7 @@ def _rises(metric: Metric, by: float) -> Example:
     name = metric.prometheus_name.removeprefix("mp_agent_").removesuffix("_total")
     return Example(
         title=f"a rise of {name.replace('_', ' ')}",
-        minutes=40,
+        minutes=26,
         tracks=(Track(metric, (*flat(0, 10), by), NODE),),
         fires={Severity.WARNING: _fires(int(by))},
         at=14,
@@ -46,7 +46,7 @@ def _rises(metric: Metric, by: float) -> Example:
 
 _WRONG_FROM_THE_START = Example(
     title="a wrong setting that is known before the first scrape",
-    minutes=30,
+    minutes=21,
     tracks=(Track(metrics.SETTING_ERRORS, (None, None, 1), NODE),),
     fires={Severity.WARNING: _fires(1)},
     at=5,
@@ -57,7 +57,7 @@ _OTHER_TARGET = {"job": "mp-agent", "instance": "node-7:9464"}
 
 _SILENT_TARGET = Example(
     title="a pod that opted in and is scraped, but has no series",
-    minutes=60,
+    minutes=42,
     tracks=(Track("up", (*flat(None, 5), 1), _OTHER_TARGET),),
     fires={Severity.WARNING: _fires(1, "")},
     labels={"job": "mp-agent", "run": ""},
@@ -67,7 +67,7 @@ _SILENT_TARGET = Example(
 
 _STARTING = Example(
     title="a pod whose job takes twenty minutes to start",
-    minutes=90,
+    minutes=60,
     tracks=(
         Track("up", (1,), _OTHER_TARGET),
         Track(metrics.BUILD, (*flat(None, 20), 1), {**NODE, **_OTHER_TARGET, "version": "0.1.0"}),
@@ -76,7 +76,7 @@ _STARTING = Example(
 
 _OF_OTHERS = Example(
     title="targets of another exporter",
-    minutes=60,
+    minutes=45,
     tracks=(Track("up", (1,), {"job": "node-exporter", "instance": "node-7:9100"}),),
 )
 
@@ -84,7 +84,7 @@ _OLD: tuple[Value, ...] = (*flat(3, 30), "stale", 3)
 
 _AFTER_FAILED_SCRAPE = Example(
     title="errors of long ago, but not again when a scrape fails",
-    minutes=60,
+    minutes=42,
     tracks=(Track(metrics.PROBE_ERRORS, _OLD, NODE), Track("up", (*flat(1, 30), 0, 1))),
     fires={Severity.WARNING: _fires(3)},
     at=5,

@@ -7,8 +7,9 @@ from math import isfinite
 
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.descriptions import InfoMark
-from mp_agent.alerting.detector.interpret import Interpreter, Kept, Moment, Vector
+from mp_agent.alerting.detector.interpret import Interpreter
 from mp_agent.alerting.detector.readings import KnownValue, Readings, nothing_known
+from mp_agent.alerting.detector.vectors import Kept, Moment, Vector
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions import walk
 from mp_agent.alerting.signals import Count, Series

@@ -1,18 +1,29 @@
 """Expressions as functions of what was read: the second reading of a condition, beside PromQL.
 
-There is one interpreter per type of node. A vector is what PromQL calls an instant vector of one
-run: the values of the labels that are kept beside those of the run, to a number.
+There is one interpreter per type of node.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
-from typing import Any, NamedTuple
+from typing import Any
 
 from mp_agent.alerting.detector.history import History
 from mp_agent.alerting.detector.readings import Labels, Readings
+from mp_agent.alerting.detector.vectors import (
+    AGGREGATES,
+    ARITHMETIC,
+    COMPARISONS,
+    NOTHING,
+    Interpreted,
+    Kept,
+    Moment,
+    Vector,
+    constant,
+    kept_values,
+    matched,
+    once,
+)
 from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.expressions import Expression
@@ -33,40 +44,9 @@ from mp_agent.alerting.signals import (
 from mp_agent.alerting.values import Values
 from mp_agent.errors import CatalogError
 
-Kept = tuple[str, ...]
-"""Values of the kept labels, in their order; "" where the series has no such label."""
-
-Vector = Mapping[Kept, float]
-
-
-@dataclass(slots=True, eq=False)
-class Moment:
-    """One evaluation: its time."""
-
-    now_seconds: float
-
-
-class Interpreted(NamedTuple):
-    """An expression, ready to be evaluated. scalar: a number rather than one per run."""
-
-    evaluate: Callable[[Moment], Vector]
-    kept: tuple[str, ...] = ()
-    scalar: bool = False
-
-
-_NOTHING: Vector = {}
 _LABELS_REMEMBERED = 4096
 _TARGET_LABELS = ("instance",)
 """By which the series of one target are known, beside the labels of the run."""
-
-_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
-    "<": lt,
-    "<=": le,
-    ">": gt,
-    ">=": ge,
-    "==": eq,
-    "!=": ne,
-}
 
 
 class Interpreter:
@@ -87,21 +67,21 @@ class Interpreter:
             if method is None:
                 raise CatalogError(f"{type(expression).__name__} has no interpreter")
             interpreted = method(self, expression)
-            self._known[expression] = interpreted._replace(evaluate=_once(interpreted.evaluate))
+            self._known[expression] = interpreted._replace(evaluate=once(interpreted.evaluate))
         return self._known[expression]
 
     def _limit(self, node: Limit) -> Interpreted:
-        return _constant(self._values.limit(node.threshold))
+        return constant(self._values.limit(node.threshold))
 
     def _number(self, node: Number) -> Interpreted:
-        return _constant(node.value)
+        return constant(node.value)
 
     def _length(self, node: Length) -> Interpreted:
-        return _constant(self._seconds(node.duration))
+        return constant(self._seconds(node.duration))
 
     def _series(self, node: Series) -> Interpreted:
         before_seconds = self._seconds(*node.before)
-        combine = _AGGREGATES.get(node.aggregate)
+        combine = AGGREGATES.get(node.aggregate)
         if combine is None:
             raise CatalogError(f"Series: {node.aggregate!r} has no interpreter")
         read = self._instant(node, before_seconds)
@@ -110,7 +90,7 @@ class Interpreter:
         window_seconds = self._seconds(node.over[1]) if node.over else 0.0
         name = node.metric.prometheus_name
         self._readings.need(name, window_seconds + before_seconds)
-        select = self._selection(name, node.where)
+        select = self._selection(name, node.matchers)
         kept = node.keep
 
         def evaluate(moment: Moment) -> Vector:
@@ -118,7 +98,7 @@ class Interpreter:
             for labels, history in select():
                 value = read(history, moment.now_seconds)
                 if value is not None:
-                    key = _kept(labels, kept)
+                    key = kept_values(labels, kept)
                     found[key] = combine(found[key], value) if key in found else value
             return found
 
@@ -155,7 +135,7 @@ class Interpreter:
         window_seconds, before_seconds = self._seconds(node.window), self._seconds(*node.before)
         birth_seconds = self._seconds(duration("birth_window"))
         self._readings.need(name, window_seconds + before_seconds + birth_seconds)
-        select = self._selection(name, node.where)
+        select = self._selection(name, node.matchers)
 
         def evaluate(moment: Moment) -> Vector:
             end_seconds = moment.now_seconds - before_seconds
@@ -167,7 +147,7 @@ class Interpreter:
                     seen = True
                     known = history.known(start_seconds - birth_seconds, start_seconds)
                     total += window.rise() if known else _since_birth(window)
-            return {(): total} if seen else _NOTHING
+            return {(): total} if seen else NOTHING
 
         return Interpreted(evaluate)
 
@@ -182,15 +162,15 @@ class Interpreter:
 
         def evaluate(moment: Moment) -> Vector:
             failing = {
-                _kept(labels, _TARGET_LABELS)
+                kept_values(labels, _TARGET_LABELS)
                 for labels, value in self._readings.standing("up")
                 if value == 0
             }
             for labels, history in self._readings.series(name).items():
-                up = _kept(labels, _TARGET_LABELS) not in failing
+                up = kept_values(labels, _TARGET_LABELS) not in failing
                 if up and last(history, moment.now_seconds) == 1:
                     return {(): 1.0}
-            return _NOTHING
+            return NOTHING
 
         return Interpreted(evaluate)
 
@@ -199,9 +179,9 @@ class Interpreter:
 
     def _arithmetic(self, node: Arithmetic) -> Interpreted:
         left, right = self.interpret(node.left), self.interpret(node.right)
-        calculate = _ARITHMETIC[node.operator]
+        calculate = ARITHMETIC[node.operator]
         divides = node.operator == "/"
-        pairs = _matched(left, right)
+        pairs = matched(left, right)
 
         def evaluate(moment: Moment) -> Vector:
             return {
@@ -215,8 +195,8 @@ class Interpreter:
 
     def _compare(self, node: Compare) -> Interpreted:
         left, right = self.interpret(node.left), self.interpret(node.right)
-        holds = _COMPARISONS[node.operator]
-        pairs = _matched(left, right)
+        holds = COMPARISONS[node.operator]
+        pairs = matched(left, right)
         keep_right = left.scalar and not right.scalar
 
         def evaluate(moment: Moment) -> Vector:
@@ -232,7 +212,7 @@ class Interpreter:
         return self.interpret(node.signal)
 
     def _silent(self, node: Silent) -> Interpreted:
-        return Interpreted(lambda moment: _NOTHING)
+        return Interpreted(lambda moment: NOTHING)
 
     def _joined(self, node: Joined) -> Interpreted:
         if node.operator == "or":
@@ -244,12 +224,12 @@ class Interpreter:
             found = first.evaluate(moment)
             for other in others:
                 if not found:
-                    return _NOTHING
+                    return NOTHING
                 having = other.evaluate(moment)
                 if other.kept == first.kept:
                     found = {key: found[key] for key in found if (key in having) is wanted}
                 elif bool(having) is not wanted:
-                    return _NOTHING
+                    return NOTHING
             return found
 
         return Interpreted(evaluate, first.kept)
@@ -272,21 +252,21 @@ class Interpreter:
         return Interpreted(evaluate, kept)
 
     def _selection(
-        self, name: str, where: tuple[Where, ...]
+        self, name: str, matchers: tuple[Where, ...]
     ) -> Callable[[], list[tuple[Labels, History]]]:
         """Return a function that gives the series of a metric whose labels match."""
-        matches = self._matcher(where)
+        matches = self._matching(matchers)
 
         def select() -> list[tuple[Labels, History]]:
             series = self._readings.series(name)
-            return [item for item in series.items() if not where or matches(item[0])]
+            return [item for item in series.items() if not matchers or matches(item[0])]
 
         return select
 
-    def _matcher(self, where: tuple[Where, ...]) -> Callable[[Labels], bool]:
+    def _matching(self, matchers: tuple[Where, ...]) -> Callable[[Labels], bool]:
         tests = [
             (matcher.label, _label_test(matcher.operator, label_text(matcher.value, self._values)))
-            for matcher in where
+            for matcher in matchers
         ]
 
         @lru_cache(_LABELS_REMEMBERED)
@@ -331,70 +311,9 @@ def _label_test(operator: str, value: str) -> Callable[[str], bool]:
     return lambda found: bool(pattern.fullmatch(found)) is (operator == "=~")
 
 
-def _once(evaluate: Callable[[Moment], Vector]) -> Callable[[Moment], Vector]:
-    """Return `evaluate` such that a moment is evaluated once, however often it is asked."""
-    last: Moment | None = None
-    result: Vector = _NOTHING
-
-    def evaluate_once(moment: Moment) -> Vector:
-        nonlocal last, result
-        if moment is not last:
-            result, last = evaluate(moment), moment
-        return result
-
-    return evaluate_once
-
-
-def _constant(value: float) -> Interpreted:
-    vector: Vector = {(): value}
-    return Interpreted(lambda moment: vector, scalar=True)
-
-
-def _matched(
-    left: Interpreted, right: Interpreted
-) -> Callable[[Moment], list[tuple[Kept, float, float]]]:
-    """Return a function that gives (labels, left value, right value) of what belongs together."""
-    if right.scalar:
-        return lambda moment: [
-            (key, value, right.evaluate(moment)[()]) for key, value in left.evaluate(moment).items()
-        ]
-    if left.scalar:
-        return lambda moment: [
-            (key, left.evaluate(moment)[()], value) for key, value in right.evaluate(moment).items()
-        ]
-    if left.kept != right.kept:
-        raise CatalogError("two operands keep different labels")
-
-    def pairs(moment: Moment) -> list[tuple[Kept, float, float]]:
-        one = left.evaluate(moment)
-        if not one:
-            return []
-        other = right.evaluate(moment)
-        return [(key, one[key], other[key]) for key in one if key in other]
-
-    return pairs
-
-
 def _since_birth(window: Window) -> float:
     """Return a counter's value at the window's end: it was first seen in the window.
 
     Where it was also reset there, what it had counted before the reset is added.
     """
     return max(window.values()[-1], window.rise())
-
-
-def _kept(labels: Labels, kept: tuple[str, ...]) -> Kept:
-    if not kept:
-        return ()
-    found = dict(labels)
-    return tuple(found.get(label, "") for label in kept)
-
-
-_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
-    "+": add,
-    "-": sub,
-    "*": mul,
-    "/": truediv,
-}
-
-_AGGREGATES: Mapping[str, Callable[[float, float], float]] = {"max": max, "min": min}

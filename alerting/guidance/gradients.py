@@ -11,7 +11,8 @@ GRADIENTS = {
         query='max_over_time(mp_agent_grad_norm_window_max{run="RUN"}[10m])',
         reading="The largest gradient norm of the last ten minutes; healthy runs stay between 0.1 "
         "and 10. Compare it with the loss over the same time: a loss that jumped says that the "
-        "weights were hit.",
+        "weights were hit. Of several optimizers it is the one that sets the step count; "
+        "mp_agent_grad_norm has the others by the label optimizer.",
         causes=(
             "The learning rate is too high for this stage, or its warm-up is too short.",
             "Clipping is missing, or sits before unscale_, where its limit applies to gradients "

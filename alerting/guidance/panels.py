@@ -8,7 +8,7 @@ def _of(board: str, number: int, title: str) -> Panel:
 
 
 STATE = _of("run", 1, "State")
-ENDED = _of("run", 2, "Ended")
+END = _of("run", 2, "End")
 COVERAGE = _of("run", 8, "Coverage")
 FIRST_NONFINITE = _of("run", 11, "First non-finite value")
 NONFINITE_UPDATES = _of("run", 12, "Non-finite updates")

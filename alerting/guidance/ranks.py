@@ -71,7 +71,8 @@ RANKS = {
         "will not go on by itself until the process group's timeout ends it; act now.",
         query='mp_agent_lagging_rank_info{run="RUN"}',
         reading="The ranks that have not come as far as the furthest one, and where they stand; "
-        "gone means that the process is. They are the cause, the others wait for them.",
+        "gone means that the process is, or that nothing is heard of its node. They are the cause, "
+        "the others wait for them.",
         causes=(
             "The rank hangs in its data loader: dead worker, network storage, a lock.",
             "It died, or is stopped: out of memory, a debugger, a GPU that fell off the bus.",

@@ -17,6 +17,7 @@ from mp_agent.alerting.guidance.pages import (
     markdown_table,
     quiet_titles,
 )
+from mp_agent.alerting.links import page_file
 from mp_agent.alerting.signals import Limit
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.thresholds import THRESHOLDS, Threshold, bound_label
@@ -46,7 +47,7 @@ def _overview() -> str:
             f"[`{condition.name}`](#{condition.name.lower()})",
             ", ".join(level.severity.value for level in condition.levels),
             condition.summary,
-            f"[runbook](../{RUNBOOKS}/{condition.name.lower()}.md)",
+            f"[runbook](../{RUNBOOKS}/{page_file(condition.name)})",
         )
         for condition in CONDITIONS
     )
@@ -88,7 +89,7 @@ def _entry(condition: Condition, values: Values) -> str:
             ),
             *(["Set by:", listed(numbers)] if numbers else []),
             "Quiet on: " + "; ".join(quiet_titles(condition)) + ".",
-            f"[Runbook](../{RUNBOOKS}/{condition.name.lower()}.md)",
+            f"[Runbook](../{RUNBOOKS}/{page_file(condition.name)})",
             *(expression(level, values) for level in condition.levels),
         )
     )

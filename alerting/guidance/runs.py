@@ -41,7 +41,7 @@ RUNS = {
             "or call mp_agent.shutdown() before.",
         ),
         samples=("save_and_resume",),
-        panels=(panels.ENDED, panels.STATE, panels.RANKS_GONE),
+        panels=(panels.END, panels.STATE, panels.RANKS_GONE),
     ),
     "MpAgentRunVanished": Guidance(
         harm="Nobody knows how the run is: it may be dead, or train unwatched. Find out within "
@@ -61,7 +61,7 @@ RUNS = {
             "give the agent time to linger (termination grace of 120 s).",
         ),
         samples=("save_and_resume", "check_agents"),
-        panels=(panels.STATE, panels.ENDED),
+        panels=(panels.STATE, panels.END),
     ),
     "MpAgentTelemetryDegraded": Guidance(
         harm="The training is not touched, but what you see of it has gaps: lost records are "

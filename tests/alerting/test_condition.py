@@ -43,10 +43,11 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
         "summary": "Something is wrong.",
         "description": 'Run {{ $labels.run }} lost more than 50 in 1m: {{ printf "%.0f" $value }}.',
         "remedy": "Stop. Think.",
-        "runbook_url": "https://books.example/mpagentsomethingwrong",
+        "runbook_url": "https://books.example/mpagentsomethingwrong.md",
         "dashboard_url": "https://boards.example/d/mp-agent-run/"
         "?var-namespace={{ $labels.namespace | urlquery }}"
-        "&var-job={{ $labels.job | urlquery }}&var-run={{ $labels.run | urlquery }}",
+        "&var-job={{ $labels.job | urlquery }}&var-run={{ $labels.run | urlquery }}"
+        "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}",
     }
 
 

@@ -1,6 +1,5 @@
 """One metric record and one condition record are all that a new alert takes."""
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node import snapshot_builder
 from mp_agent.node.snapshot_builder import SnapshotBuilder
 from tests.agent.node.test_snapshot_builder import export, series
+from tests.alerting.promtool import assert_passes
 from tools import tables
 
 ACTIVATION = Metric(
@@ -96,12 +96,7 @@ def test_it_becomes_a_rule_whose_examples_promtool_confirms(
     examples = [(condition, (*condition.firing, *condition.quiet))]
     tests = render_tests(values, RULES_FILE, examples=examples, heading="of a test")
     (tmp_path / "tests.yaml").write_text(tests)
-    done = subprocess.run(
-        [server("promtool"), "test", "rules", tmp_path / "tests.yaml"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_passes(server("promtool"), tmp_path / "tests.yaml")
     (rule,) = yaml.safe_load(text)["groups"][0]["rules"]
     assert rule["alert"] == condition.name
     assert "> 60000" in rule["expr"]

@@ -1,4 +1,3 @@
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from mp_agent.alerting.signals import (
 )
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
+from tests.alerting.promtool import assert_passes
 
 _BY = "by (cluster, namespace, job, run)"
 _STEP = Series(metric=metrics.STEP)
@@ -145,7 +145,29 @@ def test_a_selector_is_added_to_every_series_of_ours() -> None:
     assert 'mp_agent_run_active{cluster="a"}[10m]' in gone
     where = (Where("bound", "=", limit("grad_norm_high")),)
     count = promql(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=where), values)
-    assert '{bound="100",cluster="a"}' in count
+    assert '{bound="100",optimizer="",cluster="a"}' in count
+
+
+@pytest.mark.parametrize(
+    ("signal", "matchers"),
+    [
+        (Series(metric=metrics.GRAD_NORM), '{optimizer=""}'),
+        (Series(metric=metrics.GRAD_NORM, keep=("optimizer",)), ""),
+        (
+            Series(metric=metrics.GRAD_NORM, where=(Where("optimizer", "=~", "2|3"),)),
+            '{optimizer=~"2|3"}',
+        ),
+        (Series(metric=metrics.LOSS), ""),
+        (
+            Count(metric=metrics.GRAD_NORM_EXCEEDED, window=duration("stall_window")),
+            '{optimizer=""}[10m]',
+        ),
+    ],
+)
+def test_series_of_further_optimizers_are_left_alone_unless_they_are_named(
+    signal: Series | Count, matchers: str
+) -> None:
+    assert f"({signal.metric.prometheus_name}{matchers})" in _text(signal)
 
 
 @pytest.mark.parametrize("name", ["mp_agent_x", "run:x:y", "run:mp_agent_x", "Run:mp_agent_x:y"])
@@ -174,4 +196,4 @@ def test_prometheus_parses_parentheses_as_the_tree_has_them(
         "  - {series: 'mp_agent_loss{run=\"a\"}', values: '0'}\n"
         "  alert_rule_test: [{eval_time: 0m, alertname: A}]\n"
     )
-    subprocess.run([server("promtool"), "test", "rules", tests], check=True, capture_output=True)
+    assert_passes(server("promtool"), tests)

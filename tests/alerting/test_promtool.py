@@ -16,6 +16,7 @@ from mp_agent.alerting.conditions.run_failed import RUN_FAILED
 from mp_agent.alerting.promtool_tests import Examples, notation, render_tests
 from mp_agent.alerting.rules import RULES_FILE, TESTS_FILE, render_rules
 from mp_agent.alerting.values import Values, values_in_force
+from tests.alerting.promtool import assert_passes, unit_test
 
 _PROCESSES = 2
 _ROOT = Path(__file__).parents[2]
@@ -25,16 +26,16 @@ def _check(promtool: Path, values: Values, directory: Path, examples: Examples) 
     (directory / RULES_FILE).write_text(render_rules(values))
     tests = render_tests(values, RULES_FILE, examples=examples, heading="of a test")
     (directory / "tests.yaml").write_text(tests)
-    _run(promtool, "check", "rules", str(directory / RULES_FILE))
-    _run(promtool, "test", "rules", str(directory / "tests.yaml"))
+    _check_rules(promtool, directory / RULES_FILE)
+    assert_passes(promtool, directory / "tests.yaml")
 
 
 def _all_of(condition: Condition) -> Examples:
     return [(condition, (*condition.firing, *condition.quiet))]
 
 
-def _run(promtool: Path, *arguments: str) -> None:
-    done = subprocess.run([promtool, *arguments], capture_output=True, text=True)
+def _check_rules(promtool: Path, rules: Path) -> None:
+    done = subprocess.run([promtool, "check", "rules", rules], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -43,7 +44,7 @@ def test_every_example_of_the_committed_files_fires_what_it_says_and_nothing_els
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     promtool, rendered = server("promtool"), _ROOT / "alerting" / "rendered"
-    _run(promtool, "check", "rules", str(rendered / RULES_FILE))
+    _check_rules(promtool, rendered / RULES_FILE)
     copy2(rendered / RULES_FILE, tmp_path)
     document = yaml.load((rendered / TESTS_FILE).read_text(), Loader=yaml.CSafeLoader)
     parts = [tmp_path / f"{index}.yaml" for index in range(_PROCESSES)]
@@ -51,7 +52,7 @@ def test_every_example_of_the_committed_files_fires_what_it_says_and_nothing_els
         tests = document["tests"][index::_PROCESSES]
         part.write_text(yaml.dump({**document, "tests": tests}, Dumper=yaml.CSafeDumper))
     with ThreadPoolExecutor(_PROCESSES) as pool:
-        list(pool.map(lambda part: _run(promtool, "test", "rules", str(part)), parts))
+        list(pool.map(lambda part: assert_passes(promtool, part), parts))
 
 
 @pytest.mark.slow
@@ -80,11 +81,7 @@ def test_an_example_that_expects_another_alert_fails(
     (tmp_path / RULES_FILE).write_text(rules)
     tests = render_tests(values, RULES_FILE, examples=_all_of(RUN_FAILED), heading="of a test")
     (tmp_path / "tests.yaml").write_text(tests)
-    done = subprocess.run(
-        [server("promtool"), "test", "rules", str(tmp_path / "tests.yaml")],
-        capture_output=True,
-        text=True,
-    )
+    done = unit_test(server("promtool"), tmp_path / "tests.yaml")
     assert done.returncode == 1
     assert "MpAgentRunFailed fires on an exception" in done.stdout + done.stderr
 

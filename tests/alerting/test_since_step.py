@@ -1,6 +1,5 @@
 """An alert says since which step, where the node agent's detectors know it."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from mp_agent.alerting.conditions.run_failed import RUN_FAILED
 from mp_agent.alerting.promtool_tests import render_tests
 from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
+from tests.alerting.promtool import assert_passes
 
 _NAME = metrics.CONDITION_SINCE_STEP.prometheus_name
 
@@ -24,11 +24,12 @@ def test_the_step_is_the_earliest_of_the_run_s_own_series(
     document = yaml.safe_load(render_tests(values, RULES_FILE, examples=examples, heading="x"))
     (test,) = document["tests"]
     for run, severity, step in (
-        ("demo", "critical", 1234),
-        ("demo", "warning", 1200),
-        ("other", "critical", 7),
+        ('run="demo"', "critical", 1234),
+        ('run="demo"', "warning", 1200),
+        ('run="other"', "critical", 7),
+        ('run="demo",cluster="other"', "critical", 8),
     ):
-        labels = f'condition="MpAgentRunFailed",severity="{severity}",run="{run}"'
+        labels = f'condition="MpAgentRunFailed",severity="{severity}",{run}'
         series = f'{_NAME}{{{labels},namespace="ml",job="train",instance="node-0:9464"}}'
         test["input_series"].append({"series": series, "values": f"{step}x30"})
     alerts = [alert for moment in test["alert_rule_test"] for alert in moment.get("exp_alerts", ())]
@@ -36,9 +37,4 @@ def test_the_step_is_the_earliest_of_the_run_s_own_series(
         alert["exp_annotations"]["step"] = "1200"
     assert alerts
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
-    done = subprocess.run(
-        [server("promtool"), "test", "rules", tmp_path / "tests.yaml"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_passes(server("promtool"), tmp_path / "tests.yaml")

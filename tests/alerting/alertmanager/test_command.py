@@ -44,6 +44,10 @@ def test_options_reach_the_file_and_its_heading(tmp_path: Path) -> None:
         (("--smarthost", "mail"), "smarthost has value 'mail'"),
         (("--webhook-url", "here"), "webhook_url has value 'here'"),
         (("--time-scale", "-1"), "time scale has value -1.0"),
+        (
+            ("--receiver", "slack", "--webhook-url", "https://hooks.example/x"),
+            "--webhook-url is for webhook, which is not a --receiver",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_and_nothing_is_written(

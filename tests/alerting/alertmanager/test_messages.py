@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_plus
 
 import pytest
 import yaml
@@ -225,12 +226,15 @@ def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(told: 
     lines = attachment["text"].splitlines()
     assert lines[:4] == [
         "*CRITICAL MpAgentRankNonFinite*: Rank 3 of run llama-7b saw &lt;NaN&gt; &amp; Inf first.",
-        "_rank 3, layer blocks.7.mlp, since step 1234, 2026-01-02 03:04:05 UTC_",
+        "*Where:* cluster west, namespace ml, run llama-7b, rank 3, layer blocks.7.mlp, "
+        "since step 1234, 2026-01-02 03:04:05 UTC",
         "*What to do:* Look at rank 3's data. Then at its GPU.",
         f"<{_RUNBOOKS}/mpagentranknonfinite|Runbook> · "
         "<https://grafana.example/d/mp-agent-run?var-run=llama-7b|Dashboard>",
     ]
-    assert "run%3D%22llama-7b%22" in lines[-1] and lines[-1].endswith("|Silence this run>")
+    silence = unquote_plus(lines[-1])
+    assert 'cluster="west", namespace="ml", run="llama-7b"}' in silence
+    assert silence.endswith("|Silence this run>")
     assert "\n\n\n" not in attachment["text"]
 
 
@@ -299,6 +303,22 @@ def test_parts_that_an_alert_does_not_name_leave_no_trace(told: Desk) -> None:
     assert "Dashboard" not in text + mail.get_body(("html",)).get_content()
     (message, *_) = _of_run(told.inbox.at("/slack"), "plain")
     assert _color(message) == "warning"
+
+
+def test_an_alert_of_no_run_speaks_of_none(told: Desk) -> None:
+    place = {"namespace": "lone"}
+    told.send(_alert("MpAgentTelemetryDegraded", "warning", None, labels=place, startsAt=_ago(60)))
+
+    def mails() -> list[Any]:
+        bodies = [(m, m.get_body(("plain",)).get_content()) for m in told.inbox.mails]
+        return [mail for mail, text in bodies if "Where: namespace lone, since 2" in text]
+
+    mail = _first(mails, "the mail")
+    assert mail["Subject"] == "[WARNING] MpAgentTelemetryDegraded in short."
+    text, html = (mail.get_body((kind,)).get_content() for kind in ("plain", "html"))
+    assert "\nSilence: http" in text
+    assert "<b>Where:</b> namespace lone, since 2" in html
+    assert ">Silence</a>" in html
 
 
 def test_a_hint_goes_neither_to_the_pager_nor_to_the_mailbox(told: Desk) -> None:

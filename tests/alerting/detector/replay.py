@@ -42,6 +42,28 @@ class Replayed:
         return {alert for alert in self.firing[minute] if alert.name == condition}
 
 
+def expected(condition: Condition, example: Example, values: Values) -> set[Alert]:
+    """Return what the detectors must find at the example's moment."""
+    if only_who_scrapes_can_tell(example):
+        return set()
+    labels = {
+        name: value
+        for name, value in example.labels.items()
+        if value and name not in ("namespace", "job", "run")
+    }
+    return {
+        Alert(
+            condition.name, severity.value, tuple(sorted(labels.items())), values.fill(description)
+        )
+        for severity, description in example.fires.items()
+    }
+
+
+def only_who_scrapes_can_tell(example: Example) -> bool:
+    """Return whether it is of targets rather than of a run: no node agent sees those."""
+    return example.labels.get("run") == ""
+
+
 def tracks_of(example: Example, values: Values) -> Tracks:
     """Return the example's series as promtool is given them, without the labels of the run."""
     found = {}

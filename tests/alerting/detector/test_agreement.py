@@ -6,10 +6,11 @@ promtool judges the same examples in tests/alerting/test_promtool.py.
 import pytest
 
 from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.examples import Example
 from mp_agent.alerting.promtool_tests import ALL_EXAMPLES
 from mp_agent.alerting.values import Values, values_in_force
-from tests.alerting.detector.replay import Alert, replay, tracks_of
+from tests.alerting.detector.replay import expected, replay, tracks_of
 
 CASES = [
     pytest.param(condition, example, id=f"{condition.name if condition else 'routine'}-{index}")
@@ -18,33 +19,19 @@ CASES = [
 ]
 
 
-def only_who_scrapes_can_tell(example: Example) -> bool:
-    """Return whether it is of targets rather than of a run: no node agent sees those."""
-    return example.labels.get("run") == ""
-
-
-def expected(condition: Condition, example: Example, values: Values) -> set[Alert]:
-    if only_who_scrapes_can_tell(example):
-        return set()
-    labels = {
-        name: value
-        for name, value in example.labels.items()
-        if value and name not in ("namespace", "job", "run")
-    }
-    return {
-        Alert(
-            condition.name, severity.value, tuple(sorted(labels.items())), values.fill(description)
-        )
-        for severity, description in example.fires.items()
-    }
-
-
-@pytest.mark.parametrize("time_scale", [1.0, 0.05])
 @pytest.mark.parametrize(("condition", "example"), CASES)
-def test_the_detectors_find_what_the_rules_find(
-    condition: Condition | None, example: Example, time_scale: float
-):
-    values = values_in_force(time_scale=time_scale)
+def test_the_detectors_find_what_the_rules_find(condition: Condition | None, example: Example):
+    judge(condition, example, values_in_force())
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_so_they_do_with_minutes_turned_to_seconds(condition: Condition):
+    for example in (condition.firing[0], condition.quiet[0]):
+        judge(condition, example, values_in_force(time_scale=1 / 60))
+
+
+def judge(condition: Condition | None, example: Example, values: Values) -> None:
+    """Replay an example; the detectors must find what it says, and nothing else."""
     replayed = replay(tracks_of(example, values), example.minutes, values)
     fired = {(name, severity.value) for name, found in example.also.items() for severity in found}
     if condition is not None:

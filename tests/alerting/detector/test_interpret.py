@@ -1,6 +1,5 @@
 """Each kind of expression gives in the process what real Prometheus gives on the same samples."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from math import floor
 from pathlib import Path
@@ -12,8 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.alerting import metrics
-from mp_agent.alerting.detector.interpret import Interpreter, Moment, uninterpreted
+from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
 from mp_agent.alerting.detector.readings import Readings
+from mp_agent.alerting.detector.vectors import Moment
 from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Value
@@ -34,6 +34,7 @@ from mp_agent.alerting.signals import (
 )
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
+from tests.alerting.promtool import assert_passes
 
 MINUTES = 40
 EVALUATED_AT = (0, 1, 7, 16, 29, 40)
@@ -225,11 +226,7 @@ def test_prometheus_comes_to_the_same_result_on_random_series(
     }
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump(document))
-    done = subprocess.run(
-        [server("promtool"), "test", "rules", file], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        pytest.fail((done.stdout + done.stderr)[:5_000])
+    assert_passes(server("promtool"), file)
 
 
 def counted(values: dict[int, float], minute: int) -> float:

@@ -1,7 +1,6 @@
 """What the runbooks add to each condition's record."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from mp_agent.alerting.promtool_tests import render_tests
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.errors import CatalogError
+from tests.alerting.promtool import assert_passes
 from tools.running import prometheus
 
 _ROOT = Path(__file__).parents[3]
@@ -80,12 +80,7 @@ def test_a_query_finds_the_series_of_a_run_that_has_the_condition(
             }
         ]
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
-    done = subprocess.run(
-        [server("promtool"), "test", "rules", tmp_path / "tests.yaml"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_passes(server("promtool"), tmp_path / "tests.yaml")
 
 
 _PANEL = Panel(board="mp-agent-run", id=1, title="State")

@@ -30,7 +30,7 @@ def test_the_folder_holds_the_pages_of_the_catalog_and_no_others() -> None:
 @_by_name
 def test_a_page_lies_where_the_alert_s_link_leads(condition: Condition) -> None:
     url = condition.annotations(condition.levels[0], _VALUES, "https://r.example")["runbook_url"]
-    assert f"{RUNBOOKS}/{url.removeprefix('https://r.example/')}.md" in _PAGES
+    assert f"{RUNBOOKS}/{url.removeprefix('https://r.example/')}" in _PAGES
 
 
 @_by_name

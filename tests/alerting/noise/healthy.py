@@ -31,7 +31,7 @@ def _fp32(random: Random) -> Events:
 
 
 def _fp16(random: Random) -> Events:
-    training = Training(random=random, first_step=LONG_AGO, scaler=Scaler(), seconds=1.0)
+    training = Training(random=random, first_step=LONG_AGO, scaler=Scaler(), seconds=2.0)
     yield from training.forever()
 
 
@@ -42,7 +42,7 @@ def _calibrating(random: Random) -> Events:
 
 def _sawtooth(random: Random) -> Events:
     scaler = Scaler(scale=64.0, growth_interval=300)
-    yield from Training(random=random, scaler=scaler, largest=600.0, seconds=1.0).forever()
+    yield from Training(random=random, scaler=scaler, largest=600.0, seconds=2.0).forever()
 
 
 def _low_on_purpose(random: Random) -> Events:
@@ -169,15 +169,15 @@ def _noisy_loss(random: Random) -> Events:
 
 
 def _jitter(random: Random) -> Events:
-    """Four ranks whose batches differ in length."""
+    """Ranks whose batches differ widely in length: some rank is always slow, never the same."""
     training = Training(random=random)
     while True:
         of_rank = {
             rank: {
-                "compute_seconds": 1.2 * random.lognormvariate(0, 0.15),
+                "compute_seconds": 1.2 * random.lognormvariate(0, 0.8),
                 "loss": 2.0 + random.gauss(0, 0.1),
             }
-            for rank in range(4)
+            for rank in range(8)
         }
         yield training.step(of_rank=of_rank)
 
@@ -279,7 +279,9 @@ HEALTHY = (
     Scenario(name="brief", what="a run of two minutes", script=_brief, facts=FP16),
     Scenario(name="unreachable", what="scrapes fail for 6 minutes", script=_unreachable),
     Scenario(name="noisy-loss", what="a loss with heavy tails", script=_noisy_loss),
-    Scenario(name="jitter", what="four uneven ranks", script=_jitter, ranks=4),
+    Scenario(
+        name="jitter", what="batches of uneven length on eight ranks", script=_jitter, ranks=8
+    ),
     Scenario(
         name="two-nodes", what="two ranks on each of two nodes", script=_two_nodes, ranks=4, nodes=2
     ),

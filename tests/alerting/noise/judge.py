@@ -1,7 +1,6 @@
 """Puts recorded runs through the shipped rules in promtool, all at once, as in a real cluster."""
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
 from tests.alerting.noise.events import Scenario
 from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, Series
+from tests.alerting.promtool import unit_test
 
 _FIRST_FIRED = (
     "min by (run, alertname, severity) "
@@ -86,7 +86,7 @@ def _judge(lot: Sequence[Recording], promtool: Path, directory: Path) -> list[Ve
     file = directory / f"{lot[0].scenario.name}.test.yaml"
     file.write_text("".join(_test(lot)))
     # A test that expects nothing fails and prints what was found: promtool's way to tell a value.
-    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    done = unit_test(promtool, file)
     output = done.stdout + done.stderr
     if "got:" not in output and done.returncode != 0:
         raise AssertionError(output)

@@ -51,7 +51,10 @@ _START_UNIX_SECONDS = 1_700_000_000.0
 _ELEMENTS = 1000.0
 _LINGER_SECONDS = 120.0
 
-_NO_DETECTORS = ("mp_agent.node.run.ConditionTracker", partial(ConditionTracker, conditions=()))
+_NO_DETECTORS = (
+    "mp_agent.node.run_state.ConditionTracker",
+    partial(ConditionTracker, conditions=()),
+)
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and label pairs."""

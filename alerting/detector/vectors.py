@@ -1,0 +1,107 @@
+"""What an expression comes to at a moment, and how two of them are put together.
+
+A vector is what PromQL calls an instant vector of one run: the values of the labels that are kept
+beside those of the run, to a number.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
+from typing import NamedTuple
+
+from mp_agent.alerting.detector.readings import Labels
+from mp_agent.errors import CatalogError
+
+Kept = tuple[str, ...]
+"""Values of the kept labels, in their order; "" where the series has no such label."""
+
+Vector = Mapping[Kept, float]
+
+NOTHING: Vector = {}
+
+
+@dataclass(slots=True, eq=False)
+class Moment:
+    """One evaluation: its time."""
+
+    now_seconds: float
+
+
+class Interpreted(NamedTuple):
+    """An expression, ready to be evaluated. scalar: a number rather than one per run."""
+
+    evaluate: Callable[[Moment], Vector]
+    kept: tuple[str, ...] = ()
+    scalar: bool = False
+
+
+COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": lt,
+    "<=": le,
+    ">": gt,
+    ">=": ge,
+    "==": eq,
+    "!=": ne,
+}
+
+ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "+": add,
+    "-": sub,
+    "*": mul,
+    "/": truediv,
+}
+
+AGGREGATES: Mapping[str, Callable[[float, float], float]] = {"max": max, "min": min}
+
+
+def once(evaluate: Callable[[Moment], Vector]) -> Callable[[Moment], Vector]:
+    """Return `evaluate` such that a moment is evaluated once, however often it is asked."""
+    last: Moment | None = None
+    result: Vector = NOTHING
+
+    def evaluate_once(moment: Moment) -> Vector:
+        nonlocal last, result
+        if moment is not last:
+            result, last = evaluate(moment), moment
+        return result
+
+    return evaluate_once
+
+
+def constant(value: float) -> Interpreted:
+    """Return a number as an expression."""
+    vector: Vector = {(): value}
+    return Interpreted(lambda moment: vector, scalar=True)
+
+
+def matched(
+    left: Interpreted, right: Interpreted
+) -> Callable[[Moment], list[tuple[Kept, float, float]]]:
+    """Return a function that gives (labels, left value, right value) of what belongs together."""
+    if right.scalar:
+        return lambda moment: [
+            (key, value, right.evaluate(moment)[()]) for key, value in left.evaluate(moment).items()
+        ]
+    if left.scalar:
+        return lambda moment: [
+            (key, left.evaluate(moment)[()], value) for key, value in right.evaluate(moment).items()
+        ]
+    if left.kept != right.kept:
+        raise CatalogError("two operands keep different labels")
+
+    def pairs(moment: Moment) -> list[tuple[Kept, float, float]]:
+        one = left.evaluate(moment)
+        if not one:
+            return []
+        other = right.evaluate(moment)
+        return [(key, one[key], other[key]) for key in one if key in other]
+
+    return pairs
+
+
+def kept_values(labels: Labels, kept: tuple[str, ...]) -> Kept:
+    """Return a series' values of the labels that are kept."""
+    if not kept:
+        return ()
+    found = dict(labels)
+    return tuple(found.get(label, "") for label in kept)

@@ -1,0 +1,41 @@
+"""Where an alert sends people: its runbook page and the dashboard of its run."""
+
+RUNBOOK_BASE = "https://mp-agent.example/runbooks"
+"""Where runbooks are published; a placeholder domain until `--runbook-base` names a real one."""
+
+DASHBOARD_BASE = "https://mp-agent.example/grafana"
+"""Where Grafana is; a placeholder domain until `--dashboard-base` names a real one."""
+
+ALERT_MARK = "{alert}"
+"""Stands for the alert's name, in lower case, in a runbook base whose pages are no `.md` files."""
+
+OF_CLUSTER = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
+"""The part of a dashboard's address that only alerts with this label have."""
+
+_DASHBOARD = (
+    "/d/mp-agent-run/?"
+    + "&".join(
+        f"var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in ("namespace", "job", "run")
+    )
+    + OF_CLUSTER
+)
+
+
+def page_file(alert: str) -> str:
+    """Return the name of the file that is an alert's runbook page."""
+    return f"{alert.lower()}.md"
+
+
+def runbook_url(base: str, alert: str) -> str:
+    """Return the address of an alert's runbook: `{alert}` filled in, else its file below `base`.
+
+    The address of the folder in a repository is thus a base as it stands.
+    """
+    if ALERT_MARK in base:
+        return base.replace(ALERT_MARK, alert.lower())
+    return f"{base.rstrip('/')}/{page_file(alert)}"
+
+
+def dashboard_url(base: str) -> str:
+    """Return, as a template of Prometheus, the address of the run's dashboard."""
+    return base.rstrip("/") + _DASHBOARD
