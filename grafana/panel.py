@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mp_agent.alerting.condition import Condition
 from mp_agent.catalog.metric import Kind, Metric
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -39,6 +40,8 @@ class Step:
 
     value: float | None
     color: str
+    threshold: str = ""
+    """Name of the threshold that the value is; a site may have set another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Column:
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Value → (text, colour)."""
     link: str = ""
+    link_title: str = "Open"
     decimals: int | None = None
 
 
@@ -60,8 +64,9 @@ class Column:
 class Panel:
     """One panel. Its `id` is stable: links and alerts point at it.
 
-    description: how to read it; whole sentences.
-    lines: whether `steps` are drawn as lines too.
+    description: how to read it; whole sentences. `<name>` stands for a threshold's value.
+    runbooks: conditions that say what to do about what the panel shows.
+    lines: whether `steps` are drawn, as lines in the colour of the worse side.
     """
 
     id: int
@@ -69,6 +74,9 @@ class Panel:
     description: str
     queries: tuple[Query, ...]
     view: View = View.TIMESERIES
+    runbooks: tuple[Condition, ...] = ()
+    nothing: str = ""
+    """What stands in place of data when there rightly is none."""
     width: int = 8
     height: int = 8
     unit: str = "short"
@@ -76,13 +84,22 @@ class Panel:
     minimum: float | None = None
     maximum: float | None = None
     soft_maximum: float | None = None
-    """To where the axis of a graph goes at least."""
+    """To where the axis of a graph goes at least; a linear one."""
+    reaches: tuple[str, ...] = ()
+    """Thresholds that lie within a graph's axis wherever the data are; for log axes as well."""
     log_base: int | None = None
+    many_decades: bool = False
+    """Whether a log axis may be so long that the lines of its grid would fill the graph."""
+    sparse: bool = False
+    """Whether a point may stand alone, so that it is drawn as one."""
+    log_around_zero: bool = False
+    """Whether the log axis is linear between -1 and 1, so that it has a place for any number."""
     steps: tuple[Step, ...] = ()
     lines: bool = False
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()
-    points: bool = False
+    sort_by: str = ""
+    """Title of the column that a table is sorted by, the largest first."""
     label: str = ""
     """Label whose value a stat shows in place of a number."""
     most_points: int | None = None
@@ -137,13 +154,23 @@ def help_of(name: str) -> str:
 
 def above(**colors: str) -> tuple[Step, ...]:
     """Return steps that start green and take each colour above the threshold of its name."""
-    limits = sorted((DEFAULTS[name], color) for name, color in colors.items())
-    return (Step(None, "green"), *(Step(value, color) for value, color in limits))
+    names = sorted(colors, key=DEFAULTS.__getitem__)
+    return (Step(None, "green"), *(Step(DEFAULTS[name], colors[name], name) for name in names))
 
 
 def below(**colors: str) -> tuple[Step, ...]:
     """Return steps that end green and have each colour below the threshold of its name."""
-    limits = sorted((DEFAULTS[name], color) for name, color in colors.items())
-    shades = [color for _, color in limits] + ["green"]
-    values: list[float | None] = [None, *(value for value, _ in limits)]
-    return tuple(Step(value, color) for value, color in zip(values, shades, strict=True))
+    names = sorted(colors, key=DEFAULTS.__getitem__)
+    shades = [*(colors[name] for name in names[1:]), "green"]
+    upper = (Step(DEFAULTS[name], shade, name) for name, shade in zip(names, shades, strict=True))
+    return (Step(None, colors[names[0]]), *upper)
+
+
+def between(low: tuple[Step, ...], high: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return steps that are green above those of `below` and under those of `above`."""
+    return (*low, *high[1:])
+
+
+def for_cells(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return steps of a number that is never negative, so that one not known has no colour."""
+    return (Step(None, "text"), Step(0, steps[0].color), *steps[1:])

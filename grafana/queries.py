@@ -10,6 +10,10 @@ SELECTED = ",".join(f'{label}=~"${label}"' for label in RUN)
 """Matchers of what the dashboard's variables select."""
 
 
+FIRST_OPTIMIZER = 'optimizer=""'
+"""Matcher of the optimizer that sets the step count; others carry a number."""
+
+
 def series(name: str, matchers: str = "") -> str:
     """Return a selector of one metric for the runs that are selected.
 

@@ -1,73 +1,72 @@
-"""Boards as Grafana's classic JSON, through Grafana's own builders."""
+"""Boards as Grafana's classic JSON, through Grafana's own builders.
+
+What a site may set, thresholds and the address of its runbooks, is rendered as marks first, such
+as `@grad_norm_high@`. The chart fills them in; `grafana/dashboards` has the defaults in their
+place; and of each of its lines with a mark the package keeps the marked one.
+"""
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from grafana_foundation_sdk.builders import (
-    common,
-    dashboard,
-    heatmap,
-    prometheus,
-    stat,
-    statetimeline,
-    table,
-    timeseries,
-)
+from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.common import (
-    BigValueColorMode,
-    BigValueGraphMode,
-    BigValueTextMode,
-    GraphThresholdsStyleMode,
-    LegendDisplayMode,
-    LegendPlacement,
-    ScaleDistribution,
-    SortOrder,
-    TooltipDisplayMode,
-    VisibilityMode,
-)
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
-    DataSourceRef,
-    DataTransformerConfig,
-    DynamicConfigValue,
-    Threshold,
-    ThresholdsMode,
-    ValueMap,
-    ValueMapping,
-    ValueMappingResult,
     VariableHide,
     VariableRefresh,
     VariableSort,
 )
-from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from grafana.boards import BOARDS
-from grafana.panel import COLUMNS, Board, Column, Panel, Query, Step, View
-from grafana.queries import series
+from grafana.panel import COLUMNS, Board
+from grafana.queries import SELECTED, series
+from grafana.views import DATASOURCE, built_panel
+from mp_agent.alerting.links import RUNBOOK_BASE
+from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.exporters.dashboards import with_values
 
-DATASOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
 TAG = "mp-agent"
 _ROW_HEIGHT = 1
 
 
 def rendered_dashboards() -> Mapping[str, str]:
-    """Return the committed dashboards by path from the repository's root."""
-    return {f"grafana/dashboards/{board.uid}.json": render(board) for board in BOARDS}
+    """Return the committed dashboards by path from the repository's root, and their marked lines.
+
+    The chart's own copies are not among them.
+    """
+    files = {f"grafana/dashboards/{board.uid}.json": render(board) for board in BOARDS}
+    lines = {f"{board.uid}.json": _marked_lines(board) for board in BOARDS}
+    marks = {"runbook_base": RUNBOOK_BASE, "lines": lines}
+    return {**files, "exporters/dashboard_marks.json": json.dumps(marks, indent=1) + "\n"}
+
+
+def marked_dashboards() -> Mapping[str, str]:
+    """Return the dashboards with marks, by file name."""
+    return {f"{board.uid}.json": marked(board) for board in BOARDS}
 
 
 def render(board: Board) -> str:
     """Return a board as classic JSON, with a line per value so that differences read well."""
+    return with_values(marked(board), DEFAULTS, RUNBOOK_BASE)
+
+
+def marked(board: Board) -> str:
+    """Return the same with marks for thresholds and for the address of the runbooks."""
     with warnings.catch_warnings():
         # Classic JSON is meant: it is what provisioning, sidecar and operator take.
         warnings.simplefilter("ignore", DeprecationWarning)
         built = json.loads(JSONEncoder(sort_keys=True).encode(_dashboard(board).build()))
     built["panels"] = _laid_out(board, built["panels"])
     return json.dumps(built, indent=1, sort_keys=True) + "\n"
+
+
+def _marked_lines(board: Board) -> dict[str, str]:
+    """Return the lines that have a mark, by number from 0."""
+    pairs = zip(marked(board).splitlines(), render(board).splitlines(), strict=True)
+    return {str(at): marks for at, (marks, plain) in enumerate(pairs) if marks != plain}
 
 
 def _dashboard(board: Board) -> dashboard.Dashboard:
@@ -94,19 +93,18 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
     for variable in _variables(board):
         made.with_variable(variable)
     for panel in board.panels:
-        made.with_panel(_BUILDERS[panel.view](panel))
+        made.with_panel(built_panel(panel))
     return made
 
 
 def _alert_annotation() -> dashboard.AnnotationQuery:
-    selected = 'cluster=~"$cluster",namespace=~"$namespace",job=~"$job",run=~"$run"'
     return (
         dashboard.AnnotationQuery()
         .name("Alerts")
         .datasource(DATASOURCE)
         .enable(True)
         .icon_color("red")
-        .expr(f'ALERTS{{alertname=~"MpAgent.+",alertstate="firing",{selected}}}')
+        .expr(f'ALERTS{{alertname=~"MpAgent.+",alertstate="firing",{SELECTED}}}')
         .title_format("{{alertname}}")
         .text_format("{{severity}}: run {{run}}")
         .tag_keys("severity")
@@ -120,7 +118,7 @@ def _variables(board: Board) -> list[Any]:
         dashboard.DatasourceVariable("datasource").label("Data Source").type("prometheus"),
         _labels("cluster", "Cluster", (), all_value=".*"),
         _labels("namespace", "Namespace", ("cluster",), all_value=".*"),
-        _labels("job", "Job", ("cluster", "namespace")),
+        _labels("job", "Job", ("cluster", "namespace"), all_value=".*"),
         _labels("run", "Run", ("cluster", "namespace", "job"), many=not one_run),
     ]
     if board.layer_variable:
@@ -153,185 +151,6 @@ def _variable(
         .include_all(many)
     )
     return made.all_value(all_value) if many else made
-
-
-def _target(query: Query, letter: str, *, table: bool = False) -> prometheus.Dataquery:
-    made = (
-        prometheus.Dataquery()
-        .datasource(DATASOURCE)
-        .expr(query.expression)
-        .legend_format(query.legend or "__auto")
-        .ref_id(letter)
-    )
-    if query.instant:
-        made.instant()
-    else:
-        made.range()
-    return made.format(PromQueryFormat.TABLE) if table else made
-
-
-def _common(made: Any, panel: Panel) -> Any:
-    """Fill in what every kind of panel has."""
-    made.title(panel.title).description(panel.description).id(panel.id).datasource(DATASOURCE)
-    made.unit(panel.unit)
-    if panel.most_points is not None:
-        made.max_data_points(panel.most_points)
-    for letter, query in zip("ABCDEFGHIJKLMNOP", panel.queries, strict=False):
-        made.with_target(_target(query, letter, table=panel.view is View.TABLE))
-    if panel.decimals is not None:
-        made.decimals(panel.decimals)
-    if panel.minimum is not None:
-        made.min(panel.minimum)
-    if panel.maximum is not None:
-        made.max(panel.maximum)
-    made.thresholds(_thresholds(panel.steps or (Step(None, "text"),)))
-    if panel.texts:
-        made.mappings([_mapping(panel.texts)])
-    return made
-
-
-def _thresholds(steps: tuple[Step, ...]) -> dashboard.ThresholdsConfig:
-    return (
-        dashboard.ThresholdsConfig()
-        .mode(ThresholdsMode.ABSOLUTE)
-        .steps([Threshold(value=step.value, color=step.color) for step in steps])
-    )
-
-
-def _mapping(texts: Mapping[str, tuple[str, str]]) -> ValueMapping:
-    return ValueMap(
-        options={
-            value: ValueMappingResult(text=text, color=color, index=index)
-            for index, (value, (text, color)) in enumerate(texts.items())
-        }
-    )
-
-
-def _stat(panel: Panel) -> Any:
-    made = _common(stat.Panel(), panel)
-    made.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
-    made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
-    made.no_value("–")
-    if panel.label:
-        made.text_mode(BigValueTextMode.NAME)
-    return made
-
-
-def _timeseries(panel: Panel) -> Any:
-    made = _common(timeseries.Panel(), panel)
-    made.line_width(1).fill_opacity(0)
-    made.show_points(VisibilityMode.ALWAYS if panel.points else VisibilityMode.NEVER)
-    made.legend(
-        common.VizLegendOptions()
-        .display_mode(LegendDisplayMode.LIST)
-        .placement(LegendPlacement.BOTTOM)
-        .show_legend(True)
-    )
-    made.tooltip(
-        common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
-    )
-    if panel.log_base is not None:
-        made.scale_distribution(
-            common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(panel.log_base)
-        )
-    if panel.soft_maximum is not None:
-        made.axis_soft_max(panel.soft_maximum)
-    if panel.lines:
-        made.thresholds_style(
-            common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
-        )
-    return made
-
-
-def _heatmap(panel: Panel) -> Any:
-    made = _common(heatmap.Panel(), panel)
-    made.color(
-        heatmap.HeatmapColorOptions()
-        .mode(HeatmapColorMode.SCHEME)
-        .scheme("Oranges")
-        .steps(64)
-        .exponent(0.5)
-        .reverse(False)
-        .fill("dark-orange")
-    )
-    made.y_axis(heatmap.YAxisConfig().unit(panel.unit))
-    made.cell_gap(0).show_legend()
-    return made.tooltip(heatmap.HeatmapTooltip().mode(TooltipDisplayMode.SINGLE))
-
-
-def _timeline(panel: Panel) -> Any:
-    made = _common(statetimeline.Panel(), panel)
-    made.merge_values(True).row_height(0.8).show_value(VisibilityMode.NEVER).fill_opacity(80)
-    return made.legend(
-        common.VizLegendOptions()
-        .display_mode(LegendDisplayMode.LIST)
-        .placement(LegendPlacement.BOTTOM)
-        .show_legend(bool(panel.texts))
-    )
-
-
-def _table(panel: Panel) -> Any:
-    """Join instant queries by their labels; columns appear in the order they are listed."""
-    made = _common(table.Panel(), panel)
-    shown = {column.name: index for index, column in enumerate(panel.columns)}
-    made.with_transformation(DataTransformerConfig(id_val="merge", options={}))
-    made.with_transformation(
-        DataTransformerConfig(
-            id_val="filterFieldsByName", options={"include": {"names": list(shown)}}
-        )
-    )
-    made.with_transformation(
-        DataTransformerConfig(
-            id_val="organize",
-            options={
-                "excludeByName": {},
-                "indexByName": shown,
-                "renameByName": {column.name: column.title for column in panel.columns},
-            },
-        )
-    )
-    for column in panel.columns:
-        made.override_by_name(column.title, _column_properties(column))
-    return made
-
-
-def _column_properties(column: Column) -> list[DynamicConfigValue]:
-    properties = [DynamicConfigValue(id_val="unit", value=column.unit)]
-    if column.width is not None:
-        properties.append(DynamicConfigValue(id_val="custom.width", value=column.width))
-    if column.decimals is not None:
-        properties.append(DynamicConfigValue(id_val="decimals", value=column.decimals))
-    if column.steps:
-        steps = [{"color": step.color, "value": step.value} for step in column.steps]
-        properties.append(
-            DynamicConfigValue(id_val="thresholds", value={"mode": "absolute", "steps": steps})
-        )
-    if column.texts:
-        options = {
-            value: {"text": text, "color": color, "index": index}
-            for index, (value, (text, color)) in enumerate(column.texts.items())
-        }
-        properties.append(
-            DynamicConfigValue(id_val="mappings", value=[{"type": "value", "options": options}])
-        )
-    if column.steps or column.texts:
-        properties.append(
-            DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"})
-        )
-    if column.link:
-        properties.append(
-            DynamicConfigValue(id_val="links", value=[{"title": "Open", "url": column.link}])
-        )
-    return properties
-
-
-_BUILDERS: Mapping[View, Callable[[Panel], Any]] = {
-    View.STAT: _stat,
-    View.TIMESERIES: _timeseries,
-    View.HEATMAP: _heatmap,
-    View.TIMELINE: _timeline,
-    View.TABLE: _table,
-}
 
 
 def _laid_out(board: Board, built: list[dict[str, Any]]) -> list[dict[str, Any]]:

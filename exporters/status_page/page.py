@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_SCRIPTS = ("uplot.js", "page.js")
+_LIBRARY = "uplot.js"
+"""uPlot as npm has it; `python -m tools.vendor` fetches it."""
+_PARTS = ("elements.js", "charts.js", "tables.js", "page.js")
+"""The page's own script, in the order in which its parts need each other."""
 _STYLES = ("uplot.css", "page.css")
 
 
@@ -25,7 +28,9 @@ def status_page() -> Page:
     The policy names each script and style by its digest, so that text from a job that would slip
     through as markup could still not run.
     """
-    scripts, styles = [_asset(name) for name in _SCRIPTS], [_asset(name) for name in _STYLES]
+    own = "\n".join(_asset(name) for name in _PARTS)
+    scripts = [_asset(_LIBRARY), f'"use strict";\n(() => {{\n{own}}})();\n']
+    styles = [_asset(name) for name in _STYLES]
     html = _asset("page.html")
     html = html.replace("<!--styles-->", "".join(f"<style>{text}</style>" for text in styles))
     html = html.replace("<!--scripts-->", "".join(f"<script>{text}</script>" for text in scripts))

@@ -8,12 +8,14 @@ from math import sqrt
 from typing import Any, Protocol
 
 from mp_agent.records.conditions import ActiveCondition
-from mp_agent.records.merged import AgentView, LayerView, RankView, RunView
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 FORMAT = 1
 LAYERS_AT_MOST = 1000
 """Layers in an answer: those with non-finite elements first, then those of the largest norm."""
+_DOING = {"eval": "Evaluating", "checkpoint": "Saving a checkpoint"}
+"""What a run does, by its phase, where that is not training."""
 _SEVERITIES = ("critical", "warning", "info")
 
 
@@ -68,7 +70,6 @@ def verdict(source: RunSources) -> str:
     if view is None:
         return f"Node {source.node_rank} of the run; its root agent tells of the run as a whole."
     at = f" at step {view.last.step}" if view.last else " before its first step"
-    worst = _by_severity(view)
     if view.end_reason is EndReason.COMPLETED:
         state = f"Ended: completed{at}"
     elif not view.active:
@@ -76,13 +77,26 @@ def verdict(source: RunSources) -> str:
     elif view.last is None:
         state = "Starting: no step yet"
     else:
-        state = f"Training: step {view.last.step}"
-    if worst:
-        others = f" and {len(worst) - 1} more" if len(worst) > 1 else ""
-        return f"{state}; {worst[0].name} ({worst[0].severity}){others}."
+        state = f"{_DOING.get(view.phase_name, 'Training')}: step {view.last.step}"
+    if view.conditions:
+        return f"{state}; {_in_force(_by_severity(view))}."
     if view.coverage < 1.0:
         return f"{state}; the numbers cover {view.coverage:.0%} of the ranks."
     return f"{state}; no condition in force." if view.active else f"{state}."
+
+
+def _in_force(conditions: Sequence[ActiveCondition]) -> str:
+    """Return the worst condition within a sentence, and how many others there are."""
+    worst, more = conditions[0], len(conditions) - 1
+    others = f", and {more} more condition{'s' if more > 1 else ''}" if more else ""
+    return f"{worst.severity}: {_within_sentence(worst.summary)} ({worst.name}){others}"
+
+
+def _within_sentence(sentence: str) -> str:
+    """Return a sentence to go on with: no full stop, no capital but that of a name."""
+    first, _, _ = sentence.partition(" ")
+    begin = first.lower() if first.istitle() or len(first) == 1 else first
+    return begin + sentence.removeprefix(first).rstrip(".")
 
 
 def _by_severity(view: RunView) -> list[ActiveCondition]:
@@ -91,7 +105,7 @@ def _by_severity(view: RunView) -> list[ActiveCondition]:
 
 
 def _summary(view: RunView) -> dict[str, Any]:
-    judged, first = view.judged, view.first_nonfinite
+    judged, first, level = view.judged, view.first_nonfinite, view.health.loss
     return {
         "attempt": view.identity.attempt,
         "world_size": view.identity.world_size,
@@ -104,6 +118,8 @@ def _summary(view: RunView) -> dict[str, Any]:
         "step": view.last.step if view.last else None,
         "last_step_time_unix_seconds": view.last.time_unix_seconds if view.last else None,
         "loss": view.loss,
+        "loss_median": level.median if level else None,
+        "loss_spike_bound": level.spike_bound if level else None,
         "learning_rate": view.learning_rate,
         "loss_scale": view.loss_scale,
         "loss_scale_initial": view.loss_scale_initial,
@@ -151,7 +167,7 @@ def _layer(layer: LayerView) -> dict[str, Any]:
         "layer": layer.name,
         "grad_norm": sqrt(values["sum_squares"]) if layer.judged else None,
         "grad_abs_max": values.get("abs_max") if layer.judged else None,
-        "zero_ratio": values.get("zero_elements", 0.0) / elements if elements else None,
+        "zero_ratio": values["zero_elements"] / elements if layer.judged and elements else None,
         "nonfinite_elements": values.get("nan_elements", 0.0) + values.get("inf_elements", 0.0),
         "elements": elements,
     }
@@ -186,4 +202,10 @@ def _agent(agent: AgentView) -> dict[str, Any]:
         "series_dropped": agent.series_dropped,
         "scrape_duration_seconds": agent.scrape_duration_seconds,
         "unsupported": list(agent.unsupported),
+        "flight_records": agent.flight_records,
+        "flight_errors": agent.flight_errors,
+        "push_failures": agent.transport.push_failures,
+        "reports_dropped": agent.transport.reports_dropped,
+        "last_push_time_unix_seconds": agent.transport.last_push_unix_seconds,
+        "nodes_known": agent.transport.nodes_known,
     }

@@ -1,29 +1,43 @@
 """Fleet: every run of a cluster at a glance."""
 
-from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, above, below, help_of
-from grafana.queries import RUN, SELECTED, by_run, rate, series, share_of_steps
+from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, help_of
+from grafana.queries import FIRST_OPTIMIZER, RUN, aggregated, by_run, rate, series, share_of_steps
 from grafana.style import (
     ALERT_STATE,
     ANY_IS_BAD,
     ANY_IS_NOTABLE,
     COVERAGE,
+    ENDS,
+    GRADIENT_NORM,
+    GRADIENT_NORM_LINES,
+    LOSS_SCALE,
+    LOSS_SCALE_LINES,
+    NORM_REACHES,
     RUN_STATE,
-    conditions_by_severity,
+    SKIPPED,
+    alerts_by_severity,
     detected_by_severity,
+    runs_in_trouble,
+)
+from mp_agent.alerting.conditions import (
+    coverage_low,
+    gradient_explosion,
+    gradient_vanishing,
+    loss_scale_at_floor,
+    loss_scale_low,
+    loss_scale_low_and_falling,
+    overflow_ratio_high,
+    run_stalled,
 )
 
 _RUN_LINK = (
     "/d/mp-agent-run?${datasource:queryparam}&${__url_time_range}"
-    "&var-cluster=${__data.fields.cluster}&var-namespace=${__data.fields.namespace}"
-    "&var-job=${__data.fields.job}&var-run=${__data.fields.Run}"
+    "&var-cluster=${__data.fields.Cluster}&var-namespace=${__data.fields.Namespace}"
+    "&var-job=${__data.fields.Job}&var-run=${__data.fields.Run}"
 )
-_ACTIVE = f"{by_run('mp_agent_run_active')} == 1"
-
-
-def _firing(severity: str) -> str:
-    """Return how many alerts of a severity are firing; 0 where none is."""
-    matchers = f'{SELECTED},alertname=~"MpAgent.+",alertstate="firing",severity="{severity}"'
-    return f"count(ALERTS{{{matchers}}}) or vector(0)"
+_ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
+_OF_ACTIVE = f"and on ({', '.join(RUN)}) {_ACTIVE}"
+_CHANGES = aggregated(f"changes({series('mp_agent_step')}[10m])", "max")
 
 
 def _stat(number: int, title: str, description: str, expression: str, **more: object) -> Panel:
@@ -35,7 +49,6 @@ def _stat(number: int, title: str, description: str, expression: str, **more: ob
         view=View.STAT,
         width=4,
         height=4,
-        decimals=0,
         **more,  # type: ignore[arg-type]
     )
 
@@ -51,35 +64,38 @@ _GLANCE = Row(
         ),
         _stat(
             2,
-            "Critical alerts",
-            "Alerts of severity critical that are firing: a run is being lost or is lost.",
-            _firing("critical"),
+            "Runs with something critical",
+            "Runs of which a critical alert is firing, or of which the node agent itself finds a "
+            "critical condition: they are being lost, or are lost.",
+            runs_in_trouble("critical"),
             steps=ANY_IS_BAD,
         ),
         _stat(
             3,
-            "Warnings",
-            "Alerts of severity warning that are firing: somebody should look today.",
-            _firing("warning"),
+            "Runs with a warning",
+            "Runs of which an alert is firing as a warning, or of which the node agent itself "
+            "finds such a condition: somebody should look today.",
+            runs_in_trouble("warning"),
             steps=ANY_IS_NOTABLE,
         ),
         _stat(
             4,
-            "Runs that stand still",
+            "Runs standing still",
             "Active runs whose step did not change for ten minutes. Evaluation and checkpointing "
             "count as well; the alert leaves them out.",
-            f"count((changes({series('mp_agent_step')}[10m]) == 0) and on (run) ({_ACTIVE})) "
-            "or vector(0)",
+            f"count({_CHANGES} == 0 {_OF_ACTIVE}) or vector(0)",
             steps=ANY_IS_NOTABLE,
+            runbooks=(run_stalled.RUN_STALLED,),
         ),
         _stat(
             5,
-            "Ranks covered",
-            "Ranks whose numbers reach the merged ones, over all active runs. Below 100 % some "
-            "rank or node does not report.",
-            f"avg({by_run('mp_agent_coverage_ratio', 'min')} and on (run) ({_ACTIVE}))",
+            "Lowest coverage",
+            "Share of its ranks whose numbers reach the merged ones, of the active run where it is "
+            "lowest. Below 100 % some rank or node does not report.",
+            f"min({by_run('mp_agent_coverage_ratio', 'min')} {_OF_ACTIVE})",
             unit="percentunit",
             steps=COVERAGE,
+            runbooks=(coverage_low.COVERAGE_LOW,),
         ),
         _stat(
             6,
@@ -89,43 +105,28 @@ _GLANCE = Row(
             f"sum(increase({series('mp_agent_skipped_steps_total')}[$__range])) "
             f"/ (sum(increase({series('mp_agent_steps_total')}[$__range])) > 0)",
             unit="percentunit",
-            steps=above(overflow_warning="orange", overflow_critical="red"),
+            steps=SKIPPED,
+            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
         ),
     ),
 )
 
 _COLUMNS = (
-    Column(name="run", title="Run", link=_RUN_LINK),
-    Column(name="cluster", title="cluster", width=110),
-    Column(name="namespace", title="namespace", width=110),
-    Column(name="job", title="job", width=110),
-    Column(name="Value #A", title="State", texts=RUN_STATE, width=90),
-    Column(name="Value #B", title="Step", unit="none", width=100),
-    Column(name="Value #C", title="Steps/s", width=90, decimals=2),
-    Column(name="Value #D", title="Loss", width=130, decimals=3),
-    Column(
-        name="Value #E",
-        title="Gradient norm",
-        width=120,
-        steps=above(grad_norm_high="orange", grad_norm_extreme="red"),
-    ),
-    Column(
-        name="Value #F",
-        title="Loss scale",
-        unit="none",
-        width=100,
-        steps=below(loss_scale_low="orange", loss_scale_floor="red"),
-    ),
-    Column(
-        name="Value #G",
-        title="Skipped",
-        unit="percentunit",
-        width=90,
-        steps=above(overflow_warning="orange", overflow_critical="red"),
-    ),
-    Column(name="Value #H", title="Coverage", unit="percentunit", width=100, steps=COVERAGE),
-    Column(name="Value #I", title="Worst alert", texts=ALERT_STATE, width=110),
-    Column(name="Value #J", title="Worst condition", texts=ALERT_STATE, width=130),
+    Column(name="run", title="Run", link=_RUN_LINK, link_title="Open the run"),
+    Column(name="cluster", title="Cluster", width=110),
+    Column(name="namespace", title="Namespace", width=110),
+    Column(name="job", title="Job", width=110),
+    Column(name="Value #A", title="State", texts=RUN_STATE, width=80),
+    Column(name="reason", title="End", texts=ENDS, width=100),
+    Column(name="Value #B", title="Step", unit="none", width=90),
+    Column(name="Value #C", title="Steps/s", width=80, decimals=2),
+    Column(name="Value #D", title="Loss", width=120, decimals=3),
+    Column(name="Value #E", title="Gradient norm", width=120, steps=GRADIENT_NORM),
+    Column(name="Value #F", title="Loss scale", unit="none", width=100, steps=LOSS_SCALE),
+    Column(name="Value #G", title="Skipped", unit="percentunit", width=90, steps=SKIPPED),
+    Column(name="Value #H", title="Coverage", unit="percentunit", width=90, steps=COVERAGE),
+    Column(name="Value #I", title="Worst condition", texts=ALERT_STATE, width=130),
+    Column(name="Value #J", title="Worst alert", texts=ALERT_STATE, width=110),
 )
 
 
@@ -141,36 +142,62 @@ _RUNS = Row(
             title="Runs",
             description="One line per run, ended ones included while their series are in reach. "
             "Click a run for its story. Gradient norm, loss scale and skipped share have the "
-            "colours of the alerts' thresholds.",
+            "colours of the alerts' severities: red critical, orange warning, blue info. "
+            "Conditions are what the node agents find; alerts are what Prometheus makes of its "
+            "rules.",
             view=View.TABLE,
             width=24,
             height=9,
+            nothing="No run",
             columns=_COLUMNS,
+            sort_by="State",
             queries=(
                 _table_query(by_run("mp_agent_run_active")),
                 _table_query(by_run("mp_agent_step")),
                 _table_query(rate("mp_agent_steps_total")),
                 _table_query(by_run("mp_agent_loss")),
-                _table_query(by_run("mp_agent_grad_norm", where='optimizer=""')),
+                _table_query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER)),
                 _table_query(by_run("mp_agent_loss_scale", "min"), optional=True),
                 _table_query(share_of_steps("mp_agent_skipped_steps_total")),
                 _table_query(by_run("mp_agent_coverage_ratio", "min")),
-                _table_query(conditions_by_severity(f"{SELECTED},", keep=RUN), optional=True),
                 _table_query(detected_by_severity(keep=RUN), optional=True),
+                _table_query(alerts_by_severity(keep=RUN), optional=True),
+                _table_query(by_run("mp_agent_run_end_info", keep=("reason",)), optional=True),
+            ),
+        ),
+        Panel(
+            id=12,
+            title="Conditions in force",
+            description="What the node agents themselves find, step by step: red critical, orange "
+            "warning, blue info. It needs no rules in Prometheus. Empty is good.",
+            view=View.TIMELINE,
+            width=24,
+            height=6,
+            minimum=0,
+            nothing="No condition in this time",
+            texts=ALERT_STATE,
+            queries=(
+                Query(
+                    detected_by_severity(keep=("run", "condition")),
+                    "{{run}} {{condition}}",
+                    optional=True,
+                ),
             ),
         ),
         Panel(
             id=11,
             title="Alerts in force",
-            description="Each line is an alert of a run: red critical, orange warning, blue info.",
+            description="Each line is an alert of a run: red critical, orange warning, blue info. "
+            "Empty is good, if Prometheus has the rules.",
             view=View.TIMELINE,
             width=24,
-            height=8,
+            height=6,
             minimum=0,
+            nothing="No alert in this time",
             texts=ALERT_STATE,
             queries=(
                 Query(
-                    conditions_by_severity(f"{SELECTED},", keep=("run", "alertname")),
+                    alerts_by_severity(keep=("run", "alertname")),
                     "{{run}} {{alertname}}",
                     optional=True,
                 ),
@@ -193,40 +220,59 @@ _PROGRESS = Row(
         Panel(
             id=21,
             title="Loss",
-            description=help_of("mp_agent_loss"),
+            description=help_of("mp_agent_loss")
+            + " The axis is logarithmic above 1, so that one run's explosion does not flatten the "
+            "others.",
             queries=(Query(by_run("mp_agent_loss"), "{{run}}"),),
+            log_base=10,
+            log_around_zero=True,
+            many_decades=True,
         ),
         Panel(
             id=22,
             title="Gradient norm",
             description="Global norm before clipping, log scale. Dashed: where the explosion "
-            "alerts begin.",
-            queries=(Query(by_run("mp_agent_grad_norm", where='optimizer=""'), "{{run}}"),),
+            "alerts begin (<grad_norm_high>, <grad_norm_extreme>), and those of vanishing "
+            "(<grad_norm_low>, <grad_norm_very_low>, <grad_norm_vanished>).",
+            queries=(Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "{{run}}"),),
             log_base=10,
-            steps=above(grad_norm_high="orange", grad_norm_extreme="red"),
+            many_decades=True,
+            steps=GRADIENT_NORM_LINES,
             lines=True,
+            reaches=NORM_REACHES,
+            runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
         ),
         Panel(
             id=23,
             title="Loss scale",
-            description="GradScaler's scale, log2. Dashed: 128, below which FP16 has too little "
-            "range left, and the floor.",
+            description="GradScaler's scale, log2. Dashed: <loss_scale_very_low> and "
+            "<loss_scale_low>, below which FP16 has too little range left, and the floor, "
+            "<loss_scale_floor>.",
             queries=(Query(by_run("mp_agent_loss_scale", "min"), "{{run}}", optional=True),),
+            unit="none",
             log_base=2,
             minimum=0.5,
-            steps=below(loss_scale_low="orange", loss_scale_floor="red"),
+            nothing="No run has a loss scale",
+            steps=LOSS_SCALE_LINES,
             lines=True,
+            runbooks=(
+                loss_scale_low.LOSS_SCALE_LOW,
+                loss_scale_low_and_falling.LOSS_SCALE_LOW_AND_FALLING,
+                loss_scale_at_floor.LOSS_SCALE_AT_FLOOR,
+            ),
         ),
         Panel(
             id=24,
             title="Skipped steps",
             description="Skipped per attempted step. Some at the start are GradScaler finding its "
-            "scale.",
+            "scale. Dashed: where the alerts begin.",
             queries=(Query(share_of_steps("mp_agent_skipped_steps_total"), "{{run}}"),),
             unit="percentunit",
             minimum=0,
-            steps=above(overflow_warning="orange", overflow_critical="red"),
+            soft_maximum=0.12,
+            steps=SKIPPED,
             lines=True,
+            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
         ),
         Panel(
             id=25,
@@ -236,6 +282,7 @@ _PROGRESS = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
+            runbooks=(coverage_low.COVERAGE_LOW,),
         ),
     ),
 )

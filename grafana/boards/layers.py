@@ -1,14 +1,19 @@
 """Layers: which layer it is."""
 
 from grafana.panel import Board, Column, Panel, Query, Row, View, above, help_of
-from grafana.queries import by_run, increase, series, worst, worst_over_range
+from grafana.queries import by_run, chosen, increase, series, worst, worst_over_range
 from grafana.style import ANY_IS_NOTABLE
+from mp_agent.alerting.conditions import gradient_underflow, layer_gradient_dead
 
 _LAYER = ("layer",)
 _WORST = 10
 _POINTS = 150
 """Enough for a picture; every one looks at all layers."""
 _PICKED = 'layer=~"$layer"'
+_PICK_LINK = (
+    "/d/mp-agent-layers?${datasource:queryparam}&${__url_time_range}&${cluster:queryparam}"
+    "&${namespace:queryparam}&${job:queryparam}&${run:queryparam}&var-layer=${__value.text}"
+)
 
 _OVERVIEW = Row(
     title="All layers",
@@ -16,9 +21,9 @@ _OVERVIEW = Row(
         Panel(
             id=1,
             title="Layers by gradient norm over time",
-            description="How many layers have a norm of which size: each column is a moment, "
-            "brighter means more layers. A band that widens or wanders off is layers going their "
-            "own way.",
+            description="How many layers have a norm of which size, in doublings: each column is a "
+            "moment, and the scale below says which colour is how many layers. A band that widens "
+            "or wanders off is layers going their own way.",
             view=View.HEATMAP,
             width=24,
             height=9,
@@ -35,6 +40,8 @@ _OVERVIEW = Row(
             title="Largest layer norms",
             description="The ten layers whose gradient norm was largest at any moment shown.",
             width=12,
+            unit="sci",
+            decimals=1,
             log_base=10,
             most_points=_POINTS,
             queries=(
@@ -49,6 +56,8 @@ _OVERVIEW = Row(
             description="The ten layers with the largest single gradient element at any moment "
             "shown.",
             width=12,
+            unit="sci",
+            decimals=1,
             log_base=10,
             most_points=_POINTS,
             queries=(
@@ -61,57 +70,20 @@ _OVERVIEW = Row(
     ),
 )
 
-
-def _named(number: int, title: str, name: str) -> Panel:
-    """Return a table of the layers that an info metric names."""
-    return Panel(
-        id=number,
-        title=title,
-        description=help_of(name) + " Empty is good.",
-        view=View.TABLE,
-        width=6,
-        height=7,
-        columns=(Column(name="layer", title="Layer"),),
-        queries=(Query(worst(name, 10, keep=_LAYER), instant=True, optional=True),),
+_WORST_NOW = " or ".join(
+    worst(name, 15, keep=_LAYER)
+    for name in (
+        "mp_agent_layer_grad_nonfinite_elements_total",
+        "mp_agent_layer_grad_zero_ratio",
+        "mp_agent_layer_grad_abs_max",
     )
-
-
-_TROUBLE = Row(
-    title="Layers that stop learning",
-    panels=(
-        Panel(
-            id=30,
-            title="Dead layers",
-            description=help_of("mp_agent_layers_dead"),
-            width=6,
-            height=7,
-            decimals=0,
-            minimum=0,
-            soft_maximum=2,
-            steps=ANY_IS_NOTABLE,
-            lines=True,
-            queries=(Query(by_run("mp_agent_layers_dead"), "layers", optional=True),),
-        ),
-        _named(31, "Which are dead", "mp_agent_dead_layer_info"),
-        Panel(
-            id=32,
-            title="Underflowing layers",
-            description=help_of("mp_agent_layers_underflowing_ratio")
-            + " Dashed: where the alert begins.",
-            width=6,
-            height=7,
-            unit="percentunit",
-            minimum=0,
-            soft_maximum=0.1,
-            steps=above(underflow_layers="orange"),
-            lines=True,
-            queries=(
-                Query(by_run("mp_agent_layers_underflowing_ratio"), "of all layers", optional=True),
-            ),
-        ),
-        _named(33, "Which underflow", "mp_agent_underflowing_layer_info"),
-    ),
 )
+
+
+def _of_the_worst(name: str) -> Query:
+    """Return a metric of the layers in the table, so that no row has gaps."""
+    return Query(chosen(by_run(name, keep=_LAYER), f"({_WORST_NOW})", keep=_LAYER), instant=True)
+
 
 _TABLE = Row(
     title="Worst layers now",
@@ -119,33 +91,31 @@ _TABLE = Row(
         Panel(
             id=10,
             title="Worst layers",
-            description="Layers with non-finite elements, with the most zeros and with the largest "
-            "elements, as of the latest look. Click a column to sort by it.",
+            description="Fifteen layers each with the most non-finite elements so far, the most "
+            "zeros and the largest elements, as of the latest look. Click a column to "
+            "sort by it, and a layer to see its course below.",
             view=View.TABLE,
             width=24,
             height=10,
+            sort_by="Non-finite elements",
             columns=(
-                Column(name="run", title="Run", width=180),
-                Column(name="layer", title="Layer"),
-                Column(name="Value #A", title="Norm", width=110),
-                Column(name="Value #B", title="Largest element", width=140),
+                Column(name="layer", title="Layer", link=_PICK_LINK, link_title="Choose the layer"),
+                Column(name="Value #A", title="Norm", width=130),
+                Column(name="Value #B", title="Largest element", width=150),
                 Column(name="Value #C", title="Zeros", unit="percentunit", width=110),
-                Column(name="Value #D", title="Non-finite elements", unit="none", width=160),
+                Column(
+                    name="Value #D",
+                    title="Non-finite elements",
+                    unit="none",
+                    width=180,
+                    steps=ANY_IS_NOTABLE,
+                ),
             ),
             queries=(
-                Query(worst("mp_agent_layer_grad_norm", 50, keep=_LAYER), instant=True),
-                Query(worst("mp_agent_layer_grad_abs_max", 50, keep=_LAYER), instant=True),
-                Query(
-                    worst("mp_agent_layer_grad_zero_ratio", 50, keep=_LAYER),
-                    instant=True,
-                ),
-                Query(
-                    "topk(50, "
-                    + by_run("mp_agent_layer_grad_nonfinite_elements_total", keep=_LAYER)
-                    + " > 0)",
-                    instant=True,
-                    optional=True,
-                ),
+                _of_the_worst("mp_agent_layer_grad_norm"),
+                _of_the_worst("mp_agent_layer_grad_abs_max"),
+                _of_the_worst("mp_agent_layer_grad_zero_ratio"),
+                _of_the_worst("mp_agent_layer_grad_nonfinite_elements_total"),
             ),
         ),
         Panel(
@@ -173,6 +143,8 @@ _TABLE = Row(
             width=12,
             minimum=0,
             most_points=_POINTS,
+            nothing="All elements were finite",
+            sparse=True,
             queries=(
                 Query(
                     "topk(10, "
@@ -186,52 +158,110 @@ _TABLE = Row(
     ),
 )
 
+
+def _named(number: int, title: str, name: str) -> Panel:
+    """Return a table of the layers that an info metric names."""
+    return Panel(
+        id=number,
+        title=title,
+        description=help_of(name) + " Empty is good.",
+        view=View.TABLE,
+        width=6,
+        height=7,
+        nothing="None",
+        columns=(
+            Column(name="layer", title="Layer", link=_PICK_LINK, link_title="Choose the layer"),
+        ),
+        queries=(Query(worst(name, 10, keep=_LAYER), instant=True, optional=True),),
+    )
+
+
+_TROUBLE = Row(
+    title="Layers that stop learning",
+    panels=(
+        Panel(
+            id=30,
+            title="Dead layers",
+            description=help_of("mp_agent_layers_dead")
+            + " Dead is a largest element below <layer_dead_abs_max>. Dashed: where the alert "
+            "begins.",
+            width=6,
+            height=7,
+            decimals=0,
+            minimum=0,
+            soft_maximum=2,
+            nothing="No layer was looked at yet",
+            steps=ANY_IS_NOTABLE,
+            lines=True,
+            queries=(Query(by_run("mp_agent_layers_dead"), "layers", optional=True),),
+            runbooks=(layer_gradient_dead.LAYER_GRADIENT_DEAD,),
+        ),
+        _named(31, "Which are dead", "mp_agent_dead_layer_info"),
+        Panel(
+            id=32,
+            title="Underflowing layers",
+            description=help_of("mp_agent_layers_underflowing_ratio")
+            + " Dashed: where the alert begins.",
+            width=6,
+            height=7,
+            unit="percentunit",
+            minimum=0,
+            soft_maximum=0.1,
+            nothing="Not enough looks at the layers yet",
+            steps=above(underflow_layers="orange"),
+            lines=True,
+            queries=(
+                Query(by_run("mp_agent_layers_underflowing_ratio"), "of all layers", optional=True),
+            ),
+            runbooks=(gradient_underflow.GRADIENT_UNDERFLOW,),
+        ),
+        _named(33, "Which underflow", "mp_agent_underflowing_layer_info"),
+    ),
+)
+
+
+def _course(number: int, title: str, description: str, name: str, **more: object) -> Panel:
+    """Return a graph of the layers that are chosen at the top of the page."""
+    return Panel(
+        id=number,
+        title=title,
+        description=description,
+        most_points=_POINTS,
+        queries=(Query(worst_over_range(name, 20, keep=_LAYER, where=_PICKED), "{{layer}}"),),
+        **more,  # type: ignore[arg-type]
+    )
+
+
 _PICKED_LAYERS = Row(
     title="Chosen layers",
     panels=(
-        Panel(
-            id=20,
-            title="Gradient norm of the chosen layers",
-            description="Choose layers at the top of the page; of more than twenty, those with the "
-            "largest norms are drawn.",
+        _course(
+            20,
+            "Gradient norm of the chosen layers",
+            "Choose layers at the top of the page, or click one in a table; of more than twenty, "
+            "those with the largest norms are drawn.",
+            "mp_agent_layer_grad_norm",
+            unit="sci",
+            decimals=1,
             log_base=10,
-            most_points=_POINTS,
-            queries=(
-                Query(
-                    worst_over_range("mp_agent_layer_grad_norm", 20, keep=_LAYER, where=_PICKED),
-                    "{{layer}}",
-                ),
-            ),
         ),
-        Panel(
-            id=21,
-            title="Largest element of the chosen layers",
-            description=help_of("mp_agent_layer_grad_abs_max"),
+        _course(
+            21,
+            "Largest element of the chosen layers",
+            help_of("mp_agent_layer_grad_abs_max"),
+            "mp_agent_layer_grad_abs_max",
+            unit="sci",
+            decimals=1,
             log_base=10,
-            most_points=_POINTS,
-            queries=(
-                Query(
-                    worst_over_range("mp_agent_layer_grad_abs_max", 20, keep=_LAYER, where=_PICKED),
-                    "{{layer}}",
-                ),
-            ),
         ),
-        Panel(
-            id=22,
-            title="Zeros of the chosen layers",
-            description=help_of("mp_agent_layer_grad_zero_ratio"),
+        _course(
+            22,
+            "Zeros of the chosen layers",
+            help_of("mp_agent_layer_grad_zero_ratio"),
+            "mp_agent_layer_grad_zero_ratio",
             unit="percentunit",
             minimum=0,
             maximum=1,
-            most_points=_POINTS,
-            queries=(
-                Query(
-                    worst_over_range(
-                        "mp_agent_layer_grad_zero_ratio", 20, keep=_LAYER, where=_PICKED
-                    ),
-                    "{{layer}}",
-                ),
-            ),
         ),
     ),
 )

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from grafana.panel import Board, Panel, Query, Row, View, unit_of
 from grafana.queries import SELECTED, aggregated
+from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 
@@ -54,7 +56,12 @@ def _panel(number: int, metric: Metric) -> Panel:
         queries=(Query(_expression(metric), _legend(metric), optional=True),),
         view=View.TIMESERIES,
         unit=unit_of(metric),
+        runbooks=tuple(condition for condition in CONDITIONS if _looks_at(condition, metric)),
     )
+
+
+def _looks_at(condition: Condition, metric: Metric) -> bool:
+    return any(metric in level.metrics for level in condition.levels)
 
 
 def _expression(metric: Metric) -> str:

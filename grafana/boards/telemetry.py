@@ -1,8 +1,11 @@
 """Telemetry: what the agent itself costs, drops and fails at."""
 
-from grafana.panel import PER_SECOND, Board, Panel, Query, Row, help_of
-from grafana.queries import by_run, increase, rate, series
+from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, help_of
+from grafana.queries import RUN, by_run, increase, rate, series
+from mp_agent.alerting.conditions import telemetry_degraded
 
+_TELEMETRY_DEGRADED = (telemetry_degraded.TELEMETRY_DEGRADED,)
+_PER_RUN = ", ".join(RUN)
 _AGENTS = by_run("mp_agent_build_info", keep=("node_rank", "version"))
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
 _NODE, _EXPORTER = ("node_rank",), ("exporter",)
@@ -23,8 +26,7 @@ _COST = Row(
             queries=(
                 Query(
                     f"{rate('mp_agent_probe_seconds_total')} "
-                    f"/ on (cluster, namespace, job, run) "
-                    f"count by (cluster, namespace, job, run) ({series('mp_agent_rank_up')})",
+                    f"/ on ({_PER_RUN}) count by ({_PER_RUN}) ({series('mp_agent_rank_up')})",
                     "{{run}}",
                 ),
             ),
@@ -57,6 +59,7 @@ _LOSSES = Row(
             minimum=0,
             soft_maximum=1,
             queries=(Query(by_run("mp_agent_records_dropped_total", "sum"), "{{run}}"),),
+            runbooks=_TELEMETRY_DEGRADED,
         ),
         Panel(
             id=11,
@@ -65,6 +68,7 @@ _LOSSES = Row(
             minimum=0,
             soft_maximum=1,
             queries=(Query(rate("mp_agent_series_dropped_total"), "{{run}}"),),
+            runbooks=_TELEMETRY_DEGRADED,
             unit=PER_SECOND,
         ),
         Panel(
@@ -74,21 +78,27 @@ _LOSSES = Row(
             minimum=0,
             soft_maximum=1,
             queries=(
-                Query(by_run("mp_agent_probe_errors_total", "sum"), "probe {{run}}"),
-                Query(by_run("mp_agent_setting_errors_total", "sum"), "settings {{run}}"),
+                Query(by_run("mp_agent_probe_errors_total", "sum"), "{{run}}: probe"),
+                Query(by_run("mp_agent_setting_errors_total", "sum"), "{{run}}: settings"),
             ),
+            runbooks=_TELEMETRY_DEGRADED,
         ),
         Panel(
             id=13,
             title="Features that are not measured",
             description=help_of("mp_agent_unsupported_info"),
-            minimum=0,
+            view=View.TABLE,
             width=24,
-            height=6,
+            height=5,
+            nothing="Everything is measured",
+            columns=(
+                Column(name="run", title="Run", width=300),
+                Column(name="feature", title="Feature"),
+            ),
             queries=(
                 Query(
                     f"max by (run, feature) ({series('mp_agent_unsupported_info')})",
-                    "{{run}}: {{feature}}",
+                    instant=True,
                     optional=True,
                 ),
             ),
@@ -99,7 +109,7 @@ _LOSSES = Row(
 
 def _age(name: str, keep: tuple[str, ...]) -> str:
     """Return the times since something last succeeded, of runs that train."""
-    return f"time() - {by_run(name, keep=keep)} and on (run) {_ACTIVE}"
+    return f"time() - {by_run(name, keep=keep)} and on ({_PER_RUN}) {_ACTIVE}"
 
 
 _NODES = Row(
@@ -111,12 +121,12 @@ _NODES = Row(
             description=help_of("mp_agent_nodes_known")
             + " Beside it, the node agents that Prometheus scrapes: one that the root knows and "
             "Prometheus does not is missing from its targets.",
-            width=8,
+            width=12,
             minimum=0,
             decimals=0,
             queries=(
-                Query(by_run("mp_agent_nodes_known"), "known to the root, {{run}}", optional=True),
-                Query(f"count by (run) ({_AGENTS})", "scraped, {{run}}"),
+                Query(by_run("mp_agent_nodes_known"), "{{run}}: known to the root", optional=True),
+                Query(f"count by (run) ({_AGENTS})", "{{run}}: scraped"),
             ),
         ),
         Panel(
@@ -124,13 +134,13 @@ _NODES = Row(
             title="Failed pushes",
             description=help_of("mp_agent_push_failures_total")
             + " Beside it, what could not wait any longer.",
-            width=8,
+            width=12,
             minimum=0,
             soft_maximum=1,
             queries=(
-                Query(increase("mp_agent_push_failures_total"), "failed {{run}}"),
-                Query(increase("mp_agent_reports_dropped_total"), "given up {{run}}"),
-                Query(increase("mp_agent_rows_refused_total"), "refused by the root {{run}}"),
+                Query(increase("mp_agent_push_failures_total"), "{{run}}: failed"),
+                Query(increase("mp_agent_reports_dropped_total"), "{{run}}: given up"),
+                Query(increase("mp_agent_rows_refused_total"), "{{run}}: refused by the root"),
             ),
         ),
         Panel(
@@ -139,14 +149,15 @@ _NODES = Row(
             description="The ten nodes whose last successful push to the root agent is longest "
             "ago, in runs that train. Above some push intervals, the merged numbers lack that "
             "node.",
-            width=8,
+            width=12,
             unit="s",
             minimum=0,
+            nothing="No node pushes: one node, or no run that trains",
             most_points=_POINTS,
             queries=(
                 Query(
                     f"topk(10, {_age('mp_agent_push_last_success_timestamp_seconds', _NODE)})",
-                    "{{run}} node {{node_rank}}",
+                    "{{run}}: node {{node_rank}}",
                     optional=True,
                 ),
             ),
@@ -156,13 +167,12 @@ _NODES = Row(
             title="Rows on the network",
             description="Compressed bytes per second: what all nodes of a run have sent, and what "
             "its root agent has received. Both are the same unless pushes are lost.",
-            width=24,
-            height=6,
+            width=12,
             unit="Bps",
             minimum=0,
             queries=(
-                Query(rate("mp_agent_push_sent_bytes_total"), "sent {{run}}"),
-                Query(rate("mp_agent_rows_received_bytes_total"), "received {{run}}"),
+                Query(rate("mp_agent_push_sent_bytes_total"), "{{run}}: sent"),
+                Query(rate("mp_agent_rows_received_bytes_total"), "{{run}}: received"),
             ),
         ),
     ),
@@ -177,10 +187,11 @@ _OUTWARDS = Row(
             description=help_of("mp_agent_export_failures_total"),
             minimum=0,
             soft_maximum=1,
+            nothing="No exporter pushes",
             queries=(
                 Query(
                     increase("mp_agent_export_failures_total", keep=_EXPORTER),
-                    "{{exporter}} {{run}}",
+                    "{{run}}: {{exporter}}",
                     optional=True,
                 ),
             ),
@@ -192,11 +203,12 @@ _OUTWARDS = Row(
             "train.",
             unit="s",
             minimum=0,
+            nothing="No exporter pushes",
             most_points=_POINTS,
             queries=(
                 Query(
                     f"topk(10, {_age('mp_agent_export_last_success_timestamp_seconds', _BOTH)})",
-                    "{{exporter}} {{run}} node {{node_rank}}",
+                    "{{run}}: {{exporter}} of node {{node_rank}}",
                     optional=True,
                 ),
             ),
@@ -210,8 +222,8 @@ _OUTWARDS = Row(
             soft_maximum=1,
             decimals=0,
             queries=(
-                Query(by_run("mp_agent_flight_records_total", "sum"), "written {{run}}"),
-                Query(by_run("mp_agent_flight_errors_total", "sum"), "not written {{run}}"),
+                Query(by_run("mp_agent_flight_records_total", "sum"), "{{run}}: written"),
+                Query(by_run("mp_agent_flight_errors_total", "sum"), "{{run}}: not written"),
             ),
         ),
     ),

@@ -3,23 +3,30 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import pytest
 
 from grafana.boards import BOARDS
 from grafana.boards.others import BOARD_OF_SCOPE, with_unplaced_metrics
-from grafana.panel import COLUMNS, Board, View
+from grafana.panel import COLUMNS, Panel, Step, View, unit_of
 from grafana.queries import series
-from grafana.render import render, rendered_dashboards
+from grafana.render import marked, render, rendered_dashboards
+from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.signals import Limit
 from mp_agent.catalog.metric import Kind, Metric, Scope
-from mp_agent.catalog.metrics import METRICS
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 RENDERED = {board.uid: json.loads(render(board)) for board in BOARDS}
+EVERY_BOARD_PANEL = [
+    pytest.param(panel, id=f"{board.uid}-{panel.id}") for board in BOARDS for panel in board.panels
+]
 _RATE = re.compile(r"\b(?:rate|irate|increase)\(([^()]*)\)")
 _SERIES_PER_RANK_OR_LAYER = ("rank", "layer")
 
@@ -89,9 +96,8 @@ def test_variables_narrow_each_other_and_follow_the_time_range(uid: str) -> None
         for earlier in names[: min(position, 4)]:
             assert f'{earlier}=~"${earlier}"' in variable["definition"]
     by_name = {variable["name"]: variable for variable in variables}
-    # A cluster or namespace label is often not there at all.
-    assert by_name["cluster"]["allValue"] == by_name["namespace"]["allValue"] == ".*"
-    assert by_name["job"]["allValue"] == ".+"
+    # These labels are often not there at all: VictoriaMetrics gives none to what is pushed.
+    assert {by_name[name]["allValue"] for name in ("cluster", "namespace", "job")} == {".*"}
 
 
 @pytest.mark.parametrize("uid", RENDERED)
@@ -155,7 +161,8 @@ def _names_every_rank_or_layer(expression: str) -> bool:
     grouping = re.match(r"\w+ by \(([^)]*)\)", expression)
     kept = re.split(r",\s*", grouping[1]) if grouping else []
     bounded = outer in ("topk", "bottomk", "count_values", "quantile", "sum", "min", "max", "count")
-    return not bounded and bool(set(kept) & set(_SERIES_PER_RANK_OR_LAYER))
+    chosen = re.search(r" and on \([^)]*\) \(topk\(", expression)
+    return not bounded and not chosen and bool(set(kept) & set(_SERIES_PER_RANK_OR_LAYER))
 
 
 @pytest.mark.parametrize("panel", EVERY_PANEL)
@@ -209,31 +216,125 @@ def test_a_metric_that_a_board_shows_gets_no_second_panel() -> None:
     assert with_unplaced_metrics(BOARDS, METRICS) == BOARDS
 
 
-def _steps(board: Board, panel_id: int) -> list[float]:
-    (panel,) = (panel for panel in board.panels if panel.id == panel_id)
-    return [step.value for step in panel.steps if step.value is not None]
+_PLAIN = re.compile(r"(?:max|min|sum) by \([^)]*\) \((mp_agent_\w+)\{[^}]*\}\)")
+_PLAIN_NUMBERS = {"short", "none", "sci", "suffix: bits"}
 
 
-def test_limits_in_panels_are_those_of_the_alerts() -> None:
-    by_uid = {board.uid: board for board in BOARDS}
-    run = by_uid["mp-agent-run"]
-    assert _steps(run, 30) == [
-        DEFAULTS[name]
-        for name in (
-            "grad_norm_vanished",
-            "grad_norm_very_low",
-            "grad_norm_low",
-            "grad_norm_high",
-            "grad_norm_extreme",
-        )
+@pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
+def test_a_metric_is_shown_in_the_unit_of_the_catalog(panel: Panel) -> None:
+    units = [(query.expression, panel.unit) for query in panel.queries]
+    if panel.view is View.TABLE:
+        by_name = {column.name: column.unit for column in panel.columns}
+        units = [
+            (query.expression, by_name.get(f"Value #{letter}", ""))
+            for query, letter in zip(panel.queries, ascii_uppercase, strict=False)
+        ]
+    for expression, unit in units:
+        found = _PLAIN.match(expression)
+        metric = found and BY_PROMETHEUS_NAME[found[1]]
+        if metric and unit and metric.kind is Kind.GAUGE:
+            wanted = unit_of(metric)
+            assert unit == wanted or {unit, wanted} <= _PLAIN_NUMBERS, expression
+
+
+def steps_of(panel: Panel) -> list[Step]:
+    """Return all steps of a panel, those of a table's columns too."""
+    return [*panel.steps, *(step for column in panel.columns for step in column.steps)]
+
+
+def limits_in(value: object) -> set[str]:
+    """Return the names of all thresholds that an expression compares with, in matchers too."""
+    if isinstance(value, Limit):
+        return {value.threshold.name}
+    if isinstance(value, tuple):
+        return {name for part in value for name in limits_in(part)}
+    if is_dataclass(value) and not isinstance(value, Metric):
+        return {name for field in fields(value) for name in limits_in(getattr(value, field.name))}
+    return set()
+
+
+def limits_of(condition: Condition) -> set[str]:
+    return {name for level in condition.levels for name in limits_in(level.when)}
+
+
+@pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
+def test_limits_in_a_panel_are_those_of_alerts_whose_runbooks_it_links(panel: Panel) -> None:
+    named = {step.threshold: step.value for step in steps_of(panel) if step.threshold}
+    assert named == {name: DEFAULTS[name] for name in named}
+    assert set(panel.reaches) <= set(named)
+    linked = {condition.name for condition in panel.runbooks}
+    for name in named:
+        users = {condition.name for condition in CONDITIONS if name in limits_of(condition)}
+        # A table would need too many: its runs lead to panels that have them.
+        assert users & linked or panel.view is View.TABLE, (name, users)
+
+
+def test_lines_are_drawn_at_the_limits_that_people_know() -> None:
+    drawn = {
+        (board.uid, panel.id): [step.value for step in panel.steps if step.value is not None]
+        for board in BOARDS
+        for panel in board.panels
+        if panel.lines
+    }
+    assert drawn["mp-agent-run", 21] == [1, 128, 1024]
+    assert drawn["mp-agent-run", 22] == [0.01, 0.1]
+    assert drawn["mp-agent-run", 30] == [1e-6, 0.001, 0.01, 100, 1000]
+    assert drawn["mp-agent-run", 25] == [5]
+    assert drawn["mp-agent-ranks", 15] == [1.3]
+
+
+def test_a_line_has_the_colour_of_its_alert() -> None:
+    """Grafana draws it in the colour of the step that is further from the transparent one."""
+    (panel,) = (panel for panel in panels("mp-agent-run") if panel["id"] == 30)
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [step["color"] for step in steps] == [
+        *("red", "orange", "blue", "transparent", "orange", "red")
     ]
-    assert _steps(run, 5) == [DEFAULTS["grad_norm_high"], DEFAULTS["grad_norm_extreme"]]
-    assert _steps(run, 22) == [DEFAULTS["overflow_warning"], DEFAULTS["overflow_critical"]]
-    assert _steps(run, 21) == [128, 1024]
 
 
-def test_tables_and_timelines_keep_their_size() -> None:
+def test_the_axis_of_a_norm_reaches_from_limit_to_limit() -> None:
+    (panel,) = (panel for panel in panels("mp-agent-run") if panel["id"] == 30)
+    ends = [target["expr"] for target in panel["targets"] if target["expr"].startswith("0 * max")]
+    assert [float(text.rpartition(" + ")[2]) for text in ends] == [0.001, 1000]
+    hidden = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+    assert hidden == {t["refId"] for t in panel["targets"] if t["expr"] in ends}
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_no_mark_is_left_and_every_limit_is_one_before(board: Any) -> None:
+    name = r"@([a-z_]\w*)@"
+    assert not re.findall(name, render(board))
+    marks = set(re.findall(name, marked(board)))
+    used = {step.threshold for panel in board.panels for step in steps_of(panel)} - {""}
+    assert used <= marks <= {*DEFAULTS, "runbook_base"}
+
+
+@pytest.mark.parametrize("panel", EVERY_PANEL)
+def test_links_of_a_panel_open_runbooks_that_exist(panel: dict[str, Any]) -> None:
+    for link in panel.get("links", []):
+        page = link["url"].removeprefix("https://mp-agent.example/runbooks/")
+        assert (ROOT / "alerting" / "runbooks" / page).is_file(), link["url"]
+        assert link["targetBlank"] is True
+
+
+def test_every_condition_has_its_runbook_on_a_dashboard() -> None:
+    linked = {
+        condition.name for board in BOARDS for panel in board.panels for condition in panel.runbooks
+    }
+    assert {condition.name for condition in CONDITIONS} - linked == {"MpAgentRunVanished"}, (
+        "that one is of a run that has no series left"
+    )
+
+
+def test_a_panel_that_may_rightly_be_empty_says_what_that_means() -> None:
     for board in BOARDS:
         for panel in board.panels:
-            if panel.view is View.TABLE:
-                assert panel.columns
+            if panel.view is not View.STAT and all(query.optional for query in panel.queries):
+                assert panel.nothing, (board.uid, panel.title)
+
+
+def test_tables_say_which_columns_they_show() -> None:
+    for board in BOARDS:
+        for panel in board.panels:
+            assert bool(panel.columns) == (panel.view is View.TABLE)
+            assert not panel.sort_by or panel.sort_by in {c.title for c in panel.columns}

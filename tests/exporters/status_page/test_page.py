@@ -5,6 +5,7 @@ import hashlib
 import re
 
 from mp_agent.exporters.status_page.page import status_page
+from tools.vendor import ASSETS, PACKAGE
 
 HTML = status_page().body.decode()
 POLICY = status_page().headers["Content-Security-Policy"]
@@ -39,3 +40,10 @@ def test_names_from_the_job_can_enter_the_page_as_text_only() -> None:
 def test_the_page_says_its_language_and_works_on_narrow_screens() -> None:
     assert '<html lang="en">' in HTML
     assert 'content="width=device-width, initial-scale=1"' in HTML
+
+
+def test_the_chart_library_is_the_version_that_npm_is_asked_for() -> None:
+    name, _, version = PACKAGE.partition("@")
+    banner = (ASSETS / f"{name}.js").read_text("utf-8").splitlines()[0]
+    assert banner.endswith(f"(v{version}) */")
+    assert "MIT" in (ASSETS / f"{name}.LICENSE").read_text("utf-8")

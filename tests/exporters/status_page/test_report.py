@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from mp_agent.exporters.status_page.history import STEPS_KEPT, StepHistory
 from mp_agent.exporters.status_page.report import FORMAT, LAYERS_AT_MOST, snapshot_report, verdict
 from mp_agent.records.conditions import ActiveCondition
-from mp_agent.records.merged import FirstNonfinite
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
 from tests.agent.node.test_snapshot_builder import export
 
@@ -65,6 +66,7 @@ def test_a_layer_whose_norm_does_not_count_shows_none() -> None:
     (layer,) = report(replace(whole, layers=unjudged))["layers"]
     assert layer["grad_norm"] is None
     assert layer["grad_abs_max"] is None
+    assert layer["zero_ratio"] is None
 
 
 def test_a_layer_without_elements_has_no_zero_ratio() -> None:
@@ -108,6 +110,7 @@ def test_a_node_without_rank_0_tells_of_its_ranks_and_points_to_the_root() -> No
     ("changes", "sentence"),
     [
         ({}, "Training: step 1; no condition in force."),
+        ({"phase_name": "eval"}, "Evaluating: step 1; no condition in force."),
         ({"last": None}, "Starting: no step yet; no condition in force."),
         ({"coverage": 0.75}, "Training: step 1; the numbers cover 75% of the ranks."),
         (
@@ -117,11 +120,16 @@ def test_a_node_without_rank_0_tells_of_its_ranks_and_points_to_the_root() -> No
         ({"active": False, "end_reason": EndReason.KILLED}, "Ended: killed at step 1."),
         (
             {"conditions": (CONDITION,)},
-            "Training: step 1; MpAgentGradientExplosion (critical).",
+            "Training: step 1; critical: the gradients explode (MpAgentGradientExplosion).",
         ),
         (
             {"conditions": (replace(CONDITION, severity="info", name="MpAgentA"), CONDITION)},
-            "Training: step 1; MpAgentGradientExplosion (critical) and 1 more.",
+            "Training: step 1; critical: the gradients explode (MpAgentGradientExplosion), "
+            "and 1 more condition.",
+        ),
+        (
+            {"conditions": (replace(CONDITION, summary="FP16 ends."),)},
+            "Training: step 1; critical: FP16 ends (MpAgentGradientExplosion).",
         ),
     ],
 )
@@ -148,6 +156,24 @@ def test_the_report_is_strict_json() -> None:
         snapshot_report([with_view(conditions=(CONDITION,))], {}, 1.0), allow_nan=False
     )
     assert json.loads(text)["runs"]
+
+
+def keys_of(value: Any) -> set[str]:
+    """Return the names of all fields of a JSON value, but for those of `thresholds` and `facts`."""
+    if isinstance(value, list):
+        return {key for item in value for key in keys_of(item)}
+    if not isinstance(value, dict):
+        return set()
+    inside = (item for key, item in value.items() if key not in ("thresholds", "facts"))
+    return {*value, *(key for item in inside for key in keys_of(item))}
+
+
+def test_every_field_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
+    first = FirstNonfinite(step=9, rank="1", layer="", phase="forward")
+    whole = snapshot_report([with_view(conditions=(CONDITION,), first_nonfinite=first)], {}, 1.0)
+    unknown = {key for key in keys_of(whole) if f"`{key}`" not in page and f'"{key}":' not in page}
+    assert not unknown
 
 
 def test_the_history_keeps_the_last_thousand_steps_oldest_first() -> None:

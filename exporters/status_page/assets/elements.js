@@ -1,0 +1,39 @@
+// Numbers as text, and text as elements. Names come from the job and may hold anything: they only
+// ever enter the page as text.
+const byId = (id) => document.getElementById(id);
+
+const element = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+};
+
+const isKnown = (value) => value !== null && value !== undefined;
+const setText = (node, text) => {
+  // Only a change is read out by a screen reader.
+  if (node.textContent !== text) node.textContent = text;
+};
+
+const number = (value, digits = 4) => {
+  if (!isKnown(value)) return "–";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US");
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+};
+const percent = (value) => (isKnown(value) ? `${Number((100 * value).toPrecision(4))} %` : "–");
+const milliseconds = (value) => (isKnown(value) ? `${number(1000 * value, 3)} ms` : "–");
+const ago = (seconds) => {
+  if (seconds < 100) return `${Math.max(0, Math.round(seconds))} s ago`;
+  return seconds < 6000 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
+};
+
+// Pairs of a name and a text as a list of terms; a text that is null or empty is left out.
+const LONG_TEXT = 20;
+const fillFacts = (list, pairs) => {
+  const told = pairs.filter(([, text]) => text !== null && text !== "");
+  list.replaceChildren(...told.map(([name, text]) =>
+    element("div", { class: text.length > LONG_TEXT ? "wide" : "" },
+      element("dt", {}, name), element("dd", {}, text))));
+};

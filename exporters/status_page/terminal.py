@@ -1,0 +1,148 @@
+"""A run as the status page shows it, drawn for a terminal from the same JSON."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mp_agent.exporters.status_page.curves import STYLES, Curves, Facts, short
+
+LAYER_SORTS = ("layer", "grad_norm", "grad_abs_max", "zero_ratio", "nonfinite_elements")
+
+_LAYER_TITLES = ("layer", "norm", "largest", "zeros", "non-finite")
+_RANK_COLUMNS = {
+    "rank": "rank",
+    "host": "host",
+    "state": "state",
+    "phase": "phase",
+    "step": "step",
+    "lag": "lag",
+    "compute_seconds": "before first collective, s",
+    "loss": "loss",
+}
+
+
+def run_panel(
+    run: Facts,
+    history: Facts | None,
+    thresholds: Mapping[str, float],
+    *,
+    sort: str,
+    layers: int,
+    now_unix_seconds: float,
+) -> Panel:
+    """Return one run as a panel, in the order of the status page."""
+    conditions, summary = run["conditions"], run["summary"]
+    style = STYLES.get(conditions[0]["severity"], "") if conditions else ""
+    parts: list[RenderableType] = [Text(run["verdict"], style=style or "bold")]
+    if summary is not None:
+        parts += [_numbers(summary, now_unix_seconds), *_incident(summary)]
+    parts += [part for condition in conditions for part in _condition(condition)]
+    if history is not None and history["step"]:
+        parts.append(Curves(history, thresholds))
+    if layers and run["layers"]:
+        parts.append(_layers(run["layers"], sort, layers, run["layers_omitted"]))
+    parts += [_ranks(run["ranks"]), _agent(run["agent"])]
+    spaced = [item for part in parts for item in (part, Text())][:-1]
+    return Panel(Group(*spaced), title=escape(run["run"]), border_style=style)
+
+
+def _numbers(summary: Facts, now_unix_seconds: float) -> Text:
+    names = ("step", "phase", "loss", "loss_scale", "grad_norm", "clip_coefficient")
+    told = [
+        f"{name.replace('_', ' ')} {short(summary[name])}"
+        for name in (*names, "learning_rate")
+        if summary[name] is not None
+    ]
+    told.append(f"coverage {summary['coverage']:.0%}")
+    if (last := summary["last_step_time_unix_seconds"]) is not None:
+        told.append(f"last step {max(now_unix_seconds - last, 0.0):.0f} s ago")
+    told.append(f"{_count(summary['world_size'], 'rank')} on {_count(summary['nodes'], 'node')}")
+    return Text("   ".join(told))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _incident(summary: Facts) -> list[Text]:
+    """Return a line each for what is missing and for where numbers first went wrong."""
+    lines = []
+    if summary["missing_ranks"]:
+        lines.append(f"missing ranks: {', '.join(map(str, summary['missing_ranks']))}")
+    if (first := summary["first_nonfinite"]) is not None:
+        rank = f"rank {first['rank']}" if first["rank"] else ""
+        places = (f"step {first['step']}", first["phase"], rank, first["layer"])
+        lines.append(f"first non-finite value: {', '.join(filter(None, places))}")
+    return [Text(line, "yellow") for line in lines]
+
+
+def _condition(condition: Facts) -> list[Text]:
+    severity = condition["severity"]
+    head = Text.assemble(
+        (severity, STYLES.get(severity, "")),
+        (f" {condition['name']}", "bold"),
+        f" since step {condition['since_step']}",
+        f", rank {condition['rank']}" if condition["rank"] else "",
+        f", {condition['layer']}" if condition["layer"] else "",
+    )
+    told = condition["description"] or condition["summary"]
+    return [Text("\n").join((head, Text(told), Text(f"What to do: {condition['remedy']}")))]
+
+
+def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table:
+    """Return the first layers in an order; those that lack the value come last."""
+    known = [row for row in rows if row[sort] is not None]
+    unknown = [row for row in rows if row[sort] is None]
+    known.sort(key=lambda row: row[sort], reverse=sort != "layer")
+    shown = (*known, *unknown)[:count]
+    by = _LAYER_TITLES[LAYER_SORTS.index(sort)]
+    table = Table(box=None, pad_edge=False)
+    table.title = f"{len(shown)} of {len(rows) + omitted} layers, by {by}"
+    table.title_justify = "left"
+    for title in _LAYER_TITLES:
+        table.add_column(title, justify="left" if title == "layer" else "right")
+    for row in shown:
+        values = (
+            short(row["grad_norm"]),
+            short(row["grad_abs_max"]),
+            "–" if row["zero_ratio"] is None else f"{row['zero_ratio']:.1%}",
+            short(row["nonfinite_elements"]),
+        )
+        table.add_row(escape(row["layer"]), *values)
+    return table
+
+
+def _ranks(rows: Sequence[Facts]) -> Table:
+    table = Table(box=None, pad_edge=False, title="ranks of this node", title_justify="left")
+    for title in _RANK_COLUMNS.values():
+        table.add_column(title, justify="right")
+    for row in rows:
+        state = "up" if row["up"] else "ended" if row["phase"] == "ended" else "gone"
+        told = {**row, "state": state}
+        style = "yellow" if state == "gone" else ""
+        table.add_row(*(escape(short(told[name])) for name in _RANK_COLUMNS), style=style)
+    return table
+
+
+def _agent(agent: Facts) -> Text:
+    """Return the node agent's own health in a line; what is wrong stands out."""
+    troubles = {
+        "probe errors": agent["probe_errors"],
+        "setting errors": agent["setting_errors"],
+        "records dropped": agent["records_dropped"],
+        "series dropped": agent["series_dropped"],
+        "failed pushes": agent["push_failures"],
+        "reports given up": agent["reports_dropped"],
+        "flight records not written": agent["flight_errors"],
+    }
+    told = Text(f"node agent {agent['version']}: probe time {agent['probe_seconds']:.3g} s")
+    for name, count in troubles.items():
+        told.append(", ")
+        told.append(f"{name} {count}", "yellow" if count else "")
+    if agent["unsupported"]:
+        told.append(f", not measured: {', '.join(agent['unsupported'])}", "yellow")
+    return told

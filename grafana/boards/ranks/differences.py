@@ -1,0 +1,92 @@
+"""Where ranks differ: replicas that must be equal, phases, losses."""
+
+from grafana.panel import Panel, Query, Row, View, help_of
+from grafana.queries import by_run, increase, series, worst_over_range
+from grafana.style import AGREEMENT
+from mp_agent.alerting.conditions import loss_nonfinite, rank_nonfinite, replica_divergence
+
+_POINTS = 100
+"""Enough for a picture; every one looks at all ranks."""
+_PHASES = by_run("mp_agent_rank_phase_info", keep=("rank", "phase"))
+_LOSS = series("mp_agent_rank_loss")
+
+DIFFERENCES = Row(
+    title="Differences",
+    panels=(
+        Panel(
+            id=23,
+            title="Replicas",
+            description=help_of("mp_agent_replica_divergence"),
+            view=View.TIMELINE,
+            width=8,
+            height=6,
+            nothing="Nothing to compare",
+            texts=AGREEMENT,
+            queries=(
+                Query(
+                    by_run("mp_agent_replica_divergence", keep=("kind",)), "{{kind}}", optional=True
+                ),
+            ),
+            runbooks=(replica_divergence.REPLICA_DIVERGENCE,),
+        ),
+        Panel(
+            id=24,
+            title="Steps on which replicas differed",
+            description=help_of("mp_agent_replica_divergence_steps_total") + " One is too many.",
+            width=8,
+            height=6,
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(
+                    increase("mp_agent_replica_divergence_steps_total", keep=("kind",)), "{{kind}}"
+                ),
+            ),
+            runbooks=(replica_divergence.REPLICA_DIVERGENCE,),
+        ),
+        Panel(
+            id=22,
+            title="Ranks by phase",
+            description="How many ranks are in which phase. A few that stay elsewhere are stuck.",
+            width=8,
+            height=6,
+            minimum=0,
+            decimals=0,
+            most_points=_POINTS,
+            queries=(Query(f"count by (phase) ({_PHASES})", "{{phase}}"),),
+        ),
+        Panel(
+            id=20,
+            title="Spread of the ranks' losses",
+            description="Smallest, median and largest of the ranks' own losses. One rank far off "
+            "points at its data or its hardware.",
+            width=12,
+            most_points=_POINTS,
+            queries=(
+                Query(f"min({_LOSS})", "smallest"),
+                Query(f"quantile(0.5, {_LOSS})", "median"),
+                Query(f"max({_LOSS})", "largest"),
+            ),
+        ),
+        Panel(
+            id=21,
+            title="Ranks with a non-finite loss",
+            description=help_of("mp_agent_rank_loss_nonfinite_steps_total")
+            + " The ten ranks with the most.",
+            width=12,
+            minimum=0,
+            nothing="All losses were finite",
+            sparse=True,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    worst_over_range("mp_agent_rank_loss_nonfinite_steps_total", 10, keep=("rank",))
+                    + " > 0",
+                    "rank {{rank}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(rank_nonfinite.RANK_NONFINITE, loss_nonfinite.LOSS_NONFINITE),
+        ),
+    ),
+)

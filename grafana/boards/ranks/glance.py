@@ -1,0 +1,146 @@
+"""The first rows of Ranks: how many are in trouble, and which."""
+
+from grafana.panel import Column, Panel, Query, Row, View, above, help_of
+from grafana.queries import RUN, by_run, series
+from grafana.style import ANY_IS_NOTABLE, COVERAGE
+from mp_agent.alerting.conditions import (
+    coverage_low,
+    rank_stalled,
+    rank_straggler,
+    replica_divergence,
+)
+
+_ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
+_UP = by_run("mp_agent_rank_up", keep=("rank",))
+_OF_ACTIVE = f"and on ({', '.join(RUN)}) {_ACTIVE}"
+SLOWEST = (
+    f"{by_run('mp_agent_straggler_slowdown')} * on ({', '.join(RUN)}) group_right "
+    f"{by_run('mp_agent_straggler_info', keep=('rank',))}"
+)
+"""The slowdown of the slowest rank, with its name."""
+
+
+def _stat(number: int, title: str, description: str, query: Query, **more: object) -> Panel:
+    return Panel(
+        id=number,
+        title=title,
+        description=description,
+        queries=(query,),
+        view=View.STAT,
+        width=4,
+        height=4,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+GLANCE = Row(
+    title="At a glance",
+    panels=(
+        _stat(
+            1,
+            "Ranks up",
+            "Ranks whose process is there, of all that were seen.",
+            Query(f"sum({_UP})", instant=True),
+            decimals=0,
+        ),
+        _stat(
+            2,
+            "Ranks gone",
+            "Ranks whose process is gone while the run goes on.",
+            Query(f"sum((1 - {_UP}) {_OF_ACTIVE}) or vector(0)", instant=True),
+            decimals=0,
+            steps=ANY_IS_NOTABLE,
+        ),
+        _stat(
+            3,
+            "Missing ranks",
+            help_of("mp_agent_missing_rank_info"),
+            Query(f"count({series('mp_agent_missing_rank_info')}) or vector(0)", instant=True),
+            decimals=0,
+            steps=ANY_IS_NOTABLE,
+            runbooks=(coverage_low.COVERAGE_LOW,),
+        ),
+        _stat(
+            4,
+            "Coverage",
+            help_of("mp_agent_coverage_ratio"),
+            Query(by_run("mp_agent_coverage_ratio", "min")),
+            unit="percentunit",
+            steps=COVERAGE,
+            runbooks=(coverage_low.COVERAGE_LOW,),
+        ),
+        _stat(
+            5,
+            "Lagging ranks",
+            help_of("mp_agent_ranks_lagging"),
+            Query(by_run("mp_agent_ranks_lagging")),
+            decimals=0,
+            steps=ANY_IS_NOTABLE,
+            runbooks=(rank_stalled.RANK_STALLED,),
+        ),
+        _stat(
+            6,
+            "Slowest rank",
+            "The number of the rank that takes longest before its first collective; orange where "
+            "it is slow enough to be a straggler.",
+            Query(SLOWEST, "{{rank}}", instant=True, optional=True),
+            steps=above(straggler_ratio="orange"),
+            label="rank",
+            runbooks=(rank_straggler.RANK_STRAGGLER,),
+        ),
+    ),
+)
+
+
+def _named(
+    number: int, title: str, name: str, columns: tuple[Column, ...], **more: object
+) -> Panel:
+    """Return a table of the ranks that an info metric names, twenty at most."""
+    named = by_run(name, keep=tuple(column.name for column in columns))
+    return Panel(
+        id=number,
+        title=title,
+        description=help_of(name) + " Twenty lines at most. Empty is good.",
+        view=View.TABLE,
+        width=8,
+        height=5,
+        nothing="None",
+        columns=columns,
+        queries=(Query(f"topk(20, {named})", instant=True, optional=True),),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+NAMES = Row(
+    title="Which ranks",
+    panels=(
+        _named(
+            50,
+            "Which lag",
+            "mp_agent_lagging_rank_info",
+            (
+                Column(name="rank", title="Rank", width=100),
+                Column(name="phase", title="Where it stands"),
+            ),
+            runbooks=(rank_stalled.RANK_STALLED,),
+        ),
+        _named(
+            51,
+            "Which are missing",
+            "mp_agent_missing_rank_info",
+            (Column(name="rank", title="Rank"),),
+            runbooks=(coverage_low.COVERAGE_LOW,),
+        ),
+        _named(
+            52,
+            "Which differ",
+            "mp_agent_divergent_ranks_info",
+            (
+                Column(name="kind", title="What differs", width=120),
+                Column(name="step", title="Step", width=100),
+                Column(name="ranks", title="Ranks"),
+            ),
+            runbooks=(replica_divergence.REPLICA_DIVERGENCE,),
+        ),
+    ),
+)

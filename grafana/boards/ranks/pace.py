@@ -1,0 +1,149 @@
+"""Lag and pace of the ranks: heatmaps of all, lines of the worst ten."""
+
+from grafana.boards.ranks.glance import SLOWEST
+from grafana.panel import Panel, Query, Row, View, above, help_of
+from grafana.queries import aggregated, by_run, chosen, series, worst_over_range
+from mp_agent.alerting.conditions import rank_stalled, rank_straggler
+
+_RANK = ("rank",)
+_POINTS = 100
+"""Enough for a picture; every one looks at all ranks."""
+_HEATMAP_POINTS = 60
+
+_STEP = series("mp_agent_rank_step")
+_LATEST = f"last_over_time({_STEP}[$__range] @ end())"
+_FURTHEST_BEHIND = f"bottomk(10, {aggregated(_LATEST, 'max', keep=_RANK)})"
+"""At the end of the time range."""
+_THEIR_STEPS = aggregated(chosen(_STEP, _FURTHEST_BEHIND, keep=_RANK), "max", keep=_RANK)
+_LAG = f"scalar(max({_STEP})) - {_THEIR_STEPS}"
+
+_COMPUTE = series("mp_agent_rank_compute_seconds")
+
+_ALIVE = f"({series('mp_agent_rank_up')} == 1)"
+_LAST_STEPS = chosen(
+    chosen(series("mp_agent_rank_last_step_timestamp_seconds"), _FURTHEST_BEHIND, keep=_RANK),
+    _ALIVE,
+    keep=_RANK,
+)
+
+PACE = Row(
+    title="Lag and pace",
+    panels=(
+        Panel(
+            id=10,
+            title="Ranks by step lag",
+            description="How many ranks are how many steps behind the foremost, over time, in "
+            "steps of five; the uppermost row is 50 and everything beyond. Nodes are scraped at "
+            "different moments, so a little is no lag; a band that rises is.",
+            view=View.HEATMAP,
+            width=12,
+            most_points=_HEATMAP_POINTS,
+            queries=(
+                Query(
+                    f'count_values("lag", clamp_max(round(scalar(max({_STEP})) - {_STEP}, 5), 50))',
+                    "{{lag}}",
+                ),
+            ),
+            runbooks=(rank_stalled.RANK_STALLED,),
+        ),
+        Panel(
+            id=11,
+            title="Furthest behind",
+            description="The ten ranks that are furthest behind at the end of the time shown, in "
+            "steps behind the foremost.",
+            width=12,
+            minimum=0,
+            decimals=0,
+            most_points=_POINTS,
+            queries=(Query(f"topk(10, {_LAG})", "rank {{rank}}"),),
+        ),
+        Panel(
+            id=12,
+            title="Ranks by time before the first collective",
+            description="How many ranks take how many times the median before they first wait for "
+            "others: waiting is not slowness, so only this time tells a straggler. All near 1 is "
+            "healthy; the uppermost row is everything beyond.",
+            view=View.HEATMAP,
+            width=12,
+            nothing="No collective was seen",
+            most_points=_HEATMAP_POINTS,
+            queries=(
+                Query(
+                    'count_values("ratio", clamp_max(round('
+                    f"{_COMPUTE} / scalar(quantile(0.5, {_COMPUTE})), 0.1), 3))",
+                    "{{ratio}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(rank_straggler.RANK_STRAGGLER,),
+        ),
+        Panel(
+            id=13,
+            title="Slowest before the first collective",
+            description=help_of("mp_agent_rank_compute_seconds")
+            + " The line that leaves the median is the straggler. Drawn are the ten ranks with the "
+            "largest values anywhere in the time shown.",
+            width=12,
+            unit="s",
+            minimum=0,
+            nothing="No collective was seen",
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    worst_over_range("mp_agent_rank_compute_seconds", 10, keep=_RANK),
+                    "rank {{rank}}",
+                    optional=True,
+                ),
+                Query(f"quantile(0.5, {_COMPUTE})", "median", optional=True),
+            ),
+        ),
+        Panel(
+            id=15,
+            title="Slowdown of the slowest rank",
+            description=help_of("mp_agent_straggler_slowdown")
+            + " The line's name is the rank; one that stays the same is a bad host, one that "
+            "changes is chance. Dashed: where it counts as a straggler.",
+            minimum=1,
+            soft_maximum=1.5,
+            decimals=1,
+            nothing="No collective was seen",
+            lines=True,
+            steps=above(straggler_ratio="orange"),
+            most_points=_POINTS,
+            queries=(Query(f"topk(10, {SLOWEST})", "rank {{rank}}", optional=True),),
+            runbooks=(rank_straggler.RANK_STRAGGLER,),
+        ),
+        Panel(
+            id=16,
+            title="What the slowest rank costs",
+            description=help_of("mp_agent_straggler_delay_seconds")
+            + " Beside it, how long a step usually takes: a twentieth of that matters.",
+            unit="s",
+            minimum=0,
+            nothing="No collective was seen",
+            queries=(
+                Query(by_run("mp_agent_straggler_delay_seconds"), "delay", optional=True),
+                Query(by_run("mp_agent_step_usual_seconds"), "usual step", optional=True),
+            ),
+        ),
+        Panel(
+            id=14,
+            title="Longest without a step",
+            description="Time since the last step of the ten living ranks that are silent longest "
+            "at the end of the time shown. All rise together in an evaluation or a checkpoint; one "
+            "that rises alone is stuck.",
+            unit="s",
+            minimum=0,
+            nothing="No rank is alive",
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    f"topk(10, time() - {aggregated(_LAST_STEPS, 'max', keep=_RANK)})",
+                    "rank {{rank}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(rank_stalled.RANK_STALLED,),
+        ),
+    ),
+)

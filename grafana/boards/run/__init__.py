@@ -1,0 +1,16 @@
+"""Run: the story of one run from top to bottom, a module for each of its rows."""
+
+from grafana.boards.run.glance import HEALTH
+from grafana.boards.run.gradients import GRADIENTS
+from grafana.boards.run.loss import LOSS
+from grafana.boards.run.pace import PACE
+from grafana.boards.run.trouble import TROUBLE
+from grafana.panel import Board
+
+RUN = Board(
+    uid="mp-agent-run",
+    title="mp_agent / Run",
+    description="The story of one run: is it healthy, what is wrong, since when.",
+    one_run=True,
+    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, PACE),
+)

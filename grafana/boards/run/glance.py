@@ -1,0 +1,101 @@
+"""The first row of Run: whether it is healthy."""
+
+from grafana.panel import Panel, Query, Row, View, help_of
+from grafana.queries import FIRST_OPTIMIZER, by_run, share_of_steps
+from grafana.style import COVERAGE, GRADIENT_NORM, LOSS_SCALE, RUN_STATE, SKIPPED
+from mp_agent.alerting.conditions import (
+    coverage_low,
+    gradient_explosion,
+    gradient_vanishing,
+    loss_scale_at_floor,
+    loss_scale_low,
+    overflow_ratio_high,
+    run_failed,
+)
+
+
+def _stat(number: int, title: str, description: str, query: Query, **more: object) -> Panel:
+    return Panel(
+        id=number,
+        title=title,
+        description=description,
+        queries=(query,),
+        view=View.STAT,
+        width=3,
+        height=4,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+HEALTH = Row(
+    title="Is it healthy?",
+    panels=(
+        _stat(
+            1,
+            "State",
+            help_of("mp_agent_run_active"),
+            Query(by_run("mp_agent_run_active")),
+            texts=RUN_STATE,
+        ),
+        _stat(
+            2,
+            "End",
+            "How the run ended; a dash while it goes on.",
+            Query(
+                by_run("mp_agent_run_end_info", keep=("reason",)),
+                "{{reason}}",
+                instant=True,
+                optional=True,
+            ),
+            label="reason",
+            runbooks=(run_failed.RUN_FAILED,),
+        ),
+        _stat(
+            3,
+            "Step",
+            help_of("mp_agent_step"),
+            Query(by_run("mp_agent_step")),
+            unit="none",
+            decimals=0,
+        ),
+        _stat(4, "Loss now", help_of("mp_agent_loss"), Query(by_run("mp_agent_loss")), decimals=4),
+        _stat(
+            5,
+            "Norm now",
+            "Global norm of the unscaled gradients before clipping. The colour is that of the "
+            "alerts of explosion and vanishing: red critical, orange warning, blue info.",
+            Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER)),
+            steps=GRADIENT_NORM,
+            runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
+        ),
+        _stat(
+            6,
+            "Scale now",
+            "GradScaler's scale; a dash without a scaler. Healthy is 32 768 to 65 536; blue below "
+            "<loss_scale_reduced>, orange below <loss_scale_very_low>, red below "
+            "<loss_scale_floor>.",
+            Query(by_run("mp_agent_loss_scale", "min"), optional=True),
+            unit="none",
+            steps=LOSS_SCALE,
+            runbooks=(loss_scale_low.LOSS_SCALE_LOW, loss_scale_at_floor.LOSS_SCALE_AT_FLOOR),
+        ),
+        _stat(
+            7,
+            "Skipped now",
+            "Share of the attempted steps that GradScaler skipped lately.",
+            Query(share_of_steps("mp_agent_skipped_steps_total")),
+            unit="percentunit",
+            steps=SKIPPED,
+            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
+        ),
+        _stat(
+            8,
+            "Coverage",
+            help_of("mp_agent_coverage_ratio"),
+            Query(by_run("mp_agent_coverage_ratio", "min")),
+            unit="percentunit",
+            steps=COVERAGE,
+            runbooks=(coverage_low.COVERAGE_LOW,),
+        ),
+    ),
+)

@@ -1,0 +1,146 @@
+"""The fourth row of Run: the gradients."""
+
+from grafana.panel import Panel, Query, Row, Step, help_of
+from grafana.queries import FIRST_OPTIMIZER, by_run, increase, share_of_steps
+from grafana.style import GRADIENT_NORM_LINES, NORM_REACHES
+from mp_agent.alerting.conditions import (
+    gradient_explosion,
+    gradient_vanishing,
+    nonfinite_update,
+)
+
+GRADIENTS = Row(
+    title="Gradients",
+    panels=(
+        Panel(
+            id=30,
+            title="Gradient norm",
+            description="Global norm, unscaled and before clipping, with the largest and smallest "
+            "of the last two minutes, so that a single step shows at any scrape interval. Healthy "
+            "is 0.1 to 10. Dashed: the limits of explosion (<grad_norm_high>, <grad_norm_extreme>) "
+            "and of vanishing (<grad_norm_low>, <grad_norm_very_low>, <grad_norm_vanished>).",
+            width=16,
+            height=10,
+            log_base=10,
+            lines=True,
+            steps=GRADIENT_NORM_LINES,
+            reaches=NORM_REACHES,
+            queries=(
+                Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "norm"),
+                Query(by_run("mp_agent_grad_norm_window_max"), "largest in the window"),
+                Query(by_run("mp_agent_grad_norm_window_min", "min"), "smallest in the window"),
+                Query(by_run("mp_agent_clip_max_norm"), "clipping limit", optional=True),
+            ),
+            runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
+        ),
+        Panel(
+            id=31,
+            title="Clipping",
+            description="Factor that clipping applied to the gradients of the last step: 1 leaves "
+            "them alone. Always far below 1 means that the limit sets the step size.",
+            width=8,
+            height=10,
+            minimum=0,
+            maximum=1,
+            queries=(
+                Query(by_run("mp_agent_clip_coefficient", "min"), "coefficient", optional=True),
+                Query(share_of_steps("mp_agent_clipped_steps_total"), "share of steps clipped"),
+            ),
+        ),
+        Panel(
+            id=35,
+            title="Steps beyond the limits",
+            description=help_of("mp_agent_grad_norm_exceeded_steps_total")
+            + " Those that clipping shrank are less bad: the rest is drawn beside them.",
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(
+                    increase("mp_agent_grad_norm_exceeded_steps_total", keep=("bound",)),
+                    "norm above {{bound}}",
+                ),
+                Query(
+                    increase("mp_agent_grad_norm_unclipped_steps_total", keep=("bound",)),
+                    "above {{bound}}, not clipped",
+                ),
+                Query(
+                    f"1 - {by_run('mp_agent_grad_finite', 'min', where=FIRST_OPTIMIZER)}",
+                    "last step not finite",
+                ),
+            ),
+            runbooks=(gradient_explosion.GRADIENT_EXPLOSION,),
+        ),
+        Panel(
+            id=37,
+            title="Headroom to FP16's largest number",
+            description=help_of("mp_agent_grad_fp16_headroom")
+            + " Below 1 (dashed), the next doubling of the loss scale overflows. Far above 10, "
+            "small gradients are lost to zero for nothing. No alert: GradScaler grows until it "
+            "overflows.",
+            unit="suffix: bits",
+            decimals=0,
+            minimum=0,
+            nothing="No loss scale",
+            lines=True,
+            steps=(Step(None, "blue"), Step(1, "green")),
+            queries=(
+                Query(by_run("mp_agent_grad_fp16_headroom", "min"), "headroom", optional=True),
+            ),
+        ),
+        Panel(
+            id=34,
+            title="Non-finite elements and steps",
+            description="NaN and Inf gradient elements, and the steps that had any. With a scaler "
+            "such steps are skipped; without one they destroy weights.",
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(increase("mp_agent_grad_nonfinite_steps_total"), "steps"),
+                Query(increase("mp_agent_grad_nan_elements_total"), "NaN elements"),
+                Query(increase("mp_agent_grad_inf_elements_total"), "Inf elements"),
+                Query(increase("mp_agent_loss_nonfinite_steps_total"), "steps with such a loss"),
+            ),
+            runbooks=(nonfinite_update.NONFINITE_UPDATE,),
+        ),
+        Panel(
+            id=32,
+            title="Largest gradient element",
+            description=help_of("mp_agent_grad_abs_max"),
+            unit="sci",
+            decimals=1,
+            log_base=10,
+            queries=(
+                Query(by_run("mp_agent_grad_abs_max", where=FIRST_OPTIMIZER), "largest element"),
+            ),
+        ),
+        Panel(
+            id=33,
+            title="Zero elements",
+            description=help_of("mp_agent_grad_zero_ratio"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            queries=(Query(by_run("mp_agent_grad_zero_ratio", where=FIRST_OPTIMIZER), "zeros"),),
+        ),
+        Panel(
+            id=38,
+            title="Gradient norm of other optimizers",
+            description="Runs with several optimizers (GANs, separate embeddings) have one norm "
+            "for each; the panels above, and the alerts, look at that of the optimizer that sets "
+            "the step count.",
+            unit="sci",
+            decimals=1,
+            log_base=10,
+            nothing="One optimizer",
+            queries=(
+                Query(
+                    "topk(10, "
+                    + by_run("mp_agent_grad_norm", keep=("optimizer",), where='optimizer!=""')
+                    + ")",
+                    "optimizer {{optimizer}}",
+                    optional=True,
+                ),
+            ),
+        ),
+    ),
+)

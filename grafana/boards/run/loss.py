@@ -1,0 +1,157 @@
+"""The third row of Run: loss and loss scale."""
+
+from grafana.panel import Panel, Query, Row, above, help_of
+from grafana.queries import by_run, increase, share_of_steps
+from grafana.style import LOSS_SCALE_LINES, SKIPPED
+from mp_agent.alerting.conditions import (
+    loss_diverging,
+    loss_nonfinite,
+    loss_scale_at_floor,
+    loss_scale_consecutive_decreases,
+    loss_scale_far_below_initial,
+    loss_scale_low,
+    loss_scale_low_and_falling,
+    loss_spike,
+    overflow_ratio_high,
+)
+
+_NO_SCALER = "No loss scale"
+
+LOSS = Row(
+    title="Loss and loss scale",
+    panels=(
+        Panel(
+            id=20,
+            title="Loss",
+            description="Mean over micro-batches and ranks. It should fall or stand; a spike that "
+            "comes back is a bad batch, one that stays is a lost run. Two steps above the spike "
+            "limit are a spike.",
+            width=12,
+            queries=(
+                Query(by_run("mp_agent_loss"), "loss"),
+                Query(by_run("mp_agent_loss_median"), "median", optional=True),
+                Query(by_run("mp_agent_loss_spike_bound"), "spike limit", optional=True),
+            ),
+            runbooks=(loss_spike.LOSS_SPIKE, loss_nonfinite.LOSS_NONFINITE),
+        ),
+        Panel(
+            id=21,
+            title="Loss scale",
+            description="GradScaler's scale, log2: it doubles every 2000 clean steps and halves "
+            "on an overflow, so a sawtooth is healthy. A way down to the dashed lines is not: "
+            "<loss_scale_very_low>, <loss_scale_low> and the floor, <loss_scale_floor>.",
+            width=12,
+            unit="none",
+            log_base=2,
+            minimum=0.5,
+            nothing=_NO_SCALER,
+            lines=True,
+            steps=LOSS_SCALE_LINES,
+            queries=(
+                Query(by_run("mp_agent_loss_scale", "min"), "scale", optional=True),
+                Query(by_run("mp_agent_loss_scale_initial"), "at the start", optional=True),
+                Query(by_run("mp_agent_loss_scale_calibrated"), "calibrated", optional=True),
+            ),
+            runbooks=(
+                loss_scale_low.LOSS_SCALE_LOW,
+                loss_scale_low_and_falling.LOSS_SCALE_LOW_AND_FALLING,
+                loss_scale_far_below_initial.LOSS_SCALE_FAR_BELOW_INITIAL,
+                loss_scale_at_floor.LOSS_SCALE_AT_FLOOR,
+            ),
+        ),
+        Panel(
+            id=22,
+            title="Skipped steps and overflow ratio",
+            description="Skipped per attempted step; each skip is an overflow. Dashed: where the "
+            "alerts begin.",
+            width=8,
+            unit="percentunit",
+            minimum=0,
+            soft_maximum=0.12,
+            lines=True,
+            steps=SKIPPED,
+            queries=(Query(share_of_steps("mp_agent_skipped_steps_total"), "overflow ratio"),),
+            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
+        ),
+        Panel(
+            id=23,
+            title="Loss scale changes",
+            description="How often the scale went down and up. More downs than ups over minutes is "
+            "a collapse on its way.",
+            width=8,
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(increase("mp_agent_loss_scale_decreases_total"), "down"),
+                Query(increase("mp_agent_loss_scale_increases_total"), "up"),
+                Query(increase("mp_agent_loss_scale_floor_skips_total"), "skipped at the floor"),
+                Query(increase("mp_agent_loss_scale_floor_stalls_total"), "stalled at the floor"),
+            ),
+        ),
+        Panel(
+            id=25,
+            title="Loss scale lowered in a row",
+            description=help_of("mp_agent_loss_scale_consecutive_decreases")
+            + " Dashed: where the alert begins.",
+            width=8,
+            minimum=0,
+            soft_maximum=10,
+            decimals=0,
+            nothing=_NO_SCALER,
+            lines=True,
+            steps=above(loss_scale_decreases_in_row="orange"),
+            queries=(
+                Query(
+                    by_run("mp_agent_loss_scale_consecutive_decreases"), "in a row", optional=True
+                ),
+            ),
+            runbooks=(loss_scale_consecutive_decreases.LOSS_SCALE_CONSECUTIVE_DECREASES,),
+        ),
+        Panel(
+            id=26,
+            title="Loss trend",
+            description=help_of("mp_agent_loss_trend") + " Dashed: where it counts as divergence.",
+            width=6,
+            decimals=1,
+            nothing="Not enough steps yet",
+            lines=True,
+            steps=above(loss_trend_deviations="orange"),
+            queries=(Query(by_run("mp_agent_loss_trend"), "trend", optional=True),),
+            runbooks=(loss_diverging.LOSS_DIVERGING,),
+        ),
+        Panel(
+            id=27,
+            title="Loss deviation",
+            description=help_of("mp_agent_loss_deviation")
+            + " It is what a spike and the trend are measured in; one that grows is a loss that "
+            "becomes restless.",
+            width=6,
+            minimum=0,
+            nothing="Not enough steps yet",
+            queries=(Query(by_run("mp_agent_loss_deviation"), "deviation", optional=True),),
+        ),
+        Panel(
+            id=28,
+            title="Odd losses",
+            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped, "
+            "from the third in a row on, and those that were applied, which is worse.",
+            width=6,
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(increase("mp_agent_loss_spike_steps_total"), "spikes"),
+                Query(increase("mp_agent_loss_nonfinite_repeated_steps_total"), "not finite"),
+                Query(increase("mp_agent_loss_nonfinite_unskipped_steps_total"), "and applied"),
+            ),
+            runbooks=(loss_nonfinite.LOSS_NONFINITE, loss_spike.LOSS_SPIKE),
+        ),
+        Panel(
+            id=24,
+            title="Learning rate",
+            description=help_of("mp_agent_learning_rate"),
+            width=6,
+            minimum=0,
+            queries=(Query(by_run("mp_agent_learning_rate"), "learning rate"),),
+        ),
+    ),
+)

@@ -1,0 +1,284 @@
+"""Panels as Grafana's own builders, one function for each way of drawing."""
+
+import re
+from collections.abc import Callable, Mapping
+from string import ascii_uppercase
+from typing import Any
+
+from grafana_foundation_sdk.builders import (
+    common,
+    dashboard,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    BigValueTextMode,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    ScaleDistribution,
+    SortOrder,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMapping,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from grafana.panel import Column, Panel, Query, Step, View
+from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.links import runbook_url
+from mp_agent.catalog.thresholds import DEFAULTS
+
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
+_NAMED = re.compile(r"<(\w+)>")
+
+
+def built_panel(panel: Panel) -> Any:
+    """Return a panel's builder; it has no place on the grid yet."""
+    return _BUILDERS[panel.view](panel)
+
+
+def _mark(threshold: str) -> str:
+    """Return what stands for a threshold until a site's value does. An unknown one: KeyError."""
+    DEFAULTS[threshold]
+    return f"@{threshold}@"
+
+
+def _value(step: Step) -> Any:
+    return _mark(step.threshold) if step.threshold else step.value
+
+
+def _common(made: Any, panel: Panel) -> Any:
+    """Fill in what every kind of panel has."""
+    description = _NAMED.sub(lambda name: _mark(name[1]), panel.description)
+    made.title(panel.title).description(description).id(panel.id).datasource(DATASOURCE)
+    made.unit(panel.unit)
+    if panel.runbooks:
+        made.links([_runbook(condition) for condition in panel.runbooks])
+    if panel.nothing:
+        made.no_value(panel.nothing)
+    if panel.most_points is not None:
+        made.max_data_points(panel.most_points)
+    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
+        made.with_target(_target(query, letter, table=panel.view is View.TABLE))
+    if panel.decimals is not None:
+        made.decimals(panel.decimals)
+    if panel.minimum is not None:
+        made.min(panel.minimum)
+    if panel.maximum is not None:
+        made.max(panel.maximum)
+    made.thresholds(_thresholds(panel.steps or (Step(None, "text"),)))
+    if panel.texts:
+        made.mappings([_mapping(panel.texts)])
+    return made
+
+
+def _runbook(condition: Condition) -> dashboard.DashboardLink:
+    return (
+        dashboard.DashboardLink(f"Runbook of {condition.name}")
+        .type(DashboardLinkType.LINK)
+        .url(runbook_url("@runbook_base@", condition.name))
+        .target_blank(True)
+    )
+
+
+def _target(query: Query, letter: str, *, table: bool = False) -> prometheus.Dataquery:
+    made = (
+        prometheus.Dataquery()
+        .datasource(DATASOURCE)
+        .expr(query.expression)
+        .legend_format(query.legend or "__auto")
+        .ref_id(letter)
+    )
+    if query.instant:
+        made.instant()
+    else:
+        made.range()
+    return made.format(PromQueryFormat.TABLE) if table else made
+
+
+def _thresholds(steps: tuple[Step, ...]) -> dashboard.ThresholdsConfig:
+    return (
+        dashboard.ThresholdsConfig()
+        .mode(ThresholdsMode.ABSOLUTE)
+        .steps([Threshold(value=_value(step), color=step.color) for step in steps])
+    )
+
+
+def _mapping(texts: Mapping[str, tuple[str, str]]) -> ValueMapping:
+    return ValueMap(
+        options={
+            value: ValueMappingResult(text=text, color=color, index=index)
+            for index, (value, (text, color)) in enumerate(texts.items())
+        }
+    )
+
+
+def _stat(panel: Panel) -> Any:
+    made = _common(stat.Panel(), panel)
+    made.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
+    made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    made.no_value(panel.nothing or "–")
+    if panel.label:
+        made.text_mode(BigValueTextMode.NAME)
+    return made
+
+
+def _timeseries(panel: Panel) -> Any:
+    made = _common(timeseries.Panel(), panel)
+    made.line_width(1).fill_opacity(0)
+    made.show_points(VisibilityMode.AUTO if panel.sparse else VisibilityMode.NEVER)
+    made.legend(_legend(shown=True))
+    made.tooltip(
+        common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    )
+    if panel.log_base is not None:
+        made.scale_distribution(_log_scale(panel))
+    if panel.many_decades:
+        made.axis_grid_show(False)
+    if panel.soft_maximum is not None:
+        made.axis_soft_max(panel.soft_maximum)
+    for letter, threshold in zip(reversed(ascii_uppercase), panel.reaches, strict=False):
+        _reach(made, panel, letter, threshold)
+    if panel.lines:
+        made.thresholds(_thresholds(tuple(map(_as_line, panel.steps))))
+        made.thresholds_style(
+            common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        )
+    return made
+
+
+def _log_scale(panel: Panel) -> common.ScaleDistributionConfig:
+    made = common.ScaleDistributionConfig().log(panel.log_base or 10)
+    if panel.log_around_zero:
+        return made.type(ScaleDistribution.SYMLOG).linear_threshold(1)
+    return made.type(ScaleDistribution.LOG)
+
+
+def _as_line(step: Step) -> Step:
+    """Return a step without colour where all is well.
+
+    Grafana then draws each line in the colour of that side of it which is further from there.
+    """
+    return Step(step.value, "transparent", step.threshold) if step.color == "green" else step
+
+
+def _reach(made: Any, panel: Panel, letter: str, threshold: str) -> None:
+    """Add an invisible series at a threshold, there whenever the panel has data.
+
+    The soft limits of an axis would do, but Grafana leaves them out on log axes.
+    """
+    present = panel.queries[0].expression
+    made.with_target(_target(Query(f"0 * max({present}) + {_mark(threshold)}"), letter))
+    hidden = {"legend": True, "tooltip": True, "viz": False}
+    properties = {"custom.hideFrom": hidden, "custom.lineWidth": 0}
+    made.override_by_query(
+        letter, [DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()]
+    )
+
+
+def _legend(*, shown: bool) -> common.VizLegendOptions:
+    return (
+        common.VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(shown)
+    )
+
+
+def _heatmap(panel: Panel) -> Any:
+    made = _common(heatmap.Panel(), panel)
+    made.color(
+        heatmap.HeatmapColorOptions()
+        .mode(HeatmapColorMode.SCHEME)
+        .scheme("Oranges")
+        .steps(64)
+        .exponent(0.5)
+        .reverse(False)
+        .fill("dark-orange")
+    )
+    made.y_axis(heatmap.YAxisConfig().unit(panel.unit))
+    made.cell_gap(0).show_legend()
+    return made.tooltip(heatmap.HeatmapTooltip().mode(TooltipDisplayMode.SINGLE))
+
+
+def _timeline(panel: Panel) -> Any:
+    made = _common(statetimeline.Panel(), panel)
+    made.merge_values(True).row_height(0.8).show_value(VisibilityMode.NEVER).fill_opacity(80)
+    return made.legend(_legend(shown=bool(panel.texts)))
+
+
+def _table(panel: Panel) -> Any:
+    """Join instant queries by their labels; columns appear in the order they are listed."""
+    made = _common(table.Panel(), panel)
+    shown = {column.name: index for index, column in enumerate(panel.columns)}
+    made.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    made.with_transformation(
+        DataTransformerConfig(
+            id_val="filterFieldsByName", options={"include": {"names": list(shown)}}
+        )
+    )
+    made.with_transformation(
+        DataTransformerConfig(
+            id_val="organize",
+            options={
+                "excludeByName": {},
+                "indexByName": shown,
+                "renameByName": {column.name: column.title for column in panel.columns},
+            },
+        )
+    )
+    if panel.sort_by:
+        made.sort_by([common.TableSortByFieldState().display_name(panel.sort_by).desc(True)])
+    for column in panel.columns:
+        made.override_by_name(column.title, _column_properties(column))
+    return made
+
+
+def _column_properties(column: Column) -> list[DynamicConfigValue]:
+    # A dash would have the colour of the lowest step.
+    properties: dict[str, Any] = {"unit": column.unit, "noValue": "" if column.steps else "–"}
+    if column.width is not None:
+        properties["custom.width"] = column.width
+    if column.decimals is not None:
+        properties["decimals"] = column.decimals
+    if column.steps:
+        steps = [{"color": step.color, "value": _value(step)} for step in column.steps]
+        properties["thresholds"] = {"mode": "absolute", "steps": steps}
+    if column.texts:
+        options = {
+            value: {"text": text, "color": color, "index": index}
+            for index, (value, (text, color)) in enumerate(column.texts.items())
+        }
+        properties["mappings"] = [{"type": "value", "options": options}]
+    if column.steps or column.texts:
+        properties["custom.cellOptions"] = {"type": "color-text"}
+    if column.link:
+        properties["links"] = [{"title": column.link_title, "url": column.link}]
+    return [DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()]
+
+
+_BUILDERS: Mapping[View, Callable[[Panel], Any]] = {
+    View.STAT: _stat,
+    View.TIMESERIES: _timeseries,
+    View.HEATMAP: _heatmap,
+    View.TIMELINE: _timeline,
+    View.TABLE: _table,
+}

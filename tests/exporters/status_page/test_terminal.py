@@ -1,0 +1,100 @@
+"""A run in a terminal has what the page has, and shows names as they are."""
+
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.exporters.status_page.curves import Curves
+from mp_agent.exporters.status_page.history import StepHistory
+from mp_agent.exporters.status_page.report import snapshot_report
+from mp_agent.exporters.status_page.terminal import run_panel
+from mp_agent.records.views import FirstNonfinite
+from tests.agent.node.builders import merged_step
+from tests.exporters.status_page.test_report import CONDITION, with_view
+
+
+def printed(drawn: RenderableType, *, color: bool = False) -> str:
+    system = "standard" if color else None
+    console = Console(file=StringIO(), width=100, force_terminal=color, color_system=system)
+    with console.capture() as capture:
+        console.print(drawn)
+    return capture.get()
+
+
+def history(*norms: float, scale: float = 65536.0) -> dict[str, Any]:
+    kept = StepHistory()
+    for number, norm in enumerate(norms, start=1):
+        kept.add(merged_step(number, norm=norm, loss_scale=scale))
+    return dict(kept.columns())
+
+
+def drawn(source: Any, **wanted: Any) -> str:
+    (run,) = snapshot_report([source], {}, 12.0)["runs"]
+    choice = {"sort": "grad_norm", "layers": 12, "now_unix_seconds": 12.0, **wanted}
+    return printed(run_panel(run, history(1.0, 2.0), DEFAULTS, **choice))
+
+
+def test_verdict_conditions_curves_layers_ranks_and_agent_are_there_in_this_order() -> None:
+    text = drawn(with_view(conditions=(CONDITION,)))
+    told = (
+        *(
+            "critical: the gradients explode",
+            "grad norm 2",
+            "MpAgentGradientExplosion since step 7",
+        ),
+        *("The norm was 2000.", "What to do: Clip.", "steps 1 to 2", "1 of 1 layers, by norm"),
+        *("ranks of this node", "node agent 0.1.0", "records dropped 0"),
+    )
+    places = [text.find(part) for part in told]
+    assert -1 not in places, told[places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_where_numbers_first_went_wrong_and_who_is_missing_is_told() -> None:
+    first = FirstNonfinite(step=9, rank="1", layer="w", phase="backward")
+    text = drawn(with_view(first_nonfinite=first, missing_ranks=(2, 5)))
+    assert "first non-finite value: step 9, backward, rank 1, w" in text
+    assert "missing ranks: 2, 5" in text
+
+
+def test_a_node_without_rank_0_shows_its_ranks_and_its_agent() -> None:
+    text = drawn(replace(with_view(), view=None, layers=[]))
+    assert "root agent" in text
+    assert "ranks of this node" in text
+
+
+@pytest.mark.parametrize("name", ["[red]llama[/red]", "a[/b]"])
+def test_a_name_with_markup_is_shown_as_it_is(name: str) -> None:
+    assert name in drawn(replace(with_view(), run=name))
+
+
+def test_no_layers_are_shown_where_none_are_wanted() -> None:
+    assert "layers, by" not in drawn(with_view(), layers=0)
+
+
+def test_a_curve_rises_with_its_values_and_tells_its_ends() -> None:
+    text = printed(Curves(history(0.5, 1.0, 2.0, 4.0), DEFAULTS))
+    (line,) = (line for line in text.splitlines() if "grad norm" in line)
+    assert "▁▃▆█" in line
+    assert line.split()[-3:] == ["0.5", "4", "4"]
+
+
+def test_a_curve_of_many_steps_keeps_the_one_that_stands_out() -> None:
+    norms = [1.0] * 1000
+    norms[431] = 5000.0
+    text = printed(Curves(history(*norms), DEFAULTS), color=True)
+    (line,) = (line for line in text.splitlines() if "grad norm" in line)
+    # Above the limit of a critical alert it is red.
+    assert "\x1b[1;31m█" in line
+    assert line.count("\x1b[") == 2
+    assert line.count("▁") == 51
+    assert "…" not in line
+
+
+def test_a_constant_curve_and_one_of_a_single_step_are_drawn() -> None:
+    assert "▅" in printed(Curves(history(1.0), DEFAULTS))
+    assert "▅▅" in printed(Curves(history(1.0, 1.0), DEFAULTS))
