@@ -1,6 +1,7 @@
 """The tables of the README, from the catalogs."""
 
 from collections.abc import Iterable
+from unittest.mock import patch
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metrics import METRICS, Scope
@@ -63,14 +64,10 @@ def settings_table() -> str:
 
 
 def _default(name: str) -> str:
-    """Return a default as a reader may know it: a path of this user is shown in general form."""
-    in_general = {
-        "dir": "/dev/shm/mp_agent-<uid>",
-        "log_dir": "<temporary directory>/mp_agent-<uid>",
-    }
-    if name in in_general:
-        return in_general[name]
-    value = Settings.model_fields[name].get_default(call_default_factory=True)
+    """Return a default in general form, whoever the user is that runs this."""
+    temporary = patch("tempfile.tempdir", "<temporary directory>")
+    with temporary, patch("os.getuid", return_value="<uid>"):
+        value = Settings.model_fields[name].get_default(call_default_factory=True)
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 

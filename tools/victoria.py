@@ -23,11 +23,6 @@ class VictoriaMetrics:
     url: str
     log_file: Path
 
-    @property
-    def otlp_url(self) -> str:
-        """Where OTLP metrics are posted to."""
-        return f"{self.url}/opentelemetry/v1/metrics"
-
     def query(
         self, expression: str, time_unix_seconds: float | None = None
     ) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ From the conditions' thresholds and guards:
 * non-finite update: without a scaler nothing is skipped; from the NaN on every loss is NaN. It
   began with the loss of rank 1 alone, so that rank is named.
 * exception, kill: the run ended other than by completion; its end was seen, so it did not vanish.
-* healthy, calibrating, brief: nothing.
+* calibrating, which is healthy from then on, and brief: nothing.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,6 @@ SCENARIOS = (
             "MpAgentLossNonFinite": "critical",
         },
     ),
-    Scenario(name="healthy"),
     Scenario(name="calibrating"),
     Scenario(
         name="explosion",

@@ -1,15 +1,24 @@
 """The status page in a real browser, beside a real job: live, readable, and honest at the end."""
 
+import json
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
+from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.exporters.status_page.history import StepHistory
+from mp_agent.exporters.status_page.page import status_page
+from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
+from tests.agent.node.builders import merged_step
+from tests.exporters.status_page.test_report import CONDITION, with_view
 from tests.waiting import wait_until
 from tools.browser import find_browser
 from tools.jobs import Job, torchrun_job
@@ -93,6 +102,7 @@ def test_the_page_follows_a_run_from_its_first_steps_to_its_end_and_beyond(
     expect(page.locator("#chart-norm canvas")).to_be_visible()
     expect(page.locator("#chart-loss")).to_have_attribute("aria-label", _LOSS_TOLD)
     assert violations(page) == []
+    _tells_values_under_the_pointer_and_the_last_without(page)
 
     expect(page.locator("#layers tbody tr")).to_have_count(4, timeout=_MILLISECONDS)
     _sorts_by_name_up_and_down(page)
@@ -145,3 +155,79 @@ def _sorts_by_name_up_and_down(page: Page) -> None:
     page.keyboard.press("Enter")
     expect(header).to_have_attribute("aria-sort", "descending")
     assert names() == ["2.weight", "2.bias", "0.weight", "0.bias"]
+
+
+def legend_step(page: Page, chart: str) -> int:
+    """Return the step whose value a chart's legend tells."""
+    text = page.locator(f"#{chart} .u-legend .u-value").first.inner_text()
+    return int(text.replace(",", ""))
+
+
+def _tells_values_under_the_pointer_and_the_last_without(page: Page) -> None:
+    plot = page.locator("#chart-norm .u-over")
+    plot.scroll_into_view_if_needed()
+    place = plot.bounding_box()
+    assert place is not None
+    page.mouse.move(place["x"] + 1, place["y"] + place["height"] / 2)
+    first = legend_step(page, "chart-norm")
+    # The pointer is at the same step in all charts.
+    assert legend_step(page, "chart-loss") == first
+    page.mouse.move(place["x"] + place["width"] - 1, place["y"] + place["height"] / 2)
+    assert legend_step(page, "chart-norm") > first
+    page.mouse.move(0, 0)
+    wait_until(lambda: legend_step(page, "chart-norm") > first or None, seconds=10, what="the last")
+
+
+def _two_runs() -> dict[str, object]:
+    """Return a report of what a young job rarely has: hostile names, histograms, another node."""
+    whole = with_view(conditions=(CONDITION,), missing_ranks=(7,))
+    hostile = "<script>alert(1)</script>" * 4
+    layers = [replace(whole.layers[0], name=name) for name in (hostile, "plain")]
+    sources = [
+        replace(whole, run="a root", layers=layers),
+        replace(whole, run="elsewhere", view=None, layers=[], node_rank=3),
+    ]
+    report = snapshot_report(sources, DEFAULTS, 100.0)
+    report["runs"][0]["layers"][0]["exponent_counts"] = [0, 3, 200, 40, 1]
+    return report
+
+
+def test_hostile_names_histograms_and_other_nodes_are_shown_without_a_job(browser: Browser) -> None:
+    history = StepHistory()
+    for number in range(1, 50):
+        norm, skipped = 10.0 ** (number % 7 - 3), float(number % 5 == 0)
+        history.add(merged_step(number, norm=norm, loss_scale=2.0**number, skipped=skipped))
+    answers = {
+        "/api/v1/snapshot": _two_runs(),
+        "/api/v1/history": {"format": FORMAT, "run": "a root", **history.columns()},
+    }
+    problems: list[str] = []
+
+    def answer(route: Route) -> None:
+        path = urlsplit(route.request.url).path
+        if path == "/":
+            route.fulfill(body=status_page().body, headers=status_page().headers)
+        else:
+            route.fulfill(body=json.dumps(answers[path]), content_type="application/json")
+
+    page = browser.new_context(viewport={"width": 360, "height": 800}).new_page()
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(dialog.message))
+    page.route("**/*", answer)
+    page.goto("http://agent.test/")
+    expect(page.locator("#layers tbody tr")).to_have_count(2)
+    expect(page.locator("#layers")).to_contain_text("<script>alert(1)</script>")
+    expect(page.get_by_role("img", name="histogram of exponents")).to_be_visible()
+    expect(page.locator("#layers thead")).to_contain_text("Exponents")
+    expect(page.locator("#facts")).to_contain_text("Missing ranks")
+    expect(page.locator("#chart-scale canvas")).to_be_visible()
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+    page.get_by_label("Run").select_option("elsewhere")
+    expect(page.locator("#verdict")).to_contain_text("Node 3 of the run")
+    expect(page.locator("#conditions")).to_contain_text("Judged by the root agent")
+    expect(page.locator("#layers-section")).to_be_hidden()
+    assert violations(page) == []
+    assert problems == []
+    page.context.close()
