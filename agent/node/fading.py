@@ -15,11 +15,9 @@ class Fading:
     _gone_since_seconds: dict[int, float] = field(default_factory=dict)
 
     def look(self, sources: Mapping[int, RankSource], now_seconds: float) -> None:
-        """Take in which ranks go on at this moment."""
+        """Take in which ranks have gone by this moment."""
         for rank, source in sources.items():
-            if source.end is EndReason.RUNNING:
-                self._gone_since_seconds.pop(rank, None)
-            else:
+            if source.end is not EndReason.RUNNING:
                 self._gone_since_seconds.setdefault(rank, now_seconds)
 
     def begin_attempt(self) -> None:

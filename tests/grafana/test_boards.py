@@ -338,3 +338,13 @@ def test_tables_say_which_columns_they_show() -> None:
         for panel in board.panels:
             assert bool(panel.columns) == (panel.view is View.TABLE)
             assert not panel.sort_by or panel.sort_by in {c.title for c in panel.columns}
+
+
+@pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
+def test_a_link_of_a_column_leads_to_a_dashboard_with_what_the_row_says(panel: Panel) -> None:
+    titles = {column.title for column in panel.columns}
+    for link in (column.link for column in panel.columns if column.link):
+        path, _, query = link.partition("?")
+        assert path.removeprefix("/d/") in RENDERED
+        assert "${datasource:queryparam}&${__url_time_range}" in query
+        assert set(re.findall(r"\$\{__data\.fields\.(\w+)\}", query)) <= titles

@@ -86,6 +86,36 @@ def test_the_next_attempt_is_taken_up_although_the_clock_was_set_back(
     assert shown(run)["rank_up{0}"] == 1
 
 
+def test_what_the_old_rings_said_is_in_the_ledger_before_they_are_removed(
+    start_rank: StartRank, open_run: OpenRun
+):
+    old = start_rank(0)
+    old.steps(3)
+    old.kill()
+    run = open_run()
+    run.poll(0.0)
+    start_rank(0, attempt=1, created_unix_ns=9_000)
+    run.poll(0.0)
+    assert not old.path.exists()
+
+    successor = open_run()
+    successor.poll(0.0)
+    assert shown(successor)["steps_total"] == 3
+
+
+def test_the_same_rank_under_another_launcher_is_the_next_attempt_though_the_old_one_lives(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank(0, launch="a").steps(3)
+    run = open_run()
+    run.poll(0.0)
+    start_rank(0, launch="b", created_unix_ns=9_000).steps(2)
+    run.poll(0.0)
+
+    assert shown(run)["steps_total"] == 5
+    assert shown(run)["step"] == 2
+
+
 def test_rings_of_a_launch_that_is_over_are_removed_unread(
     start_rank: StartRank, open_run: OpenRun
 ):

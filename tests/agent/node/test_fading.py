@@ -19,3 +19,18 @@ def test_a_dead_rank_keeps_its_series_for_the_linger_then_only_its_being_gone(
     assert values["rank_up{1}"] == 0
     assert values["rank_step{0}"] == 1
     assert values["run_active"] == 1
+
+
+def test_a_rank_of_the_next_attempt_is_shown_however_long_its_forerunner_has_been_gone(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank().kill()
+    run = open_run()
+    run.poll(0.0)
+    second = start_rank(attempt=1, created_unix_ns=9_000)
+    second.steps(2)
+    run.poll(100.0)
+    second.kill()
+    run.poll(101.0)
+
+    assert shown(run, 101.0)["rank_step{0}"] == 2

@@ -55,3 +55,17 @@ def test_one_shards_table_alone_waits_no_longer_than_the_deadline(
     assert values["layer_grad_nonfinite_elements_total{weight}"] == 1
     assert values["nonfinite_updates_total"] == 1
     assert values["first_nonfinite_info{1,,weight,backward}"] == 1
+
+
+def test_what_ranks_say_is_counted_from_the_first_step_of_every_attempt(
+    start_rank: StartRank, open_run: OpenRun
+):
+    first = start_rank()
+    first.steps(3, loss_nonfinite=1.0)
+    run = open_run()
+    run.poll(0.0)
+    first.kill()
+    start_rank(attempt=1, created_unix_ns=9_000).steps(2, loss_nonfinite=1.0)
+    run.poll(0.0)
+
+    assert shown(run)["rank_loss_nonfinite_steps_total{0}"] == 5

@@ -134,6 +134,22 @@ def test_the_root_alone_restarts_and_is_told_again_what_it_had_not_committed(nod
     assert values["coverage_ratio"] == 1.0
 
 
+def test_rows_are_settled_once_they_are_in_the_roots_ledger(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    nodes.push()
+
+    def settled(now_seconds: float) -> int:
+        nodes.poll(now_seconds)
+        report = nodes.other.run.take_report()
+        assert report is not None
+        return nodes.root.run.receive(report).settled
+
+    assert settled(10.0) == 0
+    nodes.root.run.commit()
+    assert settled(20.0) == 3
+
+
 def test_the_next_attempt_of_all_nodes_is_another_run_of_steps(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         node.steps(3)
@@ -142,14 +158,17 @@ def test_the_next_attempt_of_all_nodes_is_another_run_of_steps(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         for rank in node.ranks:
             rank.kill()
+    nodes.other.run.url = "http://b:2"
+    nodes.poll(5.0)
     stale = nodes.other.run.take_report()
+    assert stale is not None
     for number, node in enumerate((nodes.root, nodes.other)):
         node.start_ranks(attempt=1, created_unix_ns=9_000 + number)
         node.steps(2)
     nodes.poll(10.0)
     assert nodes.other.run.session != session
-    if stale is not None:
-        nodes.root.run.receive(stale)
+    assert nodes.other.run.url == "http://b:2"
+    nodes.root.run.receive(stale)
     nodes.push(10.0)
 
     values = shown(nodes.root.run)

@@ -2,7 +2,7 @@
 
 from mp_agent.records.steps import EndReason
 from tests.agent.node.conftest import OpenRun, StartRank
-from tests.agent.node.shown import shown
+from tests.agent.node.shown import MERGE_DEADLINE_SECONDS, shown
 
 
 def test_a_successor_continues_the_counters_exactly(start_rank: StartRank, open_run: OpenRun):
@@ -50,6 +50,22 @@ def test_a_successor_after_the_end_tells_the_same_end(start_rank: StartRank, ope
     successor.poll(0.0)
 
     assert shown(successor) == shown(run)
+
+
+def test_a_successor_knows_what_was_lost_before_it(start_rank: StartRank, open_run: OpenRun):
+    ranks = [start_rank(rank, world_size=2) for rank in range(2)]
+    ranks[0].steps()
+    run = open_run()
+    run.poll(0.0)
+    run.poll(MERGE_DEADLINE_SECONDS)
+    ranks[1].steps()
+    run.poll(MERGE_DEADLINE_SECONDS)
+    run.commit()
+    assert shown(run)["records_dropped_total{0}"] == 1
+
+    successor = open_run()
+    successor.poll(0.0)
+    assert shown(successor)["records_dropped_total{0}"] == 1
 
 
 def test_a_successor_counts_an_ended_attempts_probes_once(start_rank: StartRank, open_run: OpenRun):
