@@ -134,7 +134,6 @@ async def drive(plan: Plan) -> None:
         agent.prepare(plan.steps)
     print("ready", flush=True)
     started = clock.started_unix_seconds = float(sys.stdin.readline())
-    used = time.process_time()
     late_seconds = 0.0
     number = 0
     while clock.step < plan.steps:
@@ -144,12 +143,10 @@ async def drive(plan: Plan) -> None:
         late_seconds = max(late_seconds, time.time() - due)
         agents[number % len(agents)].look(clock.step)
         number += 1
-    used = time.process_time() - used
     dropped = sum(agent.dropped for agent in agents)
     await asyncio.gather(*(agent.stop() for agent in agents))
     account = {
         "stretches": [asdict(stretch) for stretch in clock.stretches],
-        "processor_seconds": used,
         "late_seconds": late_seconds,
         "dropped": dropped,
     }

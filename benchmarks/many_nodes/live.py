@@ -72,8 +72,6 @@ class LiveResult:
     slowdown: float
     """How many times as long as at best the machine took for the same work meanwhile: processor
     time includes what other processes on the same core, and other machines on the host, cost."""
-    idle_share: float
-    """Of one core: after the last report, with all nodes known."""
     table_processor_seconds: float
     """What a layer table of all nodes adds."""
     memory_mib: float
@@ -84,8 +82,6 @@ class LiveResult:
     """Requests that failed, and why."""
     latency_p50_seconds: float
     latency_p99_seconds: float
-    fleet_share: float
-    """Of one core: what all the simulated nodes took."""
     late_seconds: float
     """By how much the simulated nodes fell behind their clock at most."""
     dropped: int
@@ -194,7 +190,6 @@ def measure(model: Model, load: Load) -> LiveResult:
         table_bytes=max(table_part.body_bytes - rate * load.table_steps * load.step_seconds, 0.0),
         processor_share=idle + (share - idle) * load.stretch,
         slowdown=median(yardstick) / min(yardstick, default=1.0) if yardstick else 1.0,
-        idle_share=idle,
         table_processor_seconds=(table_share - share) * load.table_steps * load.slow_step_seconds,
         memory_mib=memory_mib,
         memory_peak_mib=peak_mib,
@@ -202,7 +197,6 @@ def measure(model: Model, load: Load) -> LiveResult:
         reasons=_summed(part.reasons for part in parts),
         latency_p50_seconds=median(latencies),
         latency_p99_seconds=latencies[int(0.99 * (len(latencies) - 1))],
-        fleet_share=sum(a["processor_seconds"] for a in accounts) / (last * load.slow_step_seconds),
         late_seconds=max((a["late_seconds"] for a in accounts), default=0.0),
         dropped=sum(account["dropped"] for account in accounts),
         scrape_processor_seconds=scraping,

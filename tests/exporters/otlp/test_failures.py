@@ -17,7 +17,6 @@ from tests.exporters.otlp.translation import labels, stored
 from tests.waiting import wait_until
 
 STEPS = ("mp_agent_steps_total", labels({"run": "llama"}))
-TEN_MINUTES = 600.0
 
 
 @pytest.fixture(autouse=True)
