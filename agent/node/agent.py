@@ -11,7 +11,7 @@ from mp_agent.node.flight.recorder import FlightRecorder
 from mp_agent.node.listen import Endpoint
 from mp_agent.node.otlp import OtlpPush
 from mp_agent.node.presenter import Presenter
-from mp_agent.node.push.link import advertised
+from mp_agent.node.push.own_address import advertised
 from mp_agent.node.push.transport import Transport
 from mp_agent.node.scrapes import ScrapeLog
 from mp_agent.node.server import Exposure, MetricsServer

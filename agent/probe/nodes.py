@@ -67,10 +67,11 @@ def node_place(rank: int, world_size: int, environ: Mapping[str, str]) -> NodePl
 def slurm_task(rank: int, world_size: int, environ: Mapping[str, str]) -> SlurmTask | None:
     """Return the Slurm task that is this rank.
 
-    None where Slurm's tasks are not the ranks of the job, as when they are launchers of ranks.
+    None where Slurm's tasks are not the ranks of the job, as when they are launchers of ranks; also
+    in a world of one, which may be one of several that a batch script, a single task, has started.
     """
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS", integer(environ, "SLURM_NTASKS", 0))
-    if "LOCAL_WORLD_SIZE" in environ or tasks != world_size:
+    if "LOCAL_WORLD_SIZE" in environ or not 1 < tasks == world_size:
         return None
     if integer(environ, "SLURM_PROCID", -1) != rank:
         return None

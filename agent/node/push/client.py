@@ -1,6 +1,7 @@
 """Sends requests to other node agents, each bounded in time."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class PushClient:
         except asyncio.TimeoutError:
             return Reply(0, reason=f"no answer within {self._timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Reply(0, reason=str(error) or type(error).__name__)
+            return Reply(0, reason=_why(error))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -93,6 +94,13 @@ async def _at_most(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
     while piece := await content.read(bytes_max - len(answer)):
         answer += piece
     return answer
+
+
+def _why(error: Exception) -> str:
+    """Return what went wrong; of a plain refusal the system's word, without aiohttp's on TLS."""
+    refused = type(error) is aiohttp.ClientConnectorError
+    number = getattr(error, "errno", None) or 0
+    return os.strerror(number) if refused and number > 0 else str(error) or type(error).__name__
 
 
 def _legible(answer: bytes) -> str:

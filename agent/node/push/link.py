@@ -1,6 +1,5 @@
 """One run's tie to its root agent: where the root is, who may push, who is the root no more."""
 
-import asyncio
 import hmac
 import logging
 import os
@@ -13,6 +12,7 @@ from mp_agent.node.push.client import PushClient
 from mp_agent.node.push.messenger import Messenger
 from mp_agent.node.push.moves import Moves
 from mp_agent.node.push.notes import Notes
+from mp_agent.node.push.own_address import OwnAddress
 from mp_agent.node.push.pusher import Pusher
 from mp_agent.node.push.root import RootAddress, locate
 from mp_agent.node.push.runs import RunOnNode
@@ -51,8 +51,7 @@ class RootLink:
         self._session = ""
         self._session_seconds = 0.0
         self._endpoint: Endpoint | None = None
-        self._address: str | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._own_address = OwnAddress(settings, environ)
         self._received = TransportView()
         self._said: set[str] = set()
 
@@ -170,21 +169,17 @@ class RootLink:
         """End at once."""
         self.pusher.cut()
         self._messenger.stop()
-        if self._asking is not None:
-            self._asking.cancel()
+        self._own_address.stop()
 
     def own_url(self) -> str:
         """Return the URL under which others reach this agent; "" when it is not known."""
-        if self._endpoint is None:
-            return ""
-        host = advertised(self._settings, self._endpoint.bind)
+        endpoint = self._endpoint
         host = (
-            host
-            or (self._notes.last.address if self._notes.last else "")
-            or self._address_toward_master()
+            "" if endpoint is None else self._own_address.toward_others(endpoint, self._notes.last)
         )
-        tls = self._endpoint.tls
-        return address.base_url(host, self._endpoint.port, tls=tls) if host else ""
+        if endpoint is None or not host:
+            return ""
+        return address.base_url(host, endpoint.port, tls=endpoint.tls)
 
     def _has_other_nodes(self) -> bool:
         identity = self.run.identity
@@ -218,16 +213,6 @@ class RootLink:
         if root is not None:
             log.info("run %s: the root agent is at %s", self.run.name, root.url)
 
-    def _address_toward_master(self) -> str:
-        """Return the address toward MASTER_ADDR, asked for aside: a resolver may take its time."""
-        master = self._environ.get("MASTER_ADDR", "")
-        if self._address is None and self._asking is None and master:
-            self._asking = asyncio.get_running_loop().create_task(self._ask_address(master))
-        return self._address or ""
-
-    async def _ask_address(self, master: str) -> None:
-        self._address = await asyncio.to_thread(address.address_toward, master)
-
     def _advise(self) -> None:
         """Say, once each, what keeps the nodes of the run apart."""
         found = advice(
@@ -240,8 +225,3 @@ class RootLink:
             if text not in self._said:
                 self._said.add(text)
                 log.warning("run %s: %s", self.run.name, text)
-
-
-def advertised(settings: Settings, bind: str) -> str:
-    """Return the address that was set for this node, or the only one that is listened on."""
-    return settings.advertise or ("" if address.is_any_address(bind) else bind)

@@ -12,6 +12,8 @@ from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.fake_rank import FakeRank
 
+_REPORTS_AT_MOST = 50
+
 
 class Node:
     """One node of two ranks: its directory, its ranks and its agent."""
@@ -70,5 +72,6 @@ class Nodes:
             receipt = self.root.run.receive(decode_report(encode_report(report)))
             self.other.run.acknowledge(decode_receipt(encode_receipt(receipt)))
             count += 1
+            assert count < _REPORTS_AT_MOST, "the same rows are asked for again and again"
         self.root.run.poll(now_seconds)
         return count

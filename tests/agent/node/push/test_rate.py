@@ -36,3 +36,10 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success():
 
 def test_chance_takes_up_to_half_of_a_pause():
     assert Backoff(chance=lambda: 1.0).next_pause_seconds() == 0.25
+
+
+def test_a_shorter_limit_holds_at_the_end_too():
+    backoff = Backoff(chance=lambda: 0.0, longest_seconds=1.0)
+    assert [backoff.next_pause_seconds(at_end=end) for end in (False, False, False, True)] == [
+        *(0.5, 1.0, 1.0, 1.0)
+    ]
