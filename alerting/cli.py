@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from mp_agent.alerting.links import ALERT_MARK, DASHBOARD_BASE, RUNBOOK_BASE
-from mp_agent.alerting.output import write_whole
 from mp_agent.alerting.rules import render_rules, rules_heading
 from mp_agent.alerting.site import known_names, site_values
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import SettingError
+from mp_agent.output import write_whole
 from mp_agent.settings import load_settings
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"]+")

@@ -1,7 +1,6 @@
 """`mp-agent dashboards`: the Grafana dashboards of this version, with this site's limits."""
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from importlib.resources import files
@@ -11,6 +10,7 @@ import click
 
 from mp_agent.catalog.thresholds import DEFAULTS, resolve
 from mp_agent.errors import SettingError
+from mp_agent.output import write_whole
 from mp_agent.settings import load_settings
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"\\]+")
@@ -91,18 +91,11 @@ def dashboards_command(
         return
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name, text in found.items():
-            _write_whole(output / name, text)
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+    for name, text in found.items():
+        write_whole(output / name, text)
     click.echo(f"{len(found)} dashboards in {output}")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all: Grafana may be reading the folder."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _assignment(text: str) -> tuple[str, float]:

@@ -13,8 +13,8 @@ from mp_agent.alerting.alertmanager.configuration import (
     render_alertmanager,
 )
 from mp_agent.alerting.alertmanager.messages import MESSAGES
-from mp_agent.alerting.output import write_whole
 from mp_agent.errors import SettingError
+from mp_agent.output import write_whole
 
 _SITE = Site()
 _ADDRESSES = {

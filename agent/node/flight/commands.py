@@ -21,6 +21,7 @@ from mp_agent.node.flight.job import FlightJob, evidence_of_rings
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay
 from mp_agent.node.flight.requests import DumpRequest, take_answer, write_request
+from mp_agent.output import write_whole
 from mp_agent.records.flight import FlightRequest
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
@@ -78,10 +79,10 @@ def postmortem_command(path: Path, as_document: bool, page: Path | None) -> None
     settings, _ = load_settings()
     try:
         story = tell_story(path, settings)
-        if page is not None:
-            _write_page(page, story)
     except FlightError as error:
         _refuse("postmortem", str(error))
+    if page is not None:
+        write_whole(page, as_html(story))
     if as_document:
         click.echo(as_json(story))
     elif page is not None:
@@ -107,13 +108,6 @@ def _evidence(path: Path, settings: Settings) -> Evidence:
         names = ", ".join(run.name for run in runs)
         raise FlightError(f"{path}: holds several runs; name one of them: {names}")
     return load(path)
-
-
-def _write_page(page: Path, story: Story) -> None:
-    try:
-        page.write_text(as_html(story), encoding="utf-8")
-    except OSError as error:
-        raise FlightError(f"{page}: cannot be written: {error.strerror}") from error
 
 
 def _run_directories(base: Path, name: str) -> list[Path]:

@@ -1,0 +1,46 @@
+import os
+import stat
+from pathlib import Path
+
+import click
+import pytest
+
+from mp_agent.output import write_whole
+
+
+def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text("before")
+    path.chmod(0o640)
+    write_whole(path, "after")
+    assert path.read_text() == "after"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["rules.yaml"]
+
+
+def test_what_fails_in_the_middle_leaves_the_file_before_it(tmp_path, monkeypatch):
+    path = tmp_path / "rules.yaml"
+    path.write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(click.ClickException, match=r"rules.yaml cannot be written: No space left"):
+        write_whole(path, "after")
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["rules.yaml"]
+
+
+def test_a_link_stays_one(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("before")
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    write_whole(link, "after")
+    assert link.is_symlink() and target.read_text() == "after"
+
+
+def test_a_device_is_written_to():
+    write_whole(Path("/dev/null"), "gone")
+    assert Path("/dev/null").is_char_device()
