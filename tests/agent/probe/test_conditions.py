@@ -61,7 +61,7 @@ class TestLooking:
         assert (found.rank, found.layer, found.value) == ("1", "head", 2000.0)
         assert found.summary and found.description and found.remedy
         assert watch.look() == ()
-        write_conditions(tmp_path, news.with_event(make_event("MpAgentLossNonFinite")))
+        write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
         assert [condition.name for condition in watch.look()] == ["MpAgentLossNonFinite"]
         assert watch.look() == ()
 
@@ -70,7 +70,7 @@ class TestLooking:
         write_conditions(tmp_path, news)
         watch = start()
         assert watch.look() == ()
-        write_conditions(tmp_path, news.with_event(make_event("MpAgentLossNonFinite")))
+        write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
         assert [condition.name for condition in watch.look()] == ["MpAgentLossNonFinite"]
 
     def test_another_epoch_is_told_from_its_first_event_on(self, start, tmp_path):
