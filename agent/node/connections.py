@@ -102,7 +102,7 @@ class GuardedListener:
 
     def _bound_unsent(self) -> None:
         unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}
-        *others, _ = sorted(unsent, key=lambda known: known.last_active_seconds)
+        others = sorted(unsent, key=lambda known: known.last_active_seconds)[:-1]
         excess_bytes = sum(unsent.values()) - self._unsent_bytes_at_most
         for connection in others:
             if excess_bytes <= 0:

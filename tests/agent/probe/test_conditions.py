@@ -16,7 +16,8 @@ from mp_agent.records.steps import Phase
 from mp_agent.ring import locations
 from mp_agent.ring.conditions_file import ConditionNews, conditions_path, write_conditions
 from mp_agent.ring.reader import RingReader
-from tests.agent.ring.test_conditions_file import make_event, news_of
+from tests.agent.records.samples import make_event
+from tests.agent.ring.test_conditions_file import news_of
 
 
 @pytest.fixture(autouse=True)
