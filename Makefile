@@ -21,10 +21,9 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent
 demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the alerts arrive
 	@$(BIN)/python -m examples.demo
 
-# What starts whole jobs is run alone: side by side on a small machine, they would be slow jobs.
 test: $(INSTALLED) servers ## Run all tests
-	$(BIN)/python -m pytest -m 'not e2e' --numprocesses auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m 'not alone' --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m alone
 
 check: $(INSTALLED) ## Format, lint, types, layers, generated files up to date
 	$(BIN)/ruff format --check .

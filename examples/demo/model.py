@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-WIDTH = 128
+WIDTH = 64
 HEADS = 4
 CONTEXT = 64
 

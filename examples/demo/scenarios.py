@@ -23,6 +23,7 @@ SCENARIOS = (
         title="Residual branches without normalisation",
         mistake="the LayerNorm before attention and feed-forward was left out",
         normalised_branches=False,
+        steps=170,
     ),
     Scenario(
         name="learning-rate",

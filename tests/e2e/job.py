@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     kind = parser.parse_args().kind
     mp_agent.init()
+    wait_until_watched()
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     KINDS[kind]()
@@ -39,6 +40,13 @@ def main() -> None:
     # holds the GIL, can wait for ever for a thread of gloo that wants it (torch 2.13).
     time.sleep(0.1)
     dist.destroy_process_group()
+
+
+def wait_until_watched() -> None:
+    """Wait for the file $WATCHED: how fast a job is scraped must not decide what is seen of it."""
+    watched = os.environ.get("WATCHED")
+    while watched and not os.path.exists(watched):
+        time.sleep(STEP_PAUSE_SECONDS)
 
 
 class Trainer:

@@ -79,6 +79,7 @@ class Observatory:
             jobs = [stack.enter_context(job) for job in self._jobs(scenario)]
             for job in jobs:
                 self._scrape(job)
+            self._let_train(scenario, ranks=2 * len(jobs))
             if scenario.killed:
                 kill_ranks(jobs[0])
             exit_code = max(job.process.wait(_JOB_SECONDS) for job in jobs)
@@ -95,7 +96,11 @@ class Observatory:
     def _jobs(self, scenario: Scenario) -> Iterator[AbstractContextManager[Job]]:
         """Yield torchrun of each node of a scenario's job."""
         arguments = (str(JOB), *(scenario.arguments or (scenario.name,)))
-        environment = {"MP_AGENT_LINGER_SECONDS": "60", "MP_AGENT_EXIT_WAIT_SECONDS": "10"}
+        environment = {
+            "MP_AGENT_LINGER_SECONDS": "60",
+            "MP_AGENT_EXIT_WAIT_SECONDS": "10",
+            "WATCHED": str(self._watched(scenario)),
+        }
         port = free_port()
         for node in range(scenario.nodes):
             several = {
@@ -119,6 +124,20 @@ class Observatory:
         with self._lock:
             self._addresses[job.directory] = status.url.removeprefix("http://")
             self.prometheus.scrape(sorted(self._addresses.values()))
+
+    def _let_train(self, scenario: Scenario, *, ranks: int) -> None:
+        """Let a job begin once Prometheus has its ranks."""
+        wait_until(
+            lambda: (
+                len(self.prometheus.query(f'mp_agent_rank_up{{run="{scenario.name}"}}')) == ranks
+            ),
+            seconds=90,
+            what=f"{ranks} ranks of {scenario.name} in Prometheus",
+        )
+        self._watched(scenario).touch()
+
+    def _watched(self, scenario: Scenario) -> Path:
+        return self._directory / f"{scenario.name}.watched"
 
     def _await(self, run: str, scenario: Scenario) -> None:
         deadline = time.monotonic() + _ALERT_SECONDS

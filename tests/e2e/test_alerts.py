@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.observatory import Observation, Observatory
 from tests.e2e.scenarios import SCENARIOS, Scenario
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tools.jobs import torchrun_job
 from tools.running import Prometheus, prometheus, read_json
 from tools.victoria import VictoriaMetrics, victoria_metrics, vmalert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 
 SCENARIOS = [BY_NAME["non-finite-update"], BY_NAME["exception"]]
 NOBODY = "http://127.0.0.1:1"

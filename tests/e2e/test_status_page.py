@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 from tools.browser import find_browser
 from tools.jobs import Job, torchrun_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 
 JOB = Path(__file__).parent / "job.py"
 _MILLISECONDS = 60_000
