@@ -22,7 +22,8 @@ demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the aler
 	@$(BIN)/python -m examples.demo
 
 test: $(INSTALLED) servers ## Run all tests
-	$(BIN)/python -m pytest -m 'not alone' --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m 'not alone' --numprocesses auto --maxprocesses 4 --dist loadfile \
+		--no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
 check: $(INSTALLED) ## Format, lint, types, layers, generated files up to date

@@ -10,6 +10,11 @@ from tests.e2e.observatory import Observatory, observatory
 from tools import servers
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that parallel workers end at about the same time."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+
 @pytest.fixture(scope="session")
 def server() -> Callable[[str], Path]:
     """Return a function that finds a binary; where it is missing, skips, or in CI fails."""
