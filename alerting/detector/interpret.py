@@ -3,13 +3,12 @@
 There is one interpreter per type of node.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from mp_agent.alerting.detector.history import History
-from mp_agent.alerting.detector.readings import Labels, Readings
+from mp_agent.alerting.detector.readings import Readings
+from mp_agent.alerting.detector.selection import selection
 from mp_agent.alerting.detector.vectors import (
     AGGREGATES,
     ARITHMETIC,
@@ -28,7 +27,6 @@ from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.expressions import Expression
 from mp_agent.alerting.predicates import Compare, Gone, Joined, Predicate, Seen, Silent
-from mp_agent.alerting.promql import label_text
 from mp_agent.alerting.signals import (
     Arithmetic,
     Count,
@@ -39,12 +37,10 @@ from mp_agent.alerting.signals import (
     Recorded,
     Series,
     Signal,
-    Where,
 )
 from mp_agent.alerting.values import Values
 from mp_agent.errors import CatalogError
 
-_LABELS_REMEMBERED = 4096
 _TARGET_LABELS = ("instance",)
 """By which the series of one target are known, beside the labels of the run."""
 
@@ -90,7 +86,7 @@ class Interpreter:
         window_seconds = self._seconds(node.over[1]) if node.over else 0.0
         name = node.metric.prometheus_name
         self._readings.need(name, window_seconds + before_seconds)
-        select = self._selection(name, node.matchers)
+        select = selection(self._readings, name, node.matchers, self._values)
         kept = node.keep
 
         def evaluate(moment: Moment) -> Vector:
@@ -135,7 +131,7 @@ class Interpreter:
         window_seconds, before_seconds = self._seconds(node.window), self._seconds(*node.before)
         birth_seconds = self._seconds(duration("birth_window"))
         self._readings.need(name, window_seconds + before_seconds + birth_seconds)
-        select = self._selection(name, node.matchers)
+        select = selection(self._readings, name, node.matchers, self._values)
 
         def evaluate(moment: Moment) -> Vector:
             end_seconds = moment.now_seconds - before_seconds
@@ -251,31 +247,6 @@ class Interpreter:
 
         return Interpreted(evaluate, kept)
 
-    def _selection(
-        self, name: str, matchers: tuple[Where, ...]
-    ) -> Callable[[], list[tuple[Labels, History]]]:
-        """Return a function that gives the series of a metric whose labels match."""
-        matches = self._matching(matchers)
-
-        def select() -> list[tuple[Labels, History]]:
-            series = self._readings.series(name)
-            return [item for item in series.items() if not matchers or matches(item[0])]
-
-        return select
-
-    def _matching(self, matchers: tuple[Where, ...]) -> Callable[[Labels], bool]:
-        tests = [
-            (matcher.label, _label_test(matcher.operator, label_text(matcher.value, self._values)))
-            for matcher in matchers
-        ]
-
-        @lru_cache(_LABELS_REMEMBERED)
-        def matches(labels: Labels) -> bool:
-            found = dict(labels)
-            return all(test(found.get(label, "")) for label, test in tests)
-
-        return matches
-
     def _seconds(self, *durations: Duration) -> float:
         return sum(self._values.seconds[length.name] for length in durations)
 
@@ -302,13 +273,6 @@ def uninterpreted() -> list[str]:
     names = {kind.__name__ for kind in _INTERPRETERS}
     kinds = {kind.__name__ for base in (Signal, Predicate) for kind in base.__subclasses__()}
     return sorted(kinds - names)
-
-
-def _label_test(operator: str, value: str) -> Callable[[str], bool]:
-    if operator in ("=", "!="):
-        return lambda found: (found == value) is (operator == "=")
-    pattern = re.compile(value, re.DOTALL)
-    return lambda found: bool(pattern.fullmatch(found)) is (operator == "=~")
 
 
 def _since_birth(window: Window) -> float:
