@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/.frameworks
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
 
 .DEFAULT_GOAL := help
@@ -13,15 +14,23 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 # A file that is new directly in agent/ is live only after another install.
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent packaging
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# DeepSpeed builds from source against the torch that is installed, hence no build isolation.
+$(FRAMEWORKS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[frameworks-test]'
+	$(BIN)/python -m pip install --quiet setuptools wheel ninja py-cpuinfo
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--no-build-isolation deepspeed
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the alerts arrive
 	@$(BIN)/python -m examples.demo
 
-test: $(INSTALLED) servers ## Run all tests
+test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests
 	$(BIN)/python -m pytest -m 'not alone' --numprocesses auto --maxprocesses 4 --dist loadfile \
 		--no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone

@@ -5,10 +5,15 @@ Importing it starts no thread, opens no socket and does not import torch.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mp_agent.errors import SettingError
 from mp_agent.records.conditions import Condition
 from mp_agent.version import __version__
 
@@ -56,9 +61,15 @@ def init(
     Raises SettingError, naming field and value, when a setting given here is wrong. Everything
     else that fails is logged and counted, and training goes on unwatched.
     """
-    from mp_agent.probe import api
+    try:
+        from mp_agent.probe import api
 
-    api.init(model, optimizer, process_group, settings)
+        api.init(model, optimizer, process_group, settings)
+    except SettingError:
+        raise
+    except Exception as error:
+        _pass_on(error)
+        _log_failure("mp_agent could not attach; training goes on unwatched")
 
 
 def observe(
@@ -71,22 +82,21 @@ def observe(
     """Tell what the hooks cannot know of the step under way; optional, on any rank.
 
     Call it before the optimizer's step; after it, what is told counts for the next step.
-    `loss` (0-dim, stays on its device) replaces the loss seen in backward; `step` is the trainer's
-    own count; `lr` the learning rate; `tokens` are added up over ranks. Never raises.
+    `loss` (0-dim, stays on its device) replaces the sum of what backward was called on; `step` is
+    the trainer's own count; `lr` the learning rate; `tokens` are added up over ranks. Never raises.
     """
-    from mp_agent.probe import api
-
-    api.observe(loss=loss, step=step, lr=lr, tokens=tokens)
+    if (api := _loaded()) is not None:
+        api.observe(loss=loss, step=step, lr=lr, tokens=tokens)
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    """Mark a stretch that is not training, such as `with mp_agent.phase("eval"):`.
+    """Mark a stretch that is not training, such as `with mp_agent.phase("rollout"):`.
 
-    Evaluation and checkpointing are then not taken for a stall. Never raises by itself.
+    It is then not taken for a stall. Evaluation (`model.eval()`, `no_grad`) and checkpoints
+    (`torch.save`, distributed ones, safetensors) are recognised without it. Never raises by itself.
     """
-    from mp_agent.probe import api
-
-    return api.phase(name)
+    api = _loaded()
+    return nullcontext() if api is None else api.phase(name)
 
 
 def on_condition(callback: ConditionCallback) -> ConditionCallback:
@@ -104,10 +114,44 @@ def on_condition(callback: ConditionCallback) -> ConditionCallback:
 
     Rank 0 logs each event, with its remedy, under the logger `mp_agent` as well.
     """
-    from mp_agent.probe import api
-
-    api.on_condition(callback)
+    if (api := _load()) is not None:
+        api.on_condition(callback)
     return callback
+
+
+def _loaded() -> ModuleType | None:
+    """Return what serves these calls, if `init` has come far enough to load it."""
+    return sys.modules.get("mp_agent.probe.api")
+
+
+def _load() -> ModuleType | None:
+    """Return what serves these calls; None, with a line in the log, where it cannot be loaded."""
+    try:
+        return import_module("mp_agent.probe.api")
+    except Exception as error:
+        _pass_on(error)
+        _log_failure("mp_agent cannot be loaded; training goes on unwatched")
+        return None
+
+
+def _pass_on(error: Exception) -> None:
+    """Raise what a signal handler of the script's has raised."""
+    try:
+        from mp_agent.ring.interruptions import interruption_in
+
+        found = interruption_in(error)
+    except Exception:
+        return
+    if found is not None:
+        raise found
+
+
+def _log_failure(message: str) -> None:
+    """Log the exception being handled; nothing where logging fails as well."""
+    try:
+        logging.getLogger("mp_agent").exception(message)
+    except Exception:
+        return
 
 
 def declare(
@@ -136,9 +180,8 @@ def declare(
 
     Raises SettingError, naming the argument and its value, and leaves everything as it was.
     """
-    from mp_agent.probe import api
-
-    api.declare(target, shard=shard, replicate=replicate, counted=counted)
+    if (api := _load()) is not None:
+        api.declare(target, shard=shard, replicate=replicate, counted=counted)
 
 
 def shutdown() -> None:
@@ -146,6 +189,5 @@ def shutdown() -> None:
 
     Optional: a normal exit does the same. Harmless when `init()` was never called.
     """
-    from mp_agent.probe import api
-
-    api.shutdown()
+    if (api := _loaded()) is not None:
+        api.shutdown()

@@ -15,6 +15,7 @@ from rich.text import Text
 from mp_agent.doctor.fetch import Answer, fetch_from_agent
 from mp_agent.exporters.status_page.report import FORMAT
 from mp_agent.exporters.status_page.terminal import LAYER_SORTS, run_panel
+from mp_agent.node.remains import clear_leftovers
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
 
@@ -64,6 +65,7 @@ def top_command(
     TLS and password are those of the settings, as the agents themselves have them.
     """
     settings, _ = load_settings()
+    clear_leftovers(settings.dir)
     urls = [_address(url)] if url else local_agents(settings)
     if not urls:
         raise click.ClickException(

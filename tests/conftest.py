@@ -1,6 +1,8 @@
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,37 @@ import pytest
 from mp_agent.exporters.otlp.redaction import LOGGERS
 from tests.e2e.observatory import Observatory, observatory
 from tools import servers
+from tools.host_name import host_name_problem
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that parallel workers end at about the same time."""
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """End at once where torchrun cannot work, instead of letting each of its tests time out."""
+    marks = ("e2e", "slow", "alone")
+    if not session.config.option.collectonly and any(
+        item.get_closest_marker(mark) for item in session.items for mark in marks
+    ):
+        _end_without_host_name()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look before parallel workers start: they alone know the items then.
+
+    A shell starts what runs in its background with SIGINT ignored, which all our programs inherit.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if getattr(config.option, "numprocesses", None):
+        _end_without_host_name()
+
+
+def _end_without_host_name() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ and (problem := host_name_problem()):
+        pytest.exit(problem, returncode=pytest.ExitCode.INTERRUPTED)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +55,18 @@ def server() -> Callable[[str], Path]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="session")
+def framework() -> Callable[[str], None]:
+    """Return a function that asks for a training framework; absent, skips, or in CI fails."""
+
+    def require(name: str) -> None:
+        if find_spec(name) is None:
+            reason = f"{name} is not installed; `make test` installs it"
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+    return require
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from mp_agent.probe.attachment import Attachment
 from mp_agent.probe.conditions import ConditionCallback
 from mp_agent.probe.members import members_of
 from mp_agent.probe.placement import declarations
+from mp_agent.ring.interruptions import pass_on
 from mp_agent.settings import load_settings
 
 log = logging.getLogger("mp_agent")
@@ -32,15 +33,43 @@ def init(
         members = members_of(process_group, named=bool(arguments.get("run")))
         if members is None:
             return
-    if _attachment is not None or not settings.enabled:
+    if not settings.enabled or not _make_way(arguments):
         return
     attachment = Attachment(settings, setting_errors=ignored, callbacks=_callbacks, members=members)
     try:
         attachment.begin(model, optimizer)
-    except Exception:
-        log.exception("mp_agent could not attach; training goes on unwatched")
-        return
+    except BaseException:
+        attachment.abandon()
+        raise
     _attachment = attachment
+
+
+def attach() -> None:
+    """Watch this process, if it trains, because `MP_AGENT_ATTACH` is set.
+
+    A call of `init()` takes its place as long as there is no ring.
+    """
+    global _attachment
+    settings, ignored = load_settings()
+    if _attachment is not None or not settings.enabled:
+        return
+    attachment = Attachment(settings, setting_errors=ignored, callbacks=_callbacks, asked_for=False)
+    attachment.begin(None, None)
+    _attachment = attachment
+
+
+def _make_way(arguments: dict[str, Any]) -> bool:
+    """Return whether `init()` is to attach; what the environment attached gives way to it."""
+    global _attachment
+    if _attachment is None:
+        return True
+    if _attachment.by_environment and not _attachment.connected:
+        _attachment.withdraw()
+        _attachment = None
+        return True
+    if _attachment.by_environment and arguments:
+        log.warning("init() comes after the first backward: its arguments change nothing any more")
+    return False
 
 
 def observe(
@@ -64,8 +93,17 @@ def on_condition(callback: ConditionCallback) -> None:
     """See `mp_agent.on_condition`."""
     if not callable(callback):
         log.warning("on_condition: %r cannot be called; it is ignored", callback)
-    elif callback not in _callbacks:
+    elif not any(callback is known or _same(callback, known) for known in _callbacks):
         _callbacks.append(callback)
+
+
+def _same(one: ConditionCallback, other: ConditionCallback) -> bool:
+    """Return whether two callbacks are equal, as bound methods of one object are."""
+    try:
+        return bool(one == other)
+    except Exception as error:
+        pass_on(error)
+        return False
 
 
 def declare(target: object, *, shard: object, replicate: object, counted: object) -> None:

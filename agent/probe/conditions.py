@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mp_agent.records.conditions import Condition, condition_of
 from mp_agent.ring.conditions_file import conditions_path, read_conditions
+from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
 
@@ -79,6 +80,7 @@ class ConditionWatch:
         try:
             callback(condition)
         except Exception as error:
+            pass_on(error)
             self._on_failure()
             kind = f"{name} raised {type(error).__name__}"
             if kind not in self._failures and len(self._failures) < _FAILURES_LOGGED:
@@ -109,6 +111,7 @@ def _signature(path: Path) -> _Signature | None:
     """Return what changes when the file is replaced; None when there is none."""
     try:
         status = os.stat(path, follow_symlinks=False)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -84,7 +84,7 @@ class DeviceDelivery:
             self._publish(step, values_N, names, complete=complete)
 
         if not self._mailbox.send(self._step_slots, payload_N, publish):
-            self._writer.count(records_dropped=1)
+            self._writer.drop_step(step.sequence)
 
     def _pack(self, step: SeenStep) -> tuple[torch.Tensor, tuple[str, ...]]:
         """Return one device vector [N]: the scalars that are on a device, then the totals."""

@@ -5,15 +5,33 @@ costs less than global module hooks, which make `torch.compile` warn and compile
 """
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import inspect
+import sys
+from abc import ABCMeta
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+_OUTSIDE_THE_TREE = 1 << 40
+
+_CODE = frozenset({type, ABCMeta, FunctionType, ModuleType})
+"""Types of what leads to all code there is, and hardly to a model."""
+
 _WRAPPER_COMPONENTS = frozenset(
-    {"module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"}
+    {
+        "module",
+        "_forward_module",  # Lightning's Fabric
+        "_fsdp_wrapped_module",
+        "_orig_mod",
+        "_checkpoint_wrapped_module",
+    }
 )
 
 
@@ -31,24 +49,31 @@ class NamedParameter:
 
     name: str
     parameter: torch.Tensor
+    place: int
+    """Where it stands in the module tree; those outside come after it."""
 
 
-def walk() -> LiveObjects:
-    """Return the live modules and optimizers. Asks each object's type alone, never the object."""
-    modules: list[nn.Module] = []
-    optimizers: list[Optimizer] = []
-    wanted: dict[type, list[nn.Module] | list[Optimizer] | None] = {}
-    for candidate in gc.get_objects():
+def walk(*, young: bool = False) -> LiveObjects:
+    """Return the live modules and optimizers. Asks each object's type alone, never the object.
+
+    young: look only at objects that were made lately, which is quick.
+    """
+    modules: list[Any] = []
+    optimizers: list[Any] = []
+    wanted: dict[int, list[Any] | None] = {}  # by `id`: a class need not be hashable
+    for candidate in _young_objects() if young else _all_objects():
         kind = type(candidate)
-        if kind not in wanted:
-            wanted[kind] = (
+        try:
+            found = wanted[id(kind)]
+        except KeyError:
+            ancestors = type.__dict__["__mro__"].__get__(kind)
+            found = wanted[id(kind)] = (
                 modules
-                if issubclass(kind, nn.Module)
+                if any(ancestor is nn.Module for ancestor in ancestors)
                 else optimizers
-                if issubclass(kind, Optimizer)
+                if any(ancestor is Optimizer for ancestor in ancestors)
                 else None
             )
-        found = wanted[kind]
         if found is not None and _is_complete(candidate):
             found.append(candidate)
     return LiveObjects(modules=tuple(modules), optimizers=tuple(optimizers))
@@ -59,45 +84,61 @@ def root_module(
 ) -> nn.Module | None:
     """Return the module that nothing contains and that covers the most of `parameters`.
 
-    Of equals the one with the fewest parameters and modules of its own wins.
+    Of equals the one with the fewest parameters and modules of its own wins, and of twins the one
+    whose parameters come first: all ranks choose the same.
     """
-    wanted = {id(parameter) for parameter in parameters}
-    contained = {
-        id(child) for module in modules for child in module._modules.values() if child is not None
-    }
-    best: tuple[tuple[int, int, int], nn.Module] | None = None
-    for module in modules:
-        if id(module) in contained:
-            continue
-        held = {id(parameter) for _, parameter in _named_parameters(module)}
-        rank = (len(held & wanted), -len(held), -sum(1 for _ in module.modules()))
-        if rank[0] and (best is None or rank > best[0]):
-            best = (rank, module)
-    return None if best is None else best[1]
+    ranked = _by_fit(modules, parameters)
+    return ranked[0] if ranked else None
 
 
-def named_parameters(optimizer: Optimizer, root: nn.Module | None) -> list[NamedParameter]:
+def named_parameters(
+    optimizer: Optimizer, root: nn.Module | None, modules: Sequence[nn.Module] = ()
+) -> list[NamedParameter]:
     """Return the optimizer's parameters, each once, under unique names, in module order.
 
-    Names are the optimizer's own `param_names` where it has them, else those of the module tree;
-    a parameter outside the tree comes last, numbered.
+    Names are the optimizer's own `param_names` where it has them, else those of the module tree. A
+    parameter outside the tree comes last: under the class of the one of `modules` that holds it,
+    such as a critic trained together with its actor, else numbered.
     """
-    held = {id(parameter): parameter for parameter in optimizer_parameters(optimizer)}
+    parameters = list(optimizer_parameters(optimizer))
+    given = {**_names_elsewhere(parameters, root, modules), **_names_in_optimizer(optimizer)}
+    return name_parameters(parameters, root, given)
+
+
+def name_parameters(
+    parameters: Iterable[torch.Tensor], root: nn.Module | None, given: Mapping[int, str]
+) -> list[NamedParameter]:
+    """Return parameters, each once, under unique names, in module order.
+
+    given: names that come before those of the module tree, by `id` of the parameter.
+    """
+    held = {id(parameter): parameter for parameter in parameters}
     names: dict[int, str] = {}
-    for name, parameter in _named_parameters(root) if root is not None else ():
+    places: dict[int, int] = {}
+    for place, (name, parameter) in enumerate(_named_parameters(root) if root is not None else ()):
         if id(parameter) in held:
-            names[id(parameter)] = name
+            names[id(parameter)], places[id(parameter)] = name, place
     for index, identity in enumerate(held):
         names.setdefault(identity, f"parameter{index}")
-    names.update(_names_in_optimizer(optimizer))
+    names.update(given)
     short = _unique({identity: strip_wrappers(name) for identity, name in names.items()}, names)
-    return [NamedParameter(name=name, parameter=held[identity]) for identity, name in short.items()]
+    return [
+        NamedParameter(
+            name=name, parameter=held[identity], place=places.get(identity, _OUTSIDE_THE_TREE)
+        )
+        for identity, name in short.items()
+    ]
 
 
 def optimizer_parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """Yield the parameters of all groups, in order."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def names_parameters(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer was given names for its parameters (torch ≥ 2.6)."""
+    return any("param_names" in group for group in optimizer.param_groups)
 
 
 def strip_wrappers(name: str) -> str:
@@ -125,24 +166,118 @@ def holders(optimizers: Iterable[Optimizer], parameters: Sequence[torch.Tensor])
     return sorted(chosen, key=lambda each: min(order.get(i, len(order)) for i in held[each]))
 
 
-def count_beside(
-    optimizers: Iterable[Optimizer], held: Collection[int], root: nn.Module | None
-) -> int:
-    """Return how many optimizers are about to train parts of `root` of which none is `held`.
+def trains_part_of(optimizer: Optimizer, root: nn.Module | None, held: Collection[int]) -> bool:
+    """Return whether an optimizer has parameters of `root` and none that are `held` already."""
+    own = list(optimizer_parameters(optimizer))
+    apart = not any(id(parameter) in held for parameter in own)
+    return root is not None and apart and holds_any(root, own)
 
-    About to train: there are gradients.
+
+def holds_any(root: nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether any of `parameters` is in the module tree."""
+    wanted = set(map(id, parameters))
+    return any(id(parameter) in wanted for _, parameter in _named_parameters(root))
+
+
+def has_gradient(optimizer: Optimizer) -> bool:
+    """Return whether there is a gradient for an optimizer to use."""
+    return any(parameter.grad is not None for parameter in optimizer_parameters(optimizer))
+
+
+def _names_elsewhere(
+    parameters: Sequence[torch.Tensor], root: nn.Module | None, modules: Sequence[nn.Module]
+) -> dict[int, str]:
+    """Return names of the parameters outside `root`, by `id`: class of their module, and path."""
+    inside = set() if root is None else {id(each) for _, each in _named_parameters(root)}
+    left = [parameter for parameter in parameters if id(parameter) not in inside]
+    names: dict[int, str] = {}
+    classes: Counter[str] = Counter()
+    for module in _by_fit(modules, left) if left else ():
+        held = {id(parameter): name for name, parameter in _named_parameters(module)}
+        own = [id(each) for each in left if id(each) in held and id(each) not in names]
+        if own:
+            kind = _class_name(module)
+            classes[kind] += 1
+            prefix = kind if classes[kind] == 1 else f"{kind}{classes[kind]}"
+            names.update({identity: f"{prefix}.{held[identity]}" for identity in own})
+    return names
+
+
+def _class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, below its wrappers."""
+    while len(module._modules) == 1:
+        ((name, child),) = module._modules.items()
+        if name not in _WRAPPER_COMPONENTS or child is None:
+            break
+        module = child
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if isinstance(module, FSDPModule) else name
+
+
+def _by_fit(modules: Sequence[nn.Module], parameters: Iterable[torch.Tensor]) -> list[nn.Module]:
+    """Return the modules that nothing contains and that hold any of `parameters`, best first."""
+    wanted = {id(parameter): index for index, parameter in enumerate(parameters)}
+    contained = {
+        id(child) for module in modules for child in module._modules.values() if child is not None
+    }
+    fits: list[tuple[tuple[int, int, int, int], nn.Module]] = []
+    for module in modules:
+        if id(module) in contained:
+            continue
+        held = {id(parameter) for _, parameter in _named_parameters(module)}
+        found = held & wanted.keys()
+        if found:
+            size = sum(1 for _ in nn.Module.modules(module))
+            first = min(map(wanted.__getitem__, found))
+            fits.append(((-len(found), len(held), size, first), module))
+    return [module for _, module in sorted(fits, key=lambda fit: fit[0])]
+
+
+def _young_objects() -> list[Any]:
+    return [*gc.get_objects(0), *gc.get_objects(1)]
+
+
+def _all_objects() -> list[Any]:
+    """Return the objects that the garbage collector knows, in order of creation, about.
+
+    It names none of those that the program has set aside by `gc.freeze()`, whose effect must stay:
+    these are looked for from where programs hold on to things.
     """
-    ready = {
-        id(parameter)
-        for _, parameter in (_named_parameters(root) if root is not None else ())
-        if parameter.grad is not None
-    }.difference(held)
-    return sum(
-        1
-        for optimizer in optimizers
-        if any(id(parameter) in ready for parameter in optimizer_parameters(optimizer))
-        and not any(id(parameter) in held for parameter in optimizer_parameters(optimizer))
-    )
+    objects = gc.get_objects()
+    return objects if gc.get_freeze_count() == 0 else [*_frozen_objects(), *objects]
+
+
+def _frozen_objects() -> Iterator[Any]:
+    """Yield what modules and running functions lead to and the collector no longer names."""
+    named = set(map(id, gc.get_objects()))
+    found: list[Any] = [vars(each) for each in sys.modules.copy().values() if _is_plain(each)]
+    for frame in sys._current_frames().values():
+        found += _held_by_frames(frame)
+    seen: set[int] = set()
+    while found:
+        new = {id(each): each for each in found if id(each) not in seen}
+        seen.update(new)
+        found.clear()  # it may hold itself, as a variable of ours
+        yield from (each for identity, each in new.items() if identity not in named)
+        found = gc.get_referents(*(each for each in new.values() if type(each) not in _CODE))
+        for function in new.values():
+            if type(function) is FunctionType:
+                found += function.__closure__ or ()
+
+
+def _is_plain(module: object) -> bool:
+    return type(module) is ModuleType
+
+
+def _held_by_frames(frame: FrameType | None) -> Iterator[Any]:
+    """Yield what the functions that a thread is in hold by their variables."""
+    while frame is not None:
+        if frame.f_locals is not frame.f_globals:
+            held = frame.f_locals
+            yield from list(held.values())
+            if type(held) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+                held.clear()  # a copy, which would keep them alive
+        frame = frame.f_back
 
 
 def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -152,7 +287,11 @@ def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _is_complete(candidate: object) -> bool:
     """Return whether a module's or optimizer's constructor has come far enough to be read."""
-    return not {"_modules", "param_groups"}.isdisjoint(vars(candidate))
+    try:
+        held = object.__getattribute__(candidate, "__dict__")
+    except AttributeError:
+        return False
+    return not {"_modules", "param_groups"}.isdisjoint(held)
 
 
 def _names_in_optimizer(optimizer: Optimizer) -> dict[int, str]:

@@ -1,84 +1,181 @@
 """The end of a rank: what is open is written, the reason noted, the last state exported."""
 
 import atexit
+import multiprocessing
+import opcode
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing import util
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
+from typing import NoReturn
 
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
 
 _POLL_SECONDS = 0.05
+_LAST = -100
+"""Priority among multiprocessing's finalizers: after it has joined its own children."""
 
 
 class ExitWatch:
-    """Learns how the interpreter ends, and calls `on_end(reason)` once, as late as it can.
+    """Learns how the process ends, and calls `on_end(reason)` once, as late as it can.
 
-    An uncaught exception or a non-zero `sys.exit` is FAILED, anything else that reaches the end of
-    the interpreter COMPLETED. A process that is killed writes nothing: its lock tells.
+    The main thread's outermost frame has either returned (COMPLETED) or was left by an exception.
+    Of one that was reported (FAILED), and of `sys.exit`, it knows what it means; `raise SystemExit`
+    keeps its code to itself, and the reason is None: the exit status will tell. A process that is
+    killed writes nothing: its lock tells.
     """
 
-    def __init__(self, on_end: Callable[[EndReason], None]) -> None:
+    def __init__(self, on_end: Callable[[EndReason | None], None]) -> None:
         self._on_end = on_end
-        self._reason = EndReason.COMPLETED
-        self._excepthook = sys.excepthook
-        self._exit = sys.exit
+        self._pid = 0
+        self._outermost: FrameType | None = None
+        self._exit: Callable[..., NoReturn] = sys.exit
+        self._noting_exit = self._exit
+        self._exited: tuple[object, int] | None = None
+        """Status of the last `sys.exit`, and at which instruction the outermost frame was then."""
 
     def install(self) -> None:
-        """Attach to the ways out; earlier hooks are kept and called."""
-        sys.excepthook = self._on_exception
-        sys.exit = self._on_sys_exit  # type: ignore[assignment]
-        atexit.register(self._at_exit)
+        """Attach to the ways out of this process; in each process once."""
+        if self._pid == os.getpid():
+            return
+        if self._pid == 0:
+            atexit.register(self._at_exit)
+            self._exit = sys.exit
+            self._noting_exit = self._noting(sys.exit)
+            sys.exit = self._noting_exit
+        self._pid = os.getpid()
+        self._outermost = _outermost_frame()
+        if multiprocessing.parent_process() is not None:
+            # A child of multiprocessing may end without the interpreter's own exit handlers.
+            util.Finalize(None, self._at_process_end, exitpriority=_LAST)
 
     def remove(self) -> None:
         """Unhook, leaving alone what somebody else has hooked since."""
+        self._pid = 0
+        self._outermost = None
         atexit.unregister(self._at_exit)
-        if sys.excepthook == self._on_exception:
-            sys.excepthook = self._excepthook
-        if sys.exit == self._on_sys_exit:
+        if sys.exit is self._noting_exit:
             sys.exit = self._exit
 
     def _at_exit(self) -> None:
-        self._on_end(self._reason)
+        self._finish(self._reason())
 
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        self._reason = EndReason.FAILED
-        self._excepthook(kind, error, trace)
+    def _at_process_end(self) -> None:
+        """End a child of multiprocessing: what leaves its function is being handled right now."""
+        self._finish(_reason_of(sys.exc_info()[1]))
 
-    def _on_sys_exit(self, status: object = None, /) -> None:
-        self._reason = EndReason.COMPLETED if status in (None, 0, False) else EndReason.FAILED
-        self._exit(status)  # type: ignore[arg-type]
+    def _finish(self, reason: EndReason | None) -> None:
+        if self._pid == os.getpid():
+            self.remove()
+            self._on_end(reason)
+
+    def _reason(self) -> EndReason | None:
+        outermost = self._outermost
+        if outermost is None:
+            return None
+        if _has_returned(outermost):
+            return EndReason.COMPLETED
+        reported = getattr(sys, "last_traceback", None)
+        if reported is not None and reported.tb_frame is outermost:
+            return EndReason.FAILED
+        if self._exited is not None and self._exited[1] == outermost.f_lasti:
+            return _reason_of_status(self._exited[0])
+        return None
+
+    def _noting(self, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def exit(status: object = None, /) -> NoReturn:
+            """Exit the interpreter by raising SystemExit(status)."""
+            outermost = self._outermost
+            if outermost is not None and threading.current_thread() is threading.main_thread():
+                self._exited = status, outermost.f_lasti
+            original(status)
+
+        # Pickled by name, so that another process has its own.
+        exit.__module__, exit.__qualname__ = "sys", "exit"
+        return exit
+
+
+def _outermost_frame() -> FrameType | None:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _has_returned(frame: FrameType) -> bool:
+    """Return whether a frame that is over was left by `return`."""
+    code = frame.f_code.co_code
+    return frame.f_lasti >= 0 and opcode.opname[code[frame.f_lasti]].startswith("RETURN_")
+
+
+def _reason_of(error: BaseException | None) -> EndReason:
+    if isinstance(error, SystemExit):
+        return _reason_of_status(error.code)
+    return EndReason.COMPLETED if error is None else EndReason.FAILED
+
+
+def _reason_of_status(status: object) -> EndReason:
+    """Return what a status given to `sys.exit` comes to; the system keeps eight bits of it."""
+    good = status is None or (isinstance(status, int) and status & 0xFF == 0)
+    return EndReason.COMPLETED if good else EndReason.FAILED
 
 
 def wait_for_export(
-    writer: RingWriter, run_dir: Path, limit_seconds: float, otlp_limit_seconds: float = 5.0
+    writer: RingWriter,
+    run_dir: Path,
+    limit_seconds: float,
+    otlp_limit_seconds: float = 5.0,
+    *,
+    ensure_running: Callable[[], bool] | None = None,
+    in_a_hurry: Callable[[], bool] = lambda: False,
 ) -> None:
     """Wait until the node agent's final state was exported, at most `limit_seconds`.
 
     Called by local rank 0 at a normal exit, for containers that end with the job. Waits for those
     who scrape and for the root agent, if it takes what this node pushes; for an OTLP endpoint at
-    most `otlp_limit_seconds`; not when there was never any of them, or when the agent is gone.
+    most `otlp_limit_seconds`; not when there was never any of them, or when the agent is gone, or
+    once `in_a_hurry()`. What a signal handler raises meanwhile ends the waiting: the program is
+    over already.
+
+    ensure_running: starts an agent in place of one that died, and returns whether there is one.
     """
+    running = ensure_running or partial(locations.agent_running, run_dir)
     status = locations.read_status(run_dir)
     if status is None or not (status.scrapes_total or status.pushes_total or status.otlp_pending):
         return
-    writer.wait_for_export(True)
+    try:
+        writer.wait_for_export(True)
+        _wait(run_dir, limit_seconds, otlp_limit_seconds, running, in_a_hurry)
+    except BaseException:
+        return
+    finally:
+        writer.wait_for_export(False)
+
+
+def _wait(
+    run_dir: Path,
+    limit_seconds: float,
+    otlp_limit_seconds: float,
+    running: Callable[[], bool],
+    in_a_hurry: Callable[[], bool],
+) -> None:
     deadline = time.monotonic() + limit_seconds
     otlp_deadline = time.monotonic() + otlp_limit_seconds
-    while time.monotonic() < deadline and locations.agent_running(run_dir):
+    while time.monotonic() < deadline and running() and not in_a_hurry():
         status = locations.read_status(run_dir)
         if status is None:
-            break
+            return
         pushed = not status.otlp_pending or time.monotonic() >= otlp_deadline
         if pushed and _delivered(status):
-            break
+            return
         time.sleep(_POLL_SECONDS)
-    writer.wait_for_export(False)
 
 
 def _delivered(status: locations.AgentStatus) -> bool:

@@ -15,11 +15,18 @@ from mp_agent.records.schema import RankIdentity
 from mp_agent.version import __version__
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE")
+_RANKS_MAX = 2**20
+"""More than any job has: what is beyond is no number of ranks."""
+
+
+def ranks_are_numbered(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment has this process's rank and the number of ranks."""
+    return all(name in environ for name in _RANK_VARIABLES)
 
 
 def ranks_are_known(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether rank and world size can be told already, before the first step."""
-    return all(name in environ for name in _RANK_VARIABLES) or _group_exists()
+    return ranks_are_numbered(environ) or _group_exists()
 
 
 def make_identity(
@@ -27,13 +34,14 @@ def make_identity(
 ) -> RankIdentity:
     """Return this process's identity; `run` is the setting, "" derives a name.
 
-    The variables RANK and WORLD_SIZE win over the default process group, which wins over a world
-    of one. `members`, if any, are the only ranks of the run.
+    The variables RANK and WORLD_SIZE, if they make sense, win over the default process group, which
+    wins over a world of one; but of a group that is as large as the world, the rank in it is the
+    process's own. `members`, if any, are the only ranks of the run.
     """
     rank, world_size = _rank_and_world_size(environ)
     place = node_place(rank, world_size, environ)
     task = slurm_task(rank, world_size, environ)
-    launcher = launcher_name(world_size, task)
+    launcher = launcher_name(world_size, task, environ)
     several_nodes = world_size > place.local_world_size
     identity = RankIdentity(
         run=run or run_name(environ, launcher, task, several_nodes=several_nodes),
@@ -58,8 +66,13 @@ def _group_exists() -> bool:
 
 
 def _rank_and_world_size(environ: Mapping[str, str]) -> tuple[int, int]:
-    if all(name in environ for name in _RANK_VARIABLES):
-        return integer(environ, "RANK", 0), integer(environ, "WORLD_SIZE", 1)
+    if ranks_are_numbered(environ):
+        rank, world_size = integer(environ, "RANK", 0), integer(environ, "WORLD_SIZE", 1)
+        if 0 <= rank < world_size <= _RANKS_MAX:
+            # Children of one process inherit its RANK, or are given one by a library that assumes
+            # it (accelerate on a CPU), whatever their launcher numbered them by.
+            whole = _group_exists() and dist.get_world_size() == world_size
+            return dist.get_rank() if whole else rank, world_size
     if _group_exists():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

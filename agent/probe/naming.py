@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mp_agent.probe.nodes import SlurmTask
+from mp_agent.probe.processes import boot_id, start_ticks
+from mp_agent.probe.store import listener_inode
+from mp_agent.ring.address import is_loopback
+from mp_agent.ring.interruptions import pass_on
 
 
 def run_name(
@@ -26,26 +30,34 @@ def run_name(
         # A batch script may start several runs beside each other.
         return f"slurm-{job}" if several_nodes else f"slurm-{job}-{launcher}"
     pod, index = environ.get("HOSTNAME", ""), environ.get("JOB_COMPLETION_INDEX")
-    if index and re.search(rf"-{index}(-\w+)?$", pod):
+    # Kubernetes' index is a number; anything else there is somebody else's.
+    if index and index.isdecimal() and re.search(rf"-{index}(-\w+)?$", pod):
         return re.sub(rf"-{index}(-\w+)?$", "", pod)
     if several_nodes and (master := environ.get("MASTER_ADDR")):
-        # Where the ranks meet is this job's alone, as long as it lasts.
+        # Where the ranks meet is this job's alone, as long as it lasts. Some operators give the
+        # pod of rank 0 another name for itself.
+        master = pod or master if is_loopback(master) else master
         meeting_point = f"{master}:{environ.get('MASTER_PORT', '')}"
         return f"{_script_name()}-{_short_name(meeting_point)}"
     return f"{_script_name()}-{launcher}"
 
 
-def launcher_name(world_size: int, task: SlurmTask | None) -> str:
+def launcher_name(
+    world_size: int, task: SlurmTask | None, environ: Mapping[str, str] = os.environ
+) -> str:
     """Return a short name that all local ranks of one launcher share and those of no other have.
 
     Local ranks have the launcher as their common parent, but not always under `srun`, which may
     start a shell for each; a process id alone comes round again, so the parent's start time
-    belongs to the name.
+    belongs to the name. Lightning's rank 0 starts the others itself: what these have in common is
+    the store that rank 0 keeps. The first process of a container has no parent.
     """
     if task is not None and task.job:
         return _short_name(f"{task.name}:{task.restarts}:{task.place.node_rank}")
-    pid = os.getppid() if world_size > 1 else os.getpid()
-    return _short_name(f"{_boot_id()}:{pid}:{_start_ticks(pid)}")
+    if store := _own_store(environ):
+        return _short_name(f"{boot_id()}:store:{store}")
+    pid = (os.getppid() if world_size > 1 else 0) or os.getpid()
+    return _short_name(f"{boot_id()}:{pid}:{start_ticks(pid)}")
 
 
 def launch_name(environ: Mapping[str, str], launcher: str) -> str:
@@ -57,6 +69,14 @@ def launch_name(environ: Mapping[str, str], launcher: str) -> str:
     """
     group = (environ.get("WORLD_SIZE", ""), environ.get("GROUP_RANK", ""))
     return _short_name(f"{launcher}:{':'.join(group)}:{_log_directory_unix_ns(environ)}")
+
+
+def _own_store(environ: Mapping[str, str]) -> str:
+    """Return what names the store where rank 0 is a launcher, and keeps it on this machine; ""."""
+    if "RANK" in environ or "LOCAL_WORLD_SIZE" in environ or "LOCAL_RANK" not in environ:
+        return ""
+    port = environ.get("MASTER_PORT", "")
+    return listener_inode(int(port)) if port.isdecimal() else ""
 
 
 def _script_name() -> str:
@@ -71,19 +91,10 @@ def _log_directory_unix_ns(environ: Mapping[str, str]) -> int:
     error_file = environ.get("TORCHELASTIC_ERROR_FILE")
     try:
         return Path(error_file).parent.parent.stat().st_mtime_ns if error_file else 0
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return 0
 
 
 def _short_name(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:10]
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _start_ticks(pid: int) -> str:
-    """Return field 22 of /proc/<pid>/stat; field 2 may itself hold spaces and parentheses."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()[19]
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:10]

@@ -1,9 +1,12 @@
 """How the ranks of a job lie on its nodes, as whoever started them tells in the environment."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from mp_agent.ring.address import is_loopback
 
 log = logging.getLogger("mp_agent")
 
@@ -15,7 +18,7 @@ _LAUNCHERS = (
 )
 """Local rank, local ranks and node, by name; who is asked first comes first."""
 
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
 _RANKS_MAX = 2**20
 
 
@@ -53,11 +56,14 @@ class SlurmTask:
 def node_place(rank: int, world_size: int, environ: Mapping[str, str]) -> NodePlace:
     """Return where a rank runs; as if there was one node where nobody tells.
 
-    That there are more may show all the same: then it is logged what to set.
+    That there are more may show all the same: then it is logged what to set. A pod that has just
+    its rank, the number of ranks and another pod's address is a node with one rank.
     """
     for place in _places(rank, world_size, environ):
         if place.fits(rank, world_size):
             return place
+    if world_size > 1 and _is_alone(environ):
+        return NodePlace(0, 1, rank)
     local_rank = integer(environ, "LOCAL_RANK", rank)
     if local_rank == 0 < rank:
         log.warning("nodes are not told apart: set LOCAL_WORLD_SIZE and GROUP_RANK for every rank")
@@ -97,6 +103,16 @@ def integer(environ: Mapping[str, str], name: str, default: int) -> int:
         return default
 
 
+def _is_alone(environ: Mapping[str, str]) -> bool:
+    """Return whether this is the only rank in its container, as far as it shows."""
+    if "RANK" not in environ or "LOCAL_RANK" in environ:
+        return False
+    if os.getppid() == 0:
+        return True
+    master = environ.get("MASTER_ADDR", "")
+    return "KUBERNETES_SERVICE_HOST" in environ and bool(master) and not is_loopback(master)
+
+
 def _places(rank: int, world_size: int, environ: Mapping[str, str]) -> Iterator[NodePlace]:
     for local_rank, local_world_size, node in _LAUNCHERS:
         size = integer(environ, local_world_size, 0)
@@ -114,11 +130,11 @@ def _tasks_on(node: int, world_size: int, environ: Mapping[str, str]) -> int:
     """Return how many tasks a step has on one of its nodes; 0 when that is not told."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         tasks = _tasks_per_node(environ.get(name, ""))
-        if sum(tasks) == world_size and node < len(tasks):
+        if sum(tasks) == world_size and 0 <= node < len(tasks):
             return tasks[node]
     for name in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
         nodes = integer(environ, name, 0)
-        if nodes > node and world_size % nodes == 0:
+        if nodes > node >= 0 and world_size % nodes == 0:
             return world_size // nodes
     return integer(environ, "SLURM_NTASKS_PER_NODE", 0)
 
@@ -129,7 +145,7 @@ def _tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         found = _TASKS.fullmatch(part)
         times = int(found[2] or 1) if found else 0
-        if found is None or times > _RANKS_MAX:
+        if found is None or len(tasks) + times > _RANKS_MAX:
             return []
         tasks += [int(found[1])] * times
     return tasks

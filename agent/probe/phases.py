@@ -13,23 +13,50 @@ _BY_NAME = {
 
 
 class PhaseMarks:
-    """The phase of training, and above it the phases that the user has entered."""
+    """The phase of training; above it evaluation and saving that hooks see, then the user's phases.
+
+    Evaluation has several signs, such as the model's mode and a stretch without gradients: it goes
+    on while there is one of them, and at the latest until the next backward.
+    """
 
     def __init__(self) -> None:
         self._writer: RingWriter | None = None
         self._training = Phase.STARTING
         self._sequence = 0
+        self._signs: set[str] = set()
+        self._saves = 0
         self._entered: list[str] = []
+        self._stamped: tuple[Phase, str, int] | None = None
 
     def stamp_into(self, writer: RingWriter) -> None:
         """Stamp into this ring from now on."""
         self._writer = writer
+        self._stamped = None
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether training has begun and neither a backward nor an optimizer is running."""
+        return self._training is Phase.FORWARD
 
     def training(self, phase: Phase, sequence: int) -> None:
         """Note where training stands; it shows unless the user has named a phase."""
         self._training, self._sequence = phase, sequence
+        self._signs.clear()
+        self._saves = 0
         if not self._entered:
-            self._stamp()
+            self._stamp(anew=True)
+
+    def evaluation(self, sign: str, begins: bool) -> None:
+        """Note that a sign of evaluation appears or vanishes between two steps."""
+        if not self.between_steps:
+            return
+        (self._signs.add if begins else self._signs.discard)(sign)
+        self._stamp()
+
+    def saving(self, begins: bool) -> None:
+        """Note that something begins, or has ceased, to save a checkpoint."""
+        self._saves = max(0, self._saves + (1 if begins else -1))
+        self._stamp()
 
     def enter(self, name: str) -> None:
         """Enter a phase of the user's."""
@@ -41,12 +68,19 @@ class PhaseMarks:
         self._entered.pop()
         self._stamp()
 
-    def _stamp(self) -> None:
-        if self._writer is None:
+    def _stamp(self, *, anew: bool = False) -> None:
+        """Stamp the phase if it has changed; if `anew`, in any case, with the time."""
+        now = (*self._shown(), self._sequence)
+        if self._writer is None or (now == self._stamped and not anew):
             return
-        if not self._entered:
-            self._writer.stamp(self._training, sequence=self._sequence)
-            return
-        phase = _BY_NAME.get(self._entered[-1].lower(), Phase.OTHER)
-        name = self._entered[-1] if phase is Phase.OTHER else ""
-        self._writer.stamp(phase, name=name, sequence=self._sequence)
+        self._stamped = now
+        phase, name, sequence = now
+        self._writer.stamp(phase, name=name, sequence=sequence)
+
+    def _shown(self) -> tuple[Phase, str]:
+        if self._entered:
+            phase = _BY_NAME.get(self._entered[-1].lower(), Phase.OTHER)
+            return phase, self._entered[-1] if phase is Phase.OTHER else ""
+        if self._saves:
+            return Phase.CHECKPOINT, ""
+        return (Phase.EVAL if self._signs else self._training), ""

@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mp_agent.probe import discovery
 from mp_agent.probe.discovery import LiveObjects
-from mp_agent.probe.placement import Survey, Verdict, declarations
+from mp_agent.probe.placement import Reducers, Survey, Verdict, declarations
 from mp_agent.probe.slots import PARTIAL_GRADIENT, Slot, lies_like, local_of, slots_of
 from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
 from mp_agent.records.schema import Layer, Share
+from mp_agent.ring.interruptions import pass_on
 
 _MAX_COLUMNS = tuple(
     index for index, column in enumerate(GRADIENT_COLUMNS) if column.algebra is Algebra.MAX
@@ -26,20 +29,25 @@ _MAX_COLUMNS = tuple(
 class Plan:
     """The layers of one optimizer on this rank. Made once, and anew when its groups change.
 
-    label: of the optimizer, as in `Share.optimizer`.
+    label, joint: of the optimizer, as in `Share`.
     identities: `id` of each parameter of the optimizer; they live as long as the plan.
     slots: [L], in the order of `layers`. plain: every one is a whole parameter that lies here.
     rows_of_share: per share the rows [N] of its layers; `row_index_of_share` the same on device.
     """
 
     label: str
+    joint: bool
     signature: tuple[tuple[int, int], ...]
     declared: int
     """Generation of the declarations that were known when the plan was made."""
     identities: frozenset[int]
+    waiting: tuple[torch.Tensor, ...]
+    """Parameters that hold no numbers yet: lazy ones, and those on the meta device."""
     slots: tuple[Slot, ...]
     plain: bool
     layers: tuple[Layer, ...]
+    places: tuple[int, ...]
+    """[L], ascending: where each layer stands in the model."""
     shares: tuple[Share, ...]
     rows_of_share: tuple[tuple[int, ...], ...]
     row_index_of_share: tuple[torch.Tensor, ...]
@@ -47,7 +55,13 @@ class Plan:
     compute_dtype: torch.dtype
     """Of FSDP2's policy, else of most parameters; autocast may override it."""
     strategy: str
+    reducers: Reducers
     unsupported: tuple[str, ...]
+
+    @property
+    def of_run(self) -> bool:
+        """Whether the gradients are the run's, or a part of them."""
+        return self.joint or not self.label
 
     @property
     def first_collective_in_backward(self) -> bool:
@@ -56,7 +70,11 @@ class Plan:
 
     def fits(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer's groups are still those that the plan was made of."""
-        return self.signature == _signature(optimizer) and self.declared == declarations.generation
+        return (
+            self.signature == signature_of(optimizer)
+            and self.declared == declarations.generation
+            and all(map(_holds_nothing, self.waiting))
+        )
 
     def holds(self, parameter: torch.Tensor) -> bool:
         """Return whether `parameter` is one of the optimizer's."""
@@ -97,50 +115,77 @@ class Plan:
 
 
 def make_plan(
-    optimizer: Optimizer, live: LiveObjects, root: nn.Module | None, ranks_in_run: int, label: str
+    optimizer: Optimizer,
+    live: LiveObjects,
+    root: nn.Module | None,
+    ranks_in_run: int,
+    label: str,
+    *,
+    joint: bool = False,
 ) -> Plan:
     """Return what to measure of `optimizer`. Enters no collective."""
     survey = Survey(live.modules, root, ranks_in_run)
-    device = next(discovery.optimizer_parameters(optimizer)).device
-    measured: list[tuple[Slot, Verdict]] = []
-    unsupported: dict[str, None] = {}
-    for named in discovery.named_parameters(optimizer, root):
-        verdict = survey.verdict(named.name, named.parameter)
+    parameters = tuple(discovery.optimizer_parameters(optimizer))
+    waiting = tuple(filter(_holds_nothing, parameters))
+    device = next((p.device for p in parameters if not _holds_nothing(p)), torch.device("cpu"))
+    measured: list[tuple[Slot, Verdict, int]] = []
+    unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
+    identities = frozenset(map(id, parameters))
+    for named in discovery.named_parameters(optimizer, root, live.modules):
+        if _holds_nothing(named.parameter):
+            continue
+        if named.parameter.device != device:
+            unsupported["parameters on several devices"] = None
+            continue
+        try:
+            verdict = survey.verdict(named.name, named.parameter)
+            slots = [] if verdict.share is None else list(slots_of(named))
+            shown = [slot.elements for slot in slots]
+        except Exception as error:
+            pass_on(error)
+            unsupported[f"parameters of type {type(named.parameter).__name__}"] = None
+            continue
         if verdict.unsupported:
             unsupported[verdict.unsupported] = None
-        elif named.parameter.device != device:
-            unsupported["parameters on several devices"] = None
-        elif verdict.share is not None:
-            measured += [(slot, verdict) for slot in slots_of(named)]
-    shares_of_layers = _told_apart([slot for slot, _ in measured], [v for _, v in measured], label)
+        elif shown:
+            measured += [(slot, verdict, named.place) for slot in slots]
+    shares_of_layers = _told_apart(
+        [slot for slot, _, _ in measured], [v for _, v, _ in measured], label, joint=joint
+    )
     shares = tuple(dict.fromkeys(shares_of_layers))
     rows_of_share = tuple(
         tuple(row for row, own in enumerate(shares_of_layers) if own == share) for share in shares
     )
     return Plan(
         label=label,
-        signature=_signature(optimizer),
+        joint=joint,
+        signature=signature_of(optimizer),
+        waiting=waiting,
         declared=declarations.generation,
-        identities=frozenset(map(id, discovery.optimizer_parameters(optimizer))),
-        slots=tuple(slot for slot, _ in measured),
+        identities=identities,
+        slots=tuple(slot for slot, _, _ in measured),
         plain=all(
-            slot.part is None and not isinstance(slot.parameter, DTensor) for slot, _ in measured
+            slot.part is None and not isinstance(slot.parameter, DTensor) for slot, _, _ in measured
         ),
         layers=tuple(
             Layer(name=slot.name, share=shares.index(share), elements=slot.elements)
-            for (slot, _), share in zip(measured, shares_of_layers, strict=True)
+            for (slot, _, _), share in zip(measured, shares_of_layers, strict=True)
         ),
+        places=tuple(place for _, _, place in measured),
         shares=shares,
         rows_of_share=rows_of_share,
         row_index_of_share=tuple(torch.tensor(rows, device=device) for rows in rows_of_share),
         device=device,
         compute_dtype=_fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
-        strategy=_strategy(verdict for _, verdict in measured),
+        strategy=_strategy(verdict for _, verdict, _ in measured),
+        reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
     )
 
 
-def _told_apart(slots: Sequence[Slot], verdicts: Sequence[Verdict], label: str) -> list[Share]:
+def _told_apart(
+    slots: Sequence[Slot], verdicts: Sequence[Verdict], label: str, *, joint: bool
+) -> list[Share]:
     """Return the share of each layer, marked with its optimizer.
 
     Groups of which ranks are assumed to hold copies are named by the shapes that they hold: ranks
@@ -160,6 +205,7 @@ def _told_apart(slots: Sequence[Slot], verdicts: Sequence[Verdict], label: str) 
             share,
             group=f"{share.group} {digests[share]}" if share.assumed else share.group,
             optimizer=label,
+            joint=joint,
         )
         for share in dict.fromkeys(shares)
     }
@@ -181,6 +227,8 @@ def _strategy(verdicts: Iterable[Verdict]) -> str:
 def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
     """Return the dtype in which FSDP2 computes, as far as its internals tell."""
     for module in modules:
+        if not issubclass(type(module), FSDPModule):
+            continue  # others may answer to every name
         state = getattr(module, "_get_fsdp_state", lambda: None)()
         dtype = getattr(getattr(state, "_mp_policy", None), "param_dtype", None)
         if isinstance(dtype, torch.dtype):
@@ -191,11 +239,18 @@ def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
 def _most_common_dtype(optimizer: Optimizer) -> torch.dtype:
     elements: Counter[torch.dtype] = Counter()
     for parameter in discovery.optimizer_parameters(optimizer):
-        elements[parameter.dtype] += parameter.numel()
-    return elements.most_common(1)[0][0]
+        if not is_lazy(parameter):
+            elements[parameter.dtype] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else torch.float32
 
 
-def _signature(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:
+def _holds_nothing(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has no numbers yet."""
+    return is_lazy(parameter) or parameter.device.type == "meta"
+
+
+def signature_of(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:
+    """Return what changes when the optimizer's groups do."""
     return tuple((id(group["params"]), len(group["params"])) for group in optimizer.param_groups)
 
 

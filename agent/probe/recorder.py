@@ -3,20 +3,26 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
+
+import torch
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe.delivery import Delivery, make_delivery
 from mp_agent.probe.facts import Traits, facts_of
+from mp_agent.probe.measures import Measures
 from mp_agent.probe.plan import Plan
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.schedule import LayerSchedule
 from mp_agent.probe.step import OpenStep, seen
 from mp_agent.probe.subject import Subject
 from mp_agent.probe.subjects import Subjects
+from mp_agent.probe.unmeasurable import Unmeasurable
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema
+from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -31,6 +37,22 @@ class _Ready(NamedTuple):
     delivery: Delivery
 
 
+class _Look(NamedTuple):
+    """What there is to see of one optimizer."""
+
+    plan: Plan
+    gradients: Sequence[torch.Tensor | None]
+    inverse_scale: Scalar
+
+    @property
+    def label(self) -> str:
+        return self.plan.label
+
+    @property
+    def empty(self) -> bool:
+        return all(gradient is None for gradient in self.gradients)
+
+
 class Recorder:
     """Everything between an open step and the ring. Holds no plan, hence no parameters.
 
@@ -40,11 +62,17 @@ class Recorder:
     def __init__(self, subjects: Subjects, traits: Traits, settings: Settings) -> None:
         self.trainer_lead = 0
         self._subjects = subjects
+        self._measures = Measures()
+        self._unmeasurable = Unmeasurable(subjects.note_unsupported)
         self._traits = traits
         self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
         self._writer: RingWriter | None = None
         self._layers: tuple[tuple[Layer, ...], ...] = ()
         """Of the plans that the schema in the ring was made of."""
+        self._begun: tuple[Schema, torch.device, list[int]] | None = None
+        """The newest schema in the ring, the gradients' device, and the order of the layers."""
+        self._order: torch.Tensor | None = None
+        """Where the rows of the schema's layers stand among those of the plans, if elsewhere."""
         self._delivery: Delivery | None = None
         self._digests = True
 
@@ -52,19 +80,27 @@ class Recorder:
         """Write to this ring from now on; until then nothing is measured."""
         self._writer = writer
 
-    def measure(self, step: OpenStep, subject: Subject, point: str, inverse_scale: Scalar) -> None:
-        """Look at an optimizer's gradients as they stand, and write the step as it stands, open.
+    def measure(self, step: OpenStep, looks: Sequence[tuple[Subject, Scalar]], point: str) -> None:
+        """Look at optimizers' gradients as they stand, and write the step as it stands, open.
 
-        `inverse_scale` is 1 / the factor by which the gradients are still scaled.
+        looks: the optimizers, each with 1 / the factor by which its gradients are still scaled.
         """
         if not self._layers:
             self._traits.measuring_point = point
-        plan = subject.plan()
-        if (ready := self._prepare()) is None or plan is None or plan not in ready.plans:
+        plans = [(subject.plan(), inverse_scale) for subject, inverse_scale in looks]
+        if (ready := self._prepare()) is None:
             return
-        self._look(step, plan, inverse_scale, at_all_layers=ready.delivery.wants_all_layers)
-        step.measured.add(plan.label)
-        ready.delivery.offer(seen(step, self.trainer_lead, ready.plans), complete=False)
+        usable = [
+            (plan, scale) for plan, scale in plans if plan is not None and plan in ready.plans
+        ]
+        if not usable:
+            return
+        self._look_at_measurable(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        for plan, _ in usable:
+            step.note_reduction(plan.reducers.reduced())
+        step.measured.update(plan.label for plan, _ in usable)
+        if step.worth_telling(self._subjects.labels_of_run):
+            self._offer(step, ready, complete=False)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
         """Note what is known of a step only at its end."""
@@ -72,8 +108,8 @@ class Recorder:
             return
         step.scalars["probe_seconds"] = probe_seconds
         step.scalars["step_seconds"] = perf_counter() - step.begun_seconds
-        # Of several optimizers' backwards the last one says nothing of the time before the first.
-        if len(ready.plans) == 1 and ready.plans[0].first_collective_in_backward:
+        # Of several models' backwards the last one says nothing of the time before the first.
+        if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
         ready.writer.count(probe_seconds=probe_seconds)
 
@@ -83,42 +119,91 @@ class Recorder:
             return
         if self._schedule.due(step.sequence):
             self._add_digest(step, ready.plans)
-        ready.delivery.offer(seen(step, self.trainer_lead, ready.plans), complete=True)
+        self._offer(step, ready, complete=True)
         ready.delivery.collect()
+
+    def lost_a_step(self) -> None:
+        """Count a step whose end was not seen: something was raised in the middle of it."""
+        if self._writer is not None:
+            self._writer.count(records_dropped=1)
 
     def flush(self, step: OpenStep) -> None:
         """Publish everything, also a step that will not end; waits for a device at most 1 s."""
-        if step.worth_telling and (ready := self._prepare()) is not None:
-            ready.delivery.offer(seen(step, self.trainer_lead, ready.plans), complete=False)
+        telling = step.worth_telling(self._subjects.labels_of_run)
+        if telling and (ready := self._prepare()) is not None:
+            self._offer(step, ready, complete=False)
         if self._delivery is not None:
             self._delivery.drain(_DRAIN_SECONDS)
 
-    def _look(
-        self, step: OpenStep, plan: Plan, inverse_scale: Scalar, *, at_all_layers: bool
+    def _offer(self, step: OpenStep, ready: _Ready, *, complete: bool) -> None:
+        seen_step = seen(step, self.trainer_lead, ready.plans, self._order)
+        ready.delivery.offer(seen_step, complete=complete)
+
+    def _look_at_measurable(
+        self, step: OpenStep, plans: Sequence[tuple[Plan, Scalar]], *, at_all_layers: bool
     ) -> None:
-        """Fill in an optimizer's totals, and its rows per layer when they are wanted."""
-        label = plan.label
-        step.totals.pop(label, None)
-        step.rows.pop(label, None)
-        gradients = plan.gradients(self._subjects.note_unsupported)
-        if all(gradient is None for gradient in gradients):
+        """Look at the gradients; once more without those that turn out not to be measurable."""
+        try:
+            self._look(step, plans, at_all_layers=at_all_layers)
+        except Exception as error:
+            pass_on(error)
+            found = [
+                self._unmeasurable.find(
+                    plan.gradients(self._subjects.note_unsupported),
+                    partial(self._measures.alone, plan),
+                )
+                for plan, _ in plans
+            ]
+            if not any(found):
+                raise
+            self._look(step, plans, at_all_layers=at_all_layers)
+
+    def _look(
+        self, step: OpenStep, plans: Sequence[tuple[Plan, Scalar]], *, at_all_layers: bool
+    ) -> None:
+        """Fill in the totals of optimizers, and their rows per layer when they are wanted.
+
+        One without any gradient has rows of zeros while another has some: nothing is missing.
+        """
+        looks: list[_Look] = []
+        for plan, inverse_scale in plans:
+            step.totals.pop(plan.label, None)
+            step.rows.pop(plan.label, None)
+            gradients = plan.gradients(self._subjects.note_unsupported)
+            looks.append(_Look(plan, self._unmeasurable.left_out(gradients), inverse_scale))
+        if all(look.empty for look in looks):
             return
         if at_all_layers or self._schedule.due(step.sequence):
-            rows_LC = step.rows[label] = self._subjects.layers(plan, gradients, inverse_scale)
-            step.totals[label] = plan.totals(rows_LC)
+            for look in looks:
+                rows_LC = step.rows[look.label] = self._layers_seen(look)
+                step.totals[look.label] = look.plan.totals(rows_LC)
             return
-        totals_GC = step.totals[label] = self._subjects.totals(plan, gradients, inverse_scale)
-        if self._schedule.wanted_for_trouble(totals_GC, label):
-            step.rows[label] = self._subjects.layers(plan, gradients, inverse_scale)
+        for look in looks:
+            step.totals[look.label] = self._totals_seen(look)
+        totals_GC = torch.cat([step.totals[look.label] for look in looks])
+        if self._schedule.wanted_for_trouble(totals_GC, looks[0].label):
+            for look in looks:
+                step.rows[look.label] = self._layers_seen(look)
+
+    def _layers_seen(self, look: _Look) -> torch.Tensor:
+        if look.empty:
+            return _zeros(len(look.plan.layers), look.plan.device)
+        return self._measures.layers(look.plan, look.gradients, look.inverse_scale)
+
+    def _totals_seen(self, look: _Look) -> torch.Tensor:
+        if look.empty:
+            return _zeros(len(look.plan.shares), look.plan.device)
+        return self._measures.totals(look.plan, look.gradients, look.inverse_scale)
 
     def _add_digest(self, step: OpenStep, plans: Sequence[Plan]) -> None:
         """Add the digest of the weights; without it where they are no ordinary tensors."""
         if not self._digests:
             return
         try:
-            if (digest := self._subjects.weight_digest(plans)) is not None:
+            if (digest := self._measures.weight_digest(plans)) is not None:
                 step.scalars["weight_digest"] = digest
-        except (TypeError, RuntimeError):
+        except (TypeError, RuntimeError) as error:
+            pass_on(error)
             self._digests = False
             self._subjects.note_unsupported("digests of weights of this kind")
             log.debug("the weights have no digest", exc_info=True)
@@ -138,9 +223,11 @@ class Recorder:
         )
 
     def _begin(self, plans: Sequence[Plan], writer: RingWriter) -> Delivery:
-        """Write the schema of new plans, once everything of those before is in the ring."""
-        if self._delivery is not None:
-            self._delivery.drain(_DRAIN_SECONDS)
+        """Write the schema of new plans, once everything of those before is in the ring.
+
+        Plans of which the records look the same, as those of the next optimizer of the same
+        parameters or of the next model of a sweep, go on as those before.
+        """
         schema = Schema(
             step_columns=STEP_COLUMN_NAMES,
             gradient_columns=GRADIENT_COLUMN_NAMES,
@@ -148,13 +235,23 @@ class Recorder:
             layers=_layers_of(plans),
             facts=facts_of(plans, self._traits),
         )
+        device, order = plans[0].device, _module_order(plans)
+        same = (schema, device, order) == self._begun
+        if self._delivery is not None and same:
+            self._layers = tuple(plan.layers for plan in plans)
+            return self._delivery
+        if self._delivery is not None:
+            self._delivery.drain(_DRAIN_SECONDS)
         writer.write_schema(schema)
+        self._begun = (schema, device, order)
         self._traits.reduced_by_ddp |= any("ddp" in plan.strategy for plan in plans)
         for plan in plans:
             for feature in plan.unsupported:
                 self._subjects.note_unsupported(feature)
         self._layers = tuple(plan.layers for plan in plans)
-        return make_delivery(writer, schema, self._schedule, plans[0].device)
+        in_place = order == sorted(order)
+        self._order = None if in_place else torch.tensor(order, device=device)
+        return make_delivery(writer, schema, self._schedule, device)
 
 
 def _layers_of(plans: Sequence[Plan]) -> tuple[Layer, ...]:
@@ -164,4 +261,21 @@ def _layers_of(plans: Sequence[Plan]) -> tuple[Layer, ...]:
     for plan in plans:
         layers += [replace(layer, share=layer.share + before) for layer in plan.layers]
         before += len(plan.shares)
-    return tuple(layers)
+    return tuple(layers[index] for index in _module_order(plans))
+
+
+def _module_order(plans: Sequence[Plan]) -> list[int]:
+    """Return the layers of all plans, by their numbers: those of the run's model in module order.
+
+    Backward goes through them the other way round, whichever optimizers step them.
+    """
+    keys = [
+        (0 if plan.of_run else number, place)
+        for number, plan in enumerate(plans, 1)
+        for place in plan.places
+    ]
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def _zeros(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros((rows, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64, device=device)

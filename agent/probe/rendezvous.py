@@ -185,10 +185,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Meet the other nodes at the store, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ring", type=Path, required=True, help="of the rank that asks")
+    parser.add_argument("--ready-fd", type=int, help="closed once this process is detached")
     options = parser.parse_args(arguments)
     os.nice(_NICENESS)
     if os.fork() > 0:
         os._exit(0)
+    if options.ready_fd is not None:
+        os.close(options.ready_fd)
     os.setsid()
     try:
         reader = RingReader.open(options.ring)

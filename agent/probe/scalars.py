@@ -1,5 +1,6 @@
 """Single numbers out of training's hands: a float where that is free, else left on its device."""
 
+from math import copysign, inf
 from numbers import Real
 from typing import TypeAlias
 
@@ -42,5 +43,28 @@ def add(total: Scalar | None, value: Scalar) -> Scalar:
 
 
 def reciprocal(value: Scalar) -> Scalar:
-    """Return 1 / value in double precision."""
-    return value.to(torch.float64).reciprocal() if isinstance(value, torch.Tensor) else 1.0 / value
+    """Return 1 / value in double precision; of 0, to which a loss scale can fall, infinity."""
+    if isinstance(value, torch.Tensor):
+        return value.to(torch.float64).reciprocal()
+    return 1.0 / value if value else copysign(inf, value)
+
+
+def tighter(one: tuple[Scalar, Scalar], other: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+    """Return of two (limit, norm) of gradient clipping that which shrinks more, on its device."""
+    excess, other_excess = (norm * reciprocal(limit) for limit, norm in (one, other))
+    if not isinstance(excess, torch.Tensor) and not isinstance(other_excess, torch.Tensor):
+        return other if other_excess > excess else one
+    chosen = torch.as_tensor(other_excess > excess)
+    limit, norm = (_where(chosen, *pair) for pair in zip(other, one, strict=True))
+    return limit, norm
+
+
+def _where(condition: torch.Tensor, one: Scalar, other: Scalar) -> torch.Tensor:
+    """Return `one` where the condition holds, else `other`, without waiting for the device."""
+    return torch.where(condition, _wide(one, condition), _wide(other, condition))
+
+
+def _wide(value: Scalar, beside: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.to(torch.float64)
+    return torch.full_like(beside, value, dtype=torch.float64)

@@ -5,17 +5,18 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe import hooks, placement
+from mp_agent.probe.contained import ContainedRecorder
 from mp_agent.probe.facts import Traits
 from mp_agent.probe.follower import Calls, StepFollower
 from mp_agent.probe.guard import Guard
 from mp_agent.probe.phases import PhaseMarks
-from mp_agent.probe.recorder import Recorder
 from mp_agent.probe.subjects import Subjects
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -23,11 +24,16 @@ from mp_agent.settings import Settings
 log = logging.getLogger("mp_agent")
 
 
+class ConnectLater(Exception):
+    """The ring cannot be made at the moment; it is to be tried again."""
+
+
 class Probe:
     """Watches one process. Nothing that it is asked to do raises.
 
     `connect` makes the ring once the rank is known, or returns None when that is not possible; the
-    probe then does nothing. `on_step` is called at the end of each step.
+    probe then does nothing. It raises ConnectLater to be called again at the next backward.
+    `on_step` is called at the end of each step.
     """
 
     def __init__(
@@ -43,14 +49,19 @@ class Probe:
         self._early_notes: list[str] = []
         self._noted: set[str] = set()
         self._early_failures = 0
-        self._guard = Guard(on_failure=self._count_failure, on_capture=self._note_capture)
+        self._guard = Guard(
+            on_failure=self._count_failure,
+            on_capture=self._note_capture,
+            on_rest=self._note_rest,
+        )
+        contain = self._guard.contain
         self._phases = PhaseMarks()
         self._subjects = Subjects(self._note_unsupported, ranks_in_run)
         traits = Traits()
-        self._recorder = Recorder(self._subjects, traits, settings)
+        self._recorder = ContainedRecorder(contain, self._subjects, traits, settings)
         calls = Calls(
-            connect=self._connect,
-            on_step_end=on_step,
+            connect=partial(contain, "connecting", self._connect),
+            on_step_end=partial(contain, "looking after the run", on_step),
             take_probe_seconds=self._guard.take_seconds,
             note_unsupported=self._note_unsupported,
         )
@@ -86,7 +97,7 @@ class Probe:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Mark a stretch that is not training."""
-        self._guard.run("phase", self._phases.enter, str(name))
+        self._guard.run("phase", self._enter_phase, name)
         try:
             yield
         finally:
@@ -100,10 +111,16 @@ class Probe:
         """Publish what was seen of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._follower.flush)
 
+    def _enter_phase(self, name: object) -> None:
+        self._phases.enter(str(name))
+
     def _connect(self) -> None:
         if self._writer is not None:
             return
-        writer = self._make_writer()
+        try:
+            writer = self._make_writer()
+        except ConnectLater:
+            return
         if writer is None:
             self._guard.closed = True
             return
@@ -120,6 +137,9 @@ class Probe:
             self._early_failures += 1
         else:
             self._writer.count(probe_errors=1)
+
+    def _note_rest(self, kind: str) -> None:
+        self._note_unsupported(f"{kind}, which keeps failing")
 
     def _note_capture(self) -> None:
         self._note_unsupported("CUDA graph capture")

@@ -1,7 +1,7 @@
 """A step: what the hooks have seen of it so far, and the record that it becomes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from mp_agent.probe.plan import Plan
-from mp_agent.probe.scalars import Scalar, add
+from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray, StepRecord
 
+_SUM_SQUARES = GRADIENT_COLUMN_NAMES.index("sum_squares")
 _COLUMN = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
 
 
@@ -20,7 +21,7 @@ _COLUMN = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
 class OpenStep:
     """What is known of a step. Scalars are floats, or 0-dim tensors left on their device.
 
-    scalars: step columns by name; `loss` is the sum over `losses` micro-batches until the end.
+    scalars: step columns by name; `loss` is the sum over the backwards that made the gradients.
     totals: per optimizer, by label, gradient columns per share [G, C]; none until measured, or
     when there was no gradient.
     rows: the same per layer [L, C], when this step's layers were looked at.
@@ -31,38 +32,71 @@ class OpenStep:
     """`time.perf_counter()` at the end of the step before; NaN on the first."""
     scalars: dict[str, Scalar] = field(default_factory=dict)
     losses: int = 0
+    last_loss: Scalar | None = None
+    loss_before_last: Scalar | None = None
     backward_seconds: float = nan
     """`time.perf_counter()` at the beginning of the last backward."""
     loss_observed: bool = False
     """`observe(loss=…)` was called: its loss stands, whatever backward sees."""
-    loss_of_another: bool = False
-    """Another optimizer has stepped since: the loss was its own, if another backward follows."""
+    loss_outdated: bool = False
+    """Another optimizer has used the gradients, or they were cleared: if another backward follows,
+    the loss so far is not this step's."""
     measured: set[str] = field(default_factory=set)
     """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
+    settled: set[str] = field(default_factory=set)
+    """Optimizers whose gradients were looked at for good: later ones are taken at other weights."""
     stepped: set[str] = field(default_factory=set)
-    """Other optimizers that have stepped."""
+    """Optimizers that have stepped."""
+    clipped: set[str] = field(default_factory=set)
+    """Optimizers whose gradients as they stand now were clipped."""
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def worth_telling(self) -> bool:
+    def worth_telling(self, labels_of_run: Collection[str]) -> bool:
         """Whether the step should be known of although it does not end.
 
-        Micro-batches left over at the end of an epoch are no step: gradients that were looked at
-        were about to be used, and a loss that is not finite may be why training stops.
+        Micro-batches left over at the end of an epoch are no step, nor is what the optimizers of
+        other models do after the last one. Gradients of the run that were looked at were about to
+        be used, and a loss that is not finite may be why training stops.
         """
         loss = self.scalars.get("loss")
-        return bool(self.totals) or (isinstance(loss, float) and not isfinite(loss))
+        looked_at = not self.totals.keys().isdisjoint(labels_of_run)
+        return looked_at or (isinstance(loss, float) and not isfinite(loss))
 
     def add_loss(self, loss: Scalar) -> None:
-        """Count in the loss of one micro-batch, unless the user gave the step's loss."""
-        if self.loss_observed:
+        """Add what one backward started from, unless the step's loss is known already.
+
+        The sum is the loss that the accumulated gradients are the gradients of.
+        """
+        if self.loss_observed or "" in self.settled:
             return
-        if self.loss_of_another:
+        if self.loss_outdated:
             self.scalars.pop("loss", None)
-            self.losses, self.loss_of_another = 0, False
-        self.scalars["loss"] = add(self.scalars.get("loss"), loss)
+            self.losses, self.loss_outdated = 0, False
+        self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
+        self.scalars["loss"] = add(self.loss_before_last, loss)
         self.losses += 1
+
+    def divide_last_loss(self, parts: int) -> None:
+        """Let the loss that was added last count for one of `parts` parts."""
+        if self.last_loss is not None and not self.loss_observed:
+            self.scalars["loss"] = add(self.loss_before_last, self.last_loss / parts)
+            self.last_loss = None
+
+    def note_reduction(self, reduced: bool | None) -> None:
+        """Note whether an optimizer's gradients were reduced over replicas, where that is known."""
+        if reduced is not None:
+            before = self.scalars.get("gradients_reduced", 1.0)
+            self.scalars["gradients_reduced"] = float(reduced and before == 1.0)
+
+    def add_clipping(self, labels: Collection[str], limit: Scalar, norm: Scalar) -> None:
+        """Note that gradients of `labels` were clipped; of several clippings the tighter counts."""
+        before = self.scalars.get("clip_max_norm"), self.scalars.get("clip_norm")
+        other_part = bool(self.clipped) and self.clipped.isdisjoint(labels)
+        if other_part and before[0] is not None and before[1] is not None:
+            limit, norm = tighter((before[0], before[1]), (limit, norm))
+        self.clipped.update(labels)
+        self.scalars.update(clip_max_norm=limit, clip_norm=norm)
 
     def forget_if(self, skipped: Scalar, label: str) -> None:
         """Let go of what was measured of an optimizer whose step was skipped: it was no step.
@@ -76,6 +110,11 @@ class OpenStep:
                 parts[label] = parts[label].masked_fill(skipped != 0, nan)
             elif skipped:
                 del parts[label]
+
+    def norm(self, label: str) -> Scalar | None:
+        """Return the norm of what this rank measured of an optimizer; None when it did not."""
+        totals_GC = self.totals.get(label)
+        return None if totals_GC is None else scalar_of(totals_GC[:, _SUM_SQUARES].sum().sqrt())
 
     def observe_loss(self, loss: Scalar) -> None:
         """Let `loss` stand for the whole step."""
@@ -93,25 +132,32 @@ class SeenStep:
     step: int
     time_unix_ns: int
     scalars: Mapping[str, Scalar]
-    losses: int
     shares: int
     totals_GC: torch.Tensor | None
     rows_LC: torch.Tensor | None
 
 
-def seen(step: OpenStep, trainer_lead: int, plans: Sequence[Plan]) -> SeenStep:
-    """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count."""
+def seen(
+    step: OpenStep,
+    trainer_lead: int,
+    plans: Sequence[Plan],
+    order: torch.Tensor | None = None,
+) -> SeenStep:
+    """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count.
+
+    order: [L], where each row of the schema stands among those of the plans, if not in that place.
+    """
     shares = {plan.label: len(plan.shares) for plan in plans}
     layers = {plan.label: len(plan.layers) for plan in plans}
+    rows_LC = _joined(step.rows, layers)
     return SeenStep(
         sequence=step.sequence,
         step=step.sequence + trainer_lead,
         time_unix_ns=time.time_ns(),
         scalars=dict(step.scalars),
-        losses=step.losses,
         shares=sum(shares.values()),
         totals_GC=_joined(step.totals, shares),
-        rows_LC=_joined(step.rows, layers),
+        rows_LC=rows_LC if rows_LC is None or order is None else rows_LC.index_select(0, order),
     )
 
 
@@ -147,7 +193,6 @@ def record_of(
         if isfinite(value):
             values_S[_COLUMN[name]] = value
     if "loss" in scalars:
-        values_S[_COLUMN["loss"]] /= max(step.losses, 1)
         values_S[_COLUMN["loss_nonfinite"]] = float(not isfinite(scalars["loss"]))
     if "skipped" in scalars:
         values_S[_COLUMN["skipped"]] = float(scalars["skipped"] > 0)

@@ -33,6 +33,11 @@ def connect(host: str, port: int) -> Store:
 
 def is_listened_on(port: int) -> bool:
     """Return whether a process of this machine listens on a TCP port."""
+    return bool(listener_inode(port))
+
+
+def listener_inode(port: int) -> str:
+    """Return the number of the socket that listens on a TCP port of this machine; "" for none."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:]
@@ -40,5 +45,5 @@ def is_listened_on(port: int) -> bool:
             continue
         for fields in map(str.split, lines):
             if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                return True
-    return False
+                return fields[9]
+    return ""

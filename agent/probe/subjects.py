@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import torch
 from torch import nn
@@ -9,16 +10,24 @@ from torch.optim import Optimizer
 
 from mp_agent.probe import discovery
 from mp_agent.probe.discovery import LiveObjects
+from mp_agent.probe.known_plans import KnownPlans, WalkBudget
+from mp_agent.probe.managed import Engine
 from mp_agent.probe.plan import Plan, make_plan
-from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.probe.statistics import GradientStatistics, for_device
-from mp_agent.probe.subject import Subject
+from mp_agent.probe.subject import Role, Subject
+from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
+_MADE_AT_MOST = 64
+IDLE_STEPS_AT_MOST = 100
+"""After which an optimizer that never steps no longer counts."""
 
 
 class Subjects:
-    """The optimizers seen at a measuring point; the first of them sets the step count.
+    """The optimizers seen at a measuring point; the first of them trains the run's model.
+
+    Others that train parts of the same model by the same backward are joint with it. They are
+    invited as soon as they have gradients, before they step; those that step after a backward of
+    their own (a GAN in one module) turn out to be apart, as those of other models are.
 
     Of optimizers that hold the same parameters (one that wraps another, ZeroRedundancyOptimizer's
     own part, a successor) only one counts. When the first is gone, the next one seen takes over.
@@ -30,13 +39,19 @@ class Subjects:
         self.note_unsupported = note_unsupported
         self._ranks_in_run = ranks_in_run
         self._subjects: list[Subject] = []
-        self._labels_given = 0
         self._model: weakref.ref[nn.Module] | None = None
+        self._root: weakref.ref[nn.Module] | None = None
+        """The module tree of the first one's parameters."""
+        self._newcomers: list[weakref.ref[Optimizer]] = []
+        """Optimizers that may train a part of it and have not been looked at."""
+        self._made: list[weakref.ref[Optimizer]] = []
+        """The latest optimizers, for a clipping of parameters that none of the known ones holds."""
+        self._pass = 1
+        """Numbers the backwards."""
         self._live: LiveObjects | None = None
+        self._known = KnownPlans()
+        self._walks = WalkBudget()
         self._searched = False
-        self.strangers = 0
-        """Other optimizers of the newest plan's model, when it was made."""
-        self._statistics: dict[torch.device, GradientStatistics] = {}
 
     def settle(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Take the model and the first optimizer that the user named."""
@@ -47,27 +62,141 @@ class Subjects:
     @property
     def first(self) -> Subject | None:
         """The one whose steps are the run's."""
-        return next((subject for subject in self._subjects if not subject.label), None)
+        return next((subject for subject in self._subjects if subject.role is Role.FIRST), None)
+
+    @property
+    def labels_of_run(self) -> set[str]:
+        """The labels of those whose gradients are the run's."""
+        return {subject.label for subject in self._subjects if subject.role is not Role.APART}
+
+    @property
+    def awaited(self) -> set[str]:
+        """The labels of those that were invited in the step under way."""
+        return {
+            subject.label
+            for subject in self._subjects
+            if subject.role is Role.INVITED and not subject.idle_steps
+        }
+
+    @property
+    def known(self) -> tuple[Subject, ...]:
+        """All of them, in the order in which they came."""
+        return tuple(self._subjects)
 
     @property
     def several(self) -> bool:
         """Whether there is more than one."""
         return len(self._subjects) > 1
 
+    def made(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer was made; the first plan finds those from before it by itself."""
+        if self._subjects:
+            reference = weakref.ref(optimizer)
+            self._newcomers = [*self._newcomers, reference][-OPTIMIZERS_AT_MOST:]
+            self._made = [*self._made, reference][-_MADE_AT_MOST:]
+
     def of(self, optimizer: Optimizer) -> Subject | None:
         """Return the subject for which a step of `optimizer` counts; None when there is none."""
         for subject in self._subjects:
             if subject.is_of(optimizer):
-                if subject.label and not any(s.alive and not s.label for s in self._subjects):
-                    self._drop_gone()
-                    subject.become_first()
+                if not any(each.alive and each.role is Role.FIRST for each in self._subjects):
+                    self._succeed(subject)
                 return subject
         return self._take(optimizer)
+
+    def managed_by(self, engine: Engine) -> Subject | None:
+        """Return the subject that an engine steps; None when it has no optimizer."""
+        if (optimizer := engine.optimizer) is None:
+            return None
+        found = next((subject for subject in self._subjects if subject.is_of(optimizer)), None)
+        if found is None:
+            found = self._add(optimizer, Role.FIRST if self.first is None else Role.APART)
+        if found is not None and not found.managed:
+            found.manage(lambda _, subject: engine.make_plan(subject.label))
+        return found
+
+    def plans_of_run(self) -> list[Plan]:
+        """Return the plans of those whose gradients are the run's."""
+        subjects = (each for each in self._subjects if each.role is not Role.APART)
+        return [plan for each in subjects if (plan := each.plan()) is not None]
+
+    def together(self, subject: Subject) -> list[Subject]:
+        """Return all whose gradients are looked at when those of `subject` are."""
+        if not subject.of_run:
+            return [subject]
+        subject.plan()  # the first one's finds the newcomers
+        if self._newcomers:
+            self._invite()
+        return [each for each in self._subjects if each.role is not Role.APART]
+
+    def pass_begins(self) -> bool:
+        """Begin the next pass; return whether an invited optimizer turned out to be apart.
+
+        That is one that has stepped by itself in the pass that is over.
+        """
+        alone = [
+            subject
+            for subject in self._subjects
+            if subject.role is Role.INVITED and subject.stepped_in_pass == self._pass
+        ]
+        if alone and any(each.of_run and each.stepped_in_pass for each in self._subjects):
+            for subject in alone:
+                subject.become(Role.APART)
+        else:
+            alone = []
+        self._pass += 1
+        return bool(alone)
+
+    def confirm(self, subject: Subject) -> None:
+        """Take an invited optimizer for joint if the run has stepped by the same backward."""
+        if subject.role is Role.INVITED and any(
+            each.of_run and each.stepped_in_pass == self._pass for each in self._subjects
+        ):
+            subject.become(Role.JOINT)
+
+    def stepped(self, subject: Subject) -> None:
+        """Note that an optimizer has stepped."""
+        subject.stepped_in_pass = self._pass
+        if not subject.of_run:
+            return
+        for other in self._subjects:
+            if other.stepped_in_pass == self._pass:
+                self.confirm(other)
+            elif other.role is Role.INVITED:
+                other.idle_steps += 1
+        self._subjects = [
+            each
+            for each in self._subjects
+            if each.role is not Role.INVITED or each.idle_steps <= IDLE_STEPS_AT_MOST
+        ]
+
+    def take_over(self, subject: Subject) -> dict[str, str]:
+        """Let the run's model be that of `subject` from now on, and leave the one before.
+
+        Returns the new labels, by the old ones, of those that train it.
+        """
+        self._subjects = [
+            each for each in self._subjects if each is subject or each.role is Role.APART
+        ]
+        labels = {subject.label: ""}
+        subject.become(Role.FIRST)
+        for other in self._subjects:
+            together = other.stepped_in_pass == subject.stepped_in_pass
+            optimizer = other.optimizer
+            if other is subject or not together or optimizer is None:
+                continue
+            if self._trains_part_of_run(optimizer):
+                other.become(Role.JOINT)
+                before = other.label
+                other.relabel(self._free_label())
+                labels[before] = other.label
+        return labels
 
     def holding(self, parameters: Sequence[torch.Tensor]) -> list[Subject]:
         """Return those that hold any of `parameters`.
 
-        Before the first step they may have to be found, once, among the live objects.
+        Before the first step they may have to be found, once, among the live objects; those that
+        were made since, among these.
         """
         if not self._subjects and not self._searched and parameters:
             self._searched = True
@@ -75,6 +204,18 @@ class Subjects:
                 self.of(optimizer)
             if not self._subjects:
                 self._live = None
+        found = self._known_holders(parameters)
+        if not found and self._made:
+            made = [each for ref in self._made if (each := ref()) is not None]
+            holders = discovery.holders(made, parameters)
+            for optimizer in holders:
+                self.of(optimizer)
+            left = [each for each in made if each not in holders] if holders else []
+            self._made = list(map(weakref.ref, left))
+            found = self._known_holders(parameters)
+        return found
+
+    def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[Subject]:
         if not self.several:
             parameters = _first_with_gradient(parameters)
         identities = {id(parameter) for parameter in parameters}
@@ -96,69 +237,126 @@ class Subjects:
             self.note_unsupported("optimizers on several devices")
         return usable
 
-    def layers(
-        self, plan: Plan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
-    ) -> torch.Tensor:
-        """Return the statistics [L, C] of each layer, on the gradients' device."""
-        return self._statistics_on(plan.device).layers(gradients, inverse_scale)
-
-    def totals(
-        self, plan: Plan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
-    ) -> torch.Tensor:
-        """Return the statistics [G, C] of each share, on the gradients' device."""
-        return self._statistics_on(plan.device).totals(plan.by_share(gradients), inverse_scale)
-
-    def weight_digest(self, plans: Sequence[Plan]) -> Scalar | None:
-        """Return the digest of all local weights, left on their device."""
-        weights = [weight for plan in plans for weight in plan.weights()]
-        return scalar_of(self._statistics_on(plans[0].device).digest(weights))
-
     def _take(self, optimizer: Optimizer) -> Subject | None:
         """Take an optimizer in that was not seen before, unless its parameters are known."""
         self._drop_gone()
-        held = {id(parameter) for parameter in discovery.optimizer_parameters(optimizer)}
+        try:
+            held = {id(parameter) for parameter in discovery.optimizer_parameters(optimizer)}
+        except Exception as error:
+            pass_on(error)
+            self.note_unsupported(f"optimizers of type {type(optimizer).__name__}")
+            return None
         if not held:
             return None
         for subject in self._subjects:
             plan = subject.plan()
-            if plan is not None and plan.identities <= held:
+            if plan is not None and not subject.managed and plan.identities <= held:
                 if len(held) > len(plan.identities):
-                    subject.follow(optimizer)
+                    self._let_follow(subject, optimizer, held)
                 return subject
+        if self.first is None:
+            return self._add(optimizer, Role.FIRST)
+        joint = self._trains_part_of_run(optimizer)
+        return self._add(optimizer, Role.INVITED if joint else Role.APART)
+
+    def _add(self, optimizer: Optimizer, role: Role) -> Subject | None:
         if len(self._subjects) == OPTIMIZERS_AT_MOST:
             self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
             return None
-        self._subjects.append(Subject(self._next_label(), optimizer, self._plan_of))
+        label = "" if role is Role.FIRST else self._free_label()
+        self._subjects.append(Subject(label, role, optimizer, self._plan_of))
         return self._subjects[-1]
 
-    def _next_label(self) -> str:
-        if self.first is None:
-            return ""
-        self._labels_given += 1
-        return str(self._labels_given)
+    def _free_label(self) -> str:
+        """Return the lowest number that no other optimizer is called by."""
+        taken = {subject.label for subject in self._subjects}
+        return next(label for label in map(str, count(1)) if label not in taken)
+
+    def _let_follow(self, subject: Subject, optimizer: Optimizer, held: set[int]) -> None:
+        """Let `subject` be `optimizer`, which holds the parameters of it and may be of others."""
+        self._subjects = [
+            each
+            for each in self._subjects
+            if each is subject or (plan := each.plan()) is None or not plan.identities <= held
+        ]
+        subject.follow(optimizer)
+
+    def _succeed(self, subject: Subject) -> None:
+        """Let another one be the first, which is gone: one that is joint with it, if there is."""
+        self._drop_gone()
+        joint = [each for each in self._subjects if each.joint]
+        heir = subject if subject.joint or not joint else joint[0]
+        heir.become(Role.FIRST)
+
+    def _invite(self) -> None:
+        """Take those in that are about to train a part of the run's model."""
+        newcomers = [each for ref in self._newcomers if (each := ref()) is not None]
+        waiting: list[weakref.ref[Optimizer]] = []
+        for optimizer in newcomers:
+            if any(subject.is_of(optimizer) for subject in self._subjects):
+                continue
+            if not discovery.has_gradient(optimizer):
+                waiting.append(weakref.ref(optimizer))
+            elif len(self._subjects) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
+                self._add(optimizer, Role.INVITED)
+        self._newcomers = waiting
+
+    def _trains_part_of_run(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer trains what the first one leaves of its model.
+
+        A first one whose parameters are in no module leaves what is in none either.
+        """
+        first = self.first
+        if first is None or first.managed or first.plan() is None:
+            return False
+        held = {identity for plan in self.plans_of_run() for identity in plan.identities}
+        root = None if self._root is None else self._root()
+        if root is not None:
+            return discovery.trains_part_of(optimizer, root, held)
+        parameters = list(discovery.optimizer_parameters(optimizer))
+        found = discovery.root_module(self._look().modules, parameters)
+        self._live = None
+        return found is None and held.isdisjoint(map(id, parameters))
 
     def _drop_gone(self) -> None:
         self._subjects = [subject for subject in self._subjects if subject.alive]
 
-    def _plan_of(self, optimizer: Optimizer, label: str) -> Plan:
+    def _plan_of(self, optimizer: Optimizer, subject: Subject) -> Plan:
+        ranks = self._ranks_in_run()
+        made = self._known.again(
+            optimizer,
+            subject.label,
+            subject.joint,
+            ranks,
+            alike=not self._walks.left and not self.several,
+        )
+        if made is not None:
+            return made
         live = self._look()
-        root = self._model() if self._model is not None and not label else None
-        if root is None:
-            parameters = discovery.optimizer_parameters(optimizer)
+        parameters = list(discovery.optimizer_parameters(optimizer))
+        known = self._root if subject.joint else self._model
+        root = None if known is None or subject.role is Role.APART else known()
+        if root is None or not discovery.holds_any(root, parameters):
             root = discovery.root_module(live.modules, parameters)
-        plan = make_plan(optimizer, live, root, self._ranks_in_run(), label)
-        self.strangers = discovery.count_beside(live.optimizers, plan.identities, root)
+        plan = make_plan(optimizer, live, root, ranks, subject.label, joint=subject.joint)
+        self._known.remember(plan, optimizer, ranks)
+        if subject.role is Role.FIRST:
+            self._root = None if root is None else weakref.ref(root)
+            self._newcomers = [
+                weakref.ref(each)
+                for each in live.optimizers
+                if each is not optimizer
+                and (root is None or discovery.trains_part_of(each, root, plan.identities))
+            ][:OPTIMIZERS_AT_MOST]
+            self._made = [weakref.ref(each) for each in live.optimizers if each is not optimizer][
+                -_MADE_AT_MOST:
+            ]
         self._live = None
         return plan
 
-    def _statistics_on(self, device: torch.device) -> GradientStatistics:
-        if device not in self._statistics:
-            self._statistics[device] = for_device(device)
-        return self._statistics[device]
-
     def _look(self) -> LiveObjects:
         if self._live is None:
-            self._live = discovery.walk()
+            self._live = self._walks.walk()
         return self._live
 
 

@@ -37,8 +37,8 @@ class Column:
 
 
 STEP_COLUMNS = (
-    Column("loss", Algebra.MEAN, "mean loss of the micro-batches; absent when not finite"),
-    Column("loss_nonfinite", Algebra.MAX, "1 if any micro-batch's loss was NaN or Inf, else 0"),
+    Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
+    Column("loss_nonfinite", Algebra.MAX, "1 if the loss was NaN or Inf, else 0"),
     Column("loss_scale", Algebra.MAX, "GradScaler's scale in force during the step"),
     Column("skipped", Algebra.MAX, "1 if GradScaler skipped the update, else 0"),
     Column("clip_max_norm", Algebra.MAX, "limit given to gradient clipping"),
@@ -48,6 +48,12 @@ STEP_COLUMNS = (
     Column("step_seconds", Algebra.MAX, "wall time since the end of the previous step"),
     Column("compute_seconds", Algebra.OWN, "time before the rank's first collective of the step"),
     Column("probe_seconds", Algebra.OWN, "host time that the probe itself took in this step"),
+    Column(
+        "gradients_reduced",
+        Algebra.MIN,
+        "1 if wrappers reduced the gradients over all replicas before the step, 0 if each rank "
+        "steps with its own; absent where no wrapper reduces any",
+    ),
     Column(
         "weight_digest",
         Algebra.OWN,

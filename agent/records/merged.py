@@ -4,16 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
+FIRST = "0"
+"""Names the first optimizer's part of gradients of which others step the rest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """The gradients of one more optimizer, measured during a step of the run."""
+    """The gradients of one of several optimizers, measured during a step of the run."""
 
     sequence: int
     values: Mapping[str, float]
     """Merged `GRADIENT_COLUMNS` by name; always finite."""
     complete: bool
     """Whether every shard of every tensor that it steps was present."""
+    joint: bool = False
+    """Whether its gradients count in the run's: it trains the same model as the first optimizer."""
 
     @property
     def nonfinite_elements(self) -> float:
@@ -61,7 +66,10 @@ class MergedStep:
     compute_seconds: Mapping[int, float] = field(default_factory=dict)
     """Time before the first collective of the step, by rank; of all nodes."""
     optimizers: Mapping[str, OptimizerStep] = field(default_factory=dict)
-    """Of the optimizers other than the one that sets the step count, those that were measured."""
+    """Those that were measured, where there are several: the parts of the run's gradients, with the
+    first optimizer's under `FIRST`, and the optimizers of other models. None for a single one."""
+    optimizers_held: frozenset[str] = frozenset()
+    """The names of all that there are, measured or not."""
     replicas: Mapping[str, Comparison] = field(default_factory=dict)
     """What could be compared: `gradients`, `weights`."""
 
@@ -77,6 +85,15 @@ class MergedStep:
     def skipped(self) -> bool:
         """Whether GradScaler skipped the update."""
         return self.flag("skipped")
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale in force; None without one.
+
+        Some trainers log -1 or 0 where there is no scaler: what is not positive scales nothing.
+        """
+        scale = self.values.get("loss_scale")
+        return None if scale is None or scale <= 0.0 else scale
 
     @property
     def gradient_nonfinite_elements(self) -> float:
@@ -134,3 +151,10 @@ class StepTransition:
     """If this step was skipped at the scale's floor: so many were within `floor_skip_steps`."""
     loss_spiking: bool = False
     """Whether the loss of this step belongs to a spike."""
+    exploded: Mapping[str, float] = field(default_factory=dict)
+    """Optimizers whose norm was far above their own usual one, to that norm; the main one, or the
+    whole model, under the empty name."""
+    nonfinite_gradient_steps: int = 0
+    """Steps in a row, this one included, with non-finite gradients that no calibration explains."""
+    rate_jumped: bool = False
+    """Whether the learning rate was far above all before."""

@@ -16,7 +16,7 @@ from mp_agent.records.flight import FlightRequest
 from mp_agent.records.row_checks import check_report
 from mp_agent.records.steps import EndReason, Phase
 
-FORMAT = 1
+FORMAT = 2
 """Rises with every change that an agent of another version would read wrongly."""
 
 REPORT_BYTES_MAX = 64 * 2**20
@@ -46,6 +46,7 @@ class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     shard_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
     replica_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
     assumed: bool
+    joint: bool = False
 
 
 class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

@@ -44,7 +44,9 @@ class Share:
     replica_count: int = 1
     assumed: bool = False
     optimizer: str = ""
-    """Empty for the optimizer that sets the step count; others are "1", "2", … as they came."""
+    """Empty for the optimizer that stepped first; others are "1", "2", … as they came."""
+    joint: bool = False
+    """Another optimizer's, of the model that the first one trains: it counts in the run's norm."""
     home: str = ""
     """Ranks that hold the tensors, such as `0-3`; tells apart different tensors of equal name."""
 

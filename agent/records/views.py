@@ -12,7 +12,7 @@ from mp_agent.records.steps import EndReason, RankState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerView:
-    """An optimizer other than the one that sets the step count."""
+    """One of several optimizers."""
 
     last: OptimizerStep
     judged: OptimizerStep | None = None
@@ -68,10 +68,20 @@ class RunView:
     missing_ranks: tuple[int, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
     optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
-    """The other optimizers, by the value of the label `optimizer`."""
+    """Where there are several, by the value of the label `optimizer`."""
+    optimizer_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each, the largest and the smallest norm over the window."""
     replicas: Mapping[str, DivergenceView] = field(default_factory=dict)
     """The last comparison of `gradients` and of `weights`, if there was one."""
     health: Health = field(default_factory=Health)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """By name, as this job has set them."""
+    attempts: int = 0
+    """How often the run was started here."""
+    standing_seconds: float | None = None
+    """Since the last step or change of the kind of phase."""
+    longest_pause_seconds: float | None = None
+    """Of those in training that are over."""
     conditions: tuple[ActiveCondition, ...] = ()
     """Conditions that the detectors say hold now."""
     conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -123,6 +133,8 @@ class ExportAccount:
 
     exporter: str
     failures: int
+    rejected: int = 0
+    """Data points, log records and spans that the other side refused for good."""
     last_success_unix_seconds: float | None
     """None before the first."""
 
@@ -132,6 +144,8 @@ class AgentView:
     """The node agent's own account of one run."""
 
     version: str
+    counting_seconds: float | None = None
+    """Since the counters began at 0; None where that is not known."""
     probe_seconds: float
     probe_errors: int
     setting_errors: int

@@ -11,6 +11,7 @@ import numpy as np
 from mp_agent.errors import RingError
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
+from mp_agent.records.text import as_utf8
 from mp_agent.ring.layout import (
     BODY,
     FORMAT_VERSION,
@@ -77,11 +78,15 @@ def decode_head(data: bytes) -> Head:
     identity = data[HEAD.size : HEAD.size + length]
     if crc32(identity, crc32(data[: HEAD.size - _UNCHECKED_BYTES])) != checksum:
         raise RingError("checksum of the head is wrong")
-    return Head(
-        step_capacity,
-        layer_capacity,
-        RankIdentity(**json.loads(identity.decode(errors="surrogatepass"))),
-    )
+    fields = json.loads(identity.decode(errors="surrogatepass"))
+    return Head(step_capacity, layer_capacity, RankIdentity(**_legible(fields)))
+
+
+def _legible(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return an identity's fields with names that every export can carry."""
+    return {
+        name: as_utf8(value) if isinstance(value, str) else value for name, value in fields.items()
+    }
 
 
 def encode_schema(schema: Schema) -> bytes:
@@ -144,6 +149,12 @@ def schema_bytes_of(data: bytes) -> int:
     """Return how long the schema is that follows a body's fixed fields."""
     length: int = BODY.unpack_from(data)[5]
     return length
+
+
+def generation_of(data: bytes) -> int:
+    """Return the generation of the body that begins here; 0 where none does."""
+    generation: int = BODY.unpack_from(data)[1]
+    return generation
 
 
 def decode_body_header(data: bytes, head: Head) -> BodyHeader:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mp_agent.errors import RingError
+from mp_agent.ring.interruptions import pass_on
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
@@ -95,11 +96,13 @@ def read_private(path: Path, bytes_max: int) -> bytes | None:
     """
     try:
         fd = open_private(path)
-    except (OSError, RingError):
+    except (OSError, RingError) as error:
+        pass_on(error)
         return None
     try:
         return os.read(fd, bytes_max)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None
     finally:
         os.close(fd)

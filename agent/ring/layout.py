@@ -2,7 +2,7 @@
 
 One file per rank, in shared memory. The rank writes it through a mapping and never waits; the node
 agent reads it. Numbers are in the machine's own byte order (a ring never leaves its machine), all
-offsets are multiples of 8, and what no field covers is zero. The file only ever grows::
+offsets are multiples of 8, and what no field covers is zero. The file never shrinks::
 
     head (4096 bytes) │ body 1 │ body 2 …      each body begins at a multiple of the page size
 
@@ -18,9 +18,12 @@ Head, written before the file gets its name::
     32    JSON  the RankIdentity, at most 2016 bytes
     2048        2 slots: the live state (`LiveState`)
     3072        2 slots: features that cannot be measured, JSON list padded with zeros
+    4088  u32   "EXIT" in the machine's order once the exit status will be recorded, else 0
+    4092  i32   exit status, as the C library has it; 0x7FFFFFFF until the process exits
 
-Body, appended when the parameters are known and again when they change; a later body has the next
-generation, and the live state points to the newest::
+Body, begun when the parameters are known and again when the shape of records changes; a later body
+has the next generation, and the live state points to the newest. Once bodies take `BYTES_KEPT` in
+all, a new one is written over the oldest, in its region of the file::
 
     0     u64   bytes of the body
     8     u64   generation, from 1
@@ -82,6 +85,11 @@ _FLOAT_BYTES = 8
 
 STATE_SLOTS = SlotTable(offset=2048, payload_bytes=STATE.size, count=2)
 UNSUPPORTED_SLOTS = SlotTable(offset=3072, payload_bytes=480, count=2)
+
+EXIT_STATUS = struct.Struct("=Ii")
+EXIT_OFFSET = HEAD_BYTES - EXIT_STATUS.size
+EXIT_ARMED = 0x54495845
+EXIT_PENDING = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

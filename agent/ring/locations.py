@@ -27,6 +27,7 @@ from mp_agent.ring.files import (
     read_private,
     replace_atomically,
 )
+from mp_agent.ring.interruptions import pass_on
 
 _SLUG_CHARACTERS_MAX = 48
 _HASH_CHARACTERS = 8
@@ -99,12 +100,45 @@ def find_rings(run_dir: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
+def is_live(ring: Path) -> bool:
+    """Return whether the process that writes a ring lives.
+
+    Never to be called in that process: closing the file would drop its lock.
+    """
+    try:
+        fd = open_private(ring)
+    except (OSError, RingError):
+        return False
+    try:
+        return is_locked(fd)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def other_jobs(run_dir: Path, identity: RankIdentity) -> list[str]:
+    """Return the attempt directories of a run in which other launches' ranks live.
+
+    Never opens a ring of this launch: closing it would drop the lock of a rank in this process.
+    """
+    own = ring_path(run_dir, identity).parent
+    prefix = f"{_slug(identity.launch)}-"
+    others = {ring.parent for ring in find_rings(run_dir) if ring.parent != own}
+    return [
+        other.name
+        for other in sorted(others)
+        if not other.name.startswith(prefix) and any(map(is_live, _entries(other)))
+    ]
+
+
 def read_status(run_dir: Path) -> AgentStatus | None:
     """Return what the node agent last said of itself, or None when nothing valid is there."""
     content = read_private(agent_status_path(run_dir), _STATUS_BYTES_MAX)
     try:
         return None if content is None else AgentStatus(**json.loads(content))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError) as error:
+        pass_on(error)
         return None
 
 
@@ -118,7 +152,8 @@ def agent_running(run_dir: Path) -> bool:
     """Return whether a node agent holds the run's lock."""
     try:
         fd = open_private(agent_lock_path(run_dir))
-    except (OSError, RingError):
+    except (OSError, RingError) as error:
+        pass_on(error)
         return False
     try:
         return is_locked(fd)
@@ -149,5 +184,6 @@ def _directories(directory: Path) -> list[Path]:
 def _entries(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return []

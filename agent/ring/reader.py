@@ -18,10 +18,19 @@ from mp_agent.ring.codec import (
     decode_head,
     decode_layers,
     decode_step,
+    generation_of,
     schema_bytes_of,
 )
+from mp_agent.ring.exit_status import decode as decode_exit_status
 from mp_agent.ring.files import is_locked, open_private
-from mp_agent.ring.layout import BODY, HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS
+from mp_agent.ring.layout import (
+    BODY,
+    EXIT_OFFSET,
+    EXIT_STATUS,
+    HEAD_BYTES,
+    STATE_SLOTS,
+    UNSUPPORTED_SLOTS,
+)
 from mp_agent.ring.slots import SlotReader
 from mp_agent.ring.state import LiveState
 
@@ -43,6 +52,8 @@ class RingReader:
         self._later_bodies: deque[_Body] = deque()
         self._steps_read = 0
         """All records up to this number were returned, or are lost."""
+        self._unreadable = 0
+        """Records that could not be read since the last one that was returned."""
         self._layers_read = 0
         self._newest_layers = 0
         """Tables up to this number were looked at, and the greatest sequence number among them."""
@@ -76,6 +87,11 @@ class RingReader:
         self._find_bodies(self._live_state())
         while self._later_bodies and self._steps_read >= self._later_bodies[0].first_step:
             self._body = self._later_bodies.popleft()
+        if self._body is None and self._later_bodies:
+            # All bodies before it have been written over, and what nobody has read of them.
+            self._unreadable += self._later_bodies[0].first_step - self._steps_read
+            self._steps_read = self._later_bodies[0].first_step
+            self._body = self._later_bodies.popleft()
         return None if self._body is None else self._body.schema
 
     @property
@@ -85,6 +101,11 @@ class RingReader:
         unsupported = () if newest is None else tuple(json.loads(newest[1].rstrip(b"\0")))
         with _damage_named(self.path):
             return self._live_state().rank_state(unsupported)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit code of a process that has ended by `exit()`; None for any other."""
+        return decode_exit_status(self._read(EXIT_OFFSET, EXIT_STATUS.size))
 
     @property
     def version(self) -> int:
@@ -121,9 +142,13 @@ class RingReader:
             # A signal handler that flushes may write the record that it interrupts once more.
             found.setdefault(record.sequence, record)
         else:
-            unreadable += begin - body.first_step
+            unreadable += begin - max(body.first_step, min(begin, self._steps_read))
         self._steps_read = end
         records = [found[number] for number in sorted(found)]
+        if not records:
+            self._unreadable += unreadable
+            return [], 0
+        unreadable, self._unreadable = unreadable + self._unreadable, 0
         return records, min(unreadable, _absent(sequence, records))
 
     def layers_after(self, sequence: int) -> list[LayerTable]:
@@ -180,9 +205,21 @@ class RingReader:
         known = 0 if newest is None else newest.generation
         offset, found = live.body_offset, deque[_Body]()
         for generation in range(live.generation, known, -1):
-            body, offset = self._read_body(offset, generation)
+            try:
+                body, offset = self._read_body(offset, generation)
+            except RingError:
+                if self._live_state().generation != live.generation:
+                    return  # it has been written over meanwhile: the next look finds newer ones
+                if found and self._was_written_over(offset, generation):
+                    break
+                raise
             found.appendleft(body)
         self._later_bodies.extend(found)
+
+    def _was_written_over(self, offset: int, generation: int) -> bool:
+        """Return whether a newer body has taken the place of one that was there before."""
+        fixed = self._read(offset, BODY.size)
+        return generation_of(fixed) not in range(1, generation + 1)
 
     def _read_body(self, offset: int, generation: int) -> tuple["_Body", int]:
         """Return the body at an offset, and the offset of the one before it."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mp_agent.ring.files import read_private, replace_atomically
+from mp_agent.ring.interruptions import pass_on
 
 _BYTES_MAX = 1 << 20
 _URL_CHARACTERS_MAX = 2048
@@ -50,7 +51,8 @@ def read_root_note(run_dir: Path) -> RootNote | None:
         return None
     try:
         note = RootNote(**json.loads(content))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError) as error:
+        pass_on(error)
         return None
     return note if _makes_sense(note) else None
 

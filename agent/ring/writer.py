@@ -19,8 +19,10 @@ from mp_agent.ring.codec import (
     encode_step,
     layout_for,
 )
+from mp_agent.ring.exit_status import RECORDER, disarm
 from mp_agent.ring.files import appearing, lock_for_life
-from mp_agent.ring.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout, align
+from mp_agent.ring.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
+from mp_agent.ring.regions import Regions
 from mp_agent.ring.slots import SlotWriter
 from mp_agent.ring.state import LiveState, encode_name
 
@@ -47,6 +49,9 @@ class RingWriter:
         self._unsupported: list[str] = []
         self._unsupported_slots = SlotWriter(memory, UNSUPPORTED_SLOTS)
         self._body: _Body | None = None
+        self._regions = Regions(fd, self._map)
+        self._newest_sequence = 0
+        """Of the steps that were written or dropped."""
 
     @classmethod
     def create(
@@ -73,7 +78,10 @@ class RingWriter:
         return writer
 
     def write_schema(self, schema: Schema) -> None:
-        """Append a body for records of `schema`; later records must have its shape.
+        """Begin a body for records of `schema`; later records must have its shape.
+
+        It takes the place of the oldest one when the ring has grown large enough: what nobody has
+        read of that is lost, and readers count it.
 
         Raises OSError when memory cannot be reserved; the ring then goes on as it was.
         """
@@ -90,13 +98,11 @@ class RingWriter:
             schema=schema,
             layout=layout,
         )
-        offset = align(os.fstat(self._fd).st_size, mmap.ALLOCATIONGRANULARITY)
-        os.posix_fallocate(self._fd, offset, header.size_bytes)
-        memory = self._map(offset, header.size_bytes)
+        region = self._regions.take(header.size_bytes)
         start = encode_body_header(header, encoded)
-        memory[: len(start)] = start
-        self._body = _Body(memory, layout, schema)
-        self._state.body_offset = offset
+        region.memory[: len(start)] = start
+        self._body = _Body(region.memory, layout, schema)
+        self._state.body_offset = region.offset
         self._state.generation = header.generation
         self._publish()
 
@@ -115,10 +121,18 @@ class RingWriter:
             number = body.open_written = body.open_written + 1
             body.open_steps.write(number, payload)
             return
+        if 0 < self._newest_sequence < record.sequence:
+            state.records_dropped += record.sequence - self._newest_sequence - 1
+        self._newest_sequence = max(self._newest_sequence, record.sequence)
         number = state.steps_written = state.steps_written + 1
         body.steps.write(number, payload)
         state.committed_sequence = max(state.committed_sequence, record.sequence)
         self._publish()
+
+    def drop_step(self, sequence: int) -> None:
+        """Count a step that will not be written. Those left out without a word are counted too."""
+        self._newest_sequence = max(self._newest_sequence, sequence)
+        self.count(records_dropped=1)
 
     def write_layers(self, table: LayerTable) -> None:
         """Write the layers of a step. Raises like `write_step`."""
@@ -146,6 +160,18 @@ class RingWriter:
         """Say that the rank ended, and how. It may still wait for its last state's export."""
         self._state.end_reason = reason
         self.stamp(Phase.ENDED)
+
+    def record_exit_status(self, record: bool = True) -> None:
+        """Have the exit status of this process written into the ring; False: not any more.
+
+        Raises OSError or AttributeError where the C library cannot do it.
+        """
+        if self._is_foreign():
+            return
+        if record:
+            RECORDER.arm(self._fd)
+        else:
+            disarm(self._fd)
 
     def wait_for_export(self, waiting: bool) -> None:
         """Say whether the rank stays only until its last state has been exported."""

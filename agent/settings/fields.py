@@ -2,10 +2,11 @@
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mp_agent.settings.kinds import (
@@ -20,6 +21,8 @@ from mp_agent.settings.kinds import (
 ENV_PREFIX = "MP_AGENT_"
 SECRETS = ("token", "basic_auth_password")
 """Settings whose values no message shows; each travels in a variable of its own."""
+GUARDS = ("tls_certificate", "tls_key", "tls_client_ca", "basic_auth_user", "basic_auth_password")
+"""Settings that restrict who may read the agent's port."""
 
 
 def default_directory() -> Path:
@@ -28,7 +31,14 @@ def default_directory() -> Path:
 
 
 def _temporary_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"mp_agent-{os.getuid()}"
+    """Return where logs and flight records lie unless it is set; in shared memory, if must be."""
+    try:
+        directory = tempfile.gettempdir()
+    except OSError:  # none is writable, or the working directory is gone
+        return default_directory()
+    if not os.path.isabs(directory):
+        return default_directory()
+    return Path(directory) / f"mp_agent-{os.getuid()}"
 
 
 class Settings(BaseSettings):
@@ -58,10 +68,14 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="Port of the node agent; empty: 9464 or the next free one of 16; "
+        description="Port of the node agent; empty: 9464 or the next free one of 16, else any; "
         "0: any free one.",
     )
-    bind: str = Field("0.0.0.0", description="Address that the node agent listens on.")
+    bind: str = Field(
+        "",
+        description="Address that the node agent listens on; empty: all of them, IPv4 and IPv6; "
+        "0.0.0.0: all IPv4.",
+    )
     linger_seconds: float = Field(
         120.0, ge=0, description="How long the node agent serves the last state after the end."
     )
@@ -163,6 +177,21 @@ class Settings(BaseSettings):
         description="Multiplies the windows and waits of the conditions that the node agent "
         "judges itself, as `mp-agent rules --time-scale` does for rules; for demonstrations.",
     )
+    _refused_guards: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def refused_guards(self) -> tuple[str, ...]:
+        """Those of `GUARDS` that were set to a value that cannot be used; nothing is served then.
+
+        Without them the port would be more open than it was asked to be.
+        """
+        return self._refused_guards
+
+    def with_refused_guards(self, names: Iterable[str]) -> "Settings":
+        """Return the same settings, and that these guards were refused."""
+        copy = self.model_copy()
+        copy._refused_guards = tuple(sorted(set(names)))
+        return copy
 
     @classmethod
     def settings_customise_sources(

@@ -38,7 +38,7 @@ def _has_otlp() -> bool:
     """Return whether OpenTelemetry's SDK and OTLP exporters are installed; imports neither."""
     try:
         return all(find_spec(f"opentelemetry.{package}") for package in _OTLP_PACKAGES)
-    except ModuleNotFoundError:
+    except (ImportError, ValueError):  # absent, or something else goes by its name
         return False
 
 

@@ -1,7 +1,10 @@
 """Where settings come from: arguments, variables, a file. A wrong one is told by name and value."""
 
+import errno
 import logging
 import os
+import reprlib
+import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from mp_agent.errors import SettingError
-from mp_agent.settings.fields import ENV_PREFIX, SECRETS, Settings
+from mp_agent.settings.fields import ENV_PREFIX, GUARDS, SECRETS, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,35 +25,50 @@ log = logging.getLogger("mp_agent")
 
 CONFIG_VARIABLE = "MP_AGENT_CONFIG"
 
+_FILE_BYTES_MAX = 1 << 20
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 300
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 20
+
 
 def load_settings(*, refuse: Collection[str] = (), **arguments: Any) -> tuple[Settings, int]:
     """Return the settings in force, and how many environment and file values were ignored.
 
     Arguments that are None count as not given. Raises SettingError for a wrong argument, naming
     field and value; wrong environment and file values are logged and counted instead, but for the
-    settings named in `refuse`.
+    settings named in `refuse`. A guard of the port that is ignored leaves the port closed.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, value in given.items():
         if problem := _problem(name, value):
             raise SettingError(f"{name} has value {_shown(name, value)}: {problem}")
     values: dict[str, Any] = {}
+    refused_guards: set[str] = set()
     ignored = 0
     for origin, name, value in (*_file_values(), *_environment_values()):
         problem = _problem(name, value)
         if problem is None:
             values[name] = value
+            refused_guards.discard(name)
         elif name in refuse:
             raise SettingError(f"{origin} has value {_shown(name, value)}: {problem}")
         else:
             ignored += 1
+            refused_guards |= {name} & set(GUARDS)
             log.warning("%s has value %s: %s; it is ignored", origin, _shown(name, value), problem)
-    return Settings(**{**values, **given}), ignored
+    settings = Settings(**{**values, **given})
+    return settings.with_refused_guards(refused_guards - given.keys()), ignored
 
 
 def _shown(name: str, value: Any) -> str:
     """Return a setting's value as messages may show it."""
-    return "(hidden)" if name in SECRETS else repr(value)
+    if name in SECRETS:
+        return "(hidden)"
+    try:
+        return _SHORT.repr(value)
+    except Exception:
+        return f"(a {type(value).__name__} that cannot be shown)"
 
 
 def _problem(name: str, value: Any) -> str | None:
@@ -61,6 +79,10 @@ def _problem(name: str, value: Any) -> str | None:
         Settings(**{name: value})
     except ValidationError as error:
         return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    except RecursionError:
+        return "is nested too deeply"
+    except Exception as error:
+        return f"cannot be read ({type(error).__name__})"
     return None
 
 
@@ -76,24 +98,51 @@ def _file_values() -> Iterator[tuple[str, str, Any]]:
     """Yield the values of `MP_AGENT_CONFIG` (YAML or TOML), else of ./pyproject.toml."""
     named = os.environ.get(CONFIG_VARIABLE)
     path = Path(named) if named else Path("pyproject.toml")
-    if not named and not path.is_file():
+    if not named and not _is_file(path):
         return
     try:
         table = _read_table(path)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        log.warning("settings file %s cannot be read and is ignored: %s", path, error)
+    except Exception as error:
+        log.warning("settings file %s cannot be read and is ignored: %r", path, error)
         yield str(path), "settings file", "unreadable"
         return
     for name, value in table.items():
-        yield f"{path}: {name}", name, value
+        yield f"{path}: {name}", str(name), value
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is a file; False also where the directory cannot be searched."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _read_table(path: Path) -> Mapping[str, Any]:
     """Return the mp_agent table of a TOML or YAML file."""
+    text = _read_text(path)
+    table: Any
     if path.suffix == ".toml":
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("mp_agent", {})
+        table = tomllib.loads(text)
+        for name in ("tool", "mp_agent"):
+            table = table.get(name, {}) if isinstance(table, Mapping) else None
     else:
-        table = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        table = yaml.safe_load(text) or {}
     if not isinstance(table, Mapping):
         raise ValueError("must hold a table of settings")
     return table
+
+
+def _read_text(path: Path) -> str:
+    """Return what a regular file holds. Raises OSError, or ValueError for one that is too large.
+
+    Opening never waits, as it would for a pipe.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = file.read(_FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise ValueError(f"holds more than {_FILE_BYTES_MAX} bytes")
+    return content.decode("utf-8")

@@ -6,16 +6,44 @@ breaks as without them; clipping that it traces is not seen, a step that it trac
 """
 
 from mp_agent.probe.guard import Guard
-from mp_agent.probe.hooks import autocast, clipping, grad_scaler, loss, optimizer, teardown
+from mp_agent.probe.hooks import (
+    autocast,
+    clearing,
+    clipping,
+    deepspeed,
+    evaluation,
+    grad_scaler,
+    loss,
+    optimizer,
+    saving,
+    scheduler,
+    state_dict,
+    teardown,
+)
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
 
 __all__ = ["Events", "Patches", "install"]
 
+_POINTS = (
+    autocast,
+    loss,
+    clearing,
+    grad_scaler,
+    clipping,
+    optimizer,
+    scheduler,
+    state_dict,
+    deepspeed,
+    evaluation,
+    saving,
+    teardown,
+)
+
 
 def install(events: Events, guard: Guard) -> Patches:
     """Install all hooks; `restore()` of what is returned takes them away again."""
     patches = Patches()
-    for module in (autocast, loss, grad_scaler, clipping, optimizer, teardown):
+    for module in _POINTS:
         module.install(patches, events, guard)
     return patches

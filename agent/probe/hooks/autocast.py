@@ -18,10 +18,10 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def enter(self: autocast_mode.autocast) -> Any:
-            result = original(self)
+            # Before autocast is on: a signal handler that raises here would leave it on for good.
             if not torch.compiler.is_compiling() and self._enabled and self.fast_dtype is not None:
                 guard.run("autocast", events.autocast_entered, self.fast_dtype)
-            return result
+            return original(self)
 
         return enter
 

@@ -22,10 +22,17 @@ from mp_agent.probe.hooks.patches import Patches
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `clip_grad_norm_`, `clip_grads_with_norm_`, `clip_grad_value_`, and FSDP1's own."""
 
+    def note_compiled() -> None:
+        guard.run("clipping", events.clipping_compiled)
+
+    # The compiler calls it while it traces, and leaves nothing of it in the graph.
+    compiled = torch.compiler.assume_constant_result(note_compiled)  # type: ignore[no-untyped-call]
+
     def wrap_clip(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
+                compiled()
                 return original(parameters, *args, **kwargs)
             parameters = _reusable(parameters)
             guard.run("clipping", events.clipping, _as_list(parameters))
@@ -37,6 +44,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
         @functools.wraps(original)
         def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
+                compiled()
                 return original(parameters, max_norm, total_norm, *args, **kwargs)
             parameters = _reusable(parameters)
             guard.run("clipping", events.clipping, _as_list(parameters))

@@ -1,6 +1,7 @@
 """Hooks on GradScaler: the loss before scaling, the moment of unscaling, and skipped steps."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     that is not enabled passes everything through and is not told of.
     """
     wrappers = {
-        "scale": _teller(guard, "GradScaler.scale", events.loss_scaled, None),
+        "scale": _teller(guard, "GradScaler.scale", None, None, events.loss_scaled),
         "unscale_": _teller(guard, "GradScaler.unscale_", None, events.unscaled),
         "step": _teller(
             guard, "GradScaler.step", events.scaler_step_begins, events.scaler_step_ended
@@ -34,43 +35,38 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 
     for owner in _family(GradScaler):
         wrap_methods(owner)
-    _on_new_subclass(patches, lambda owner: guard.run("new GradScaler", wrap_methods, owner))
+    patches.on_new_subclass(
+        GradScaler, lambda owner: guard.run("new GradScaler", wrap_methods, owner)
+    )
 
 
-def _on_new_subclass(patches: Patches, tell: Callable[[type[GradScaler]], None]) -> None:
-    """Have `tell` called with each class that is derived from GradScaler from now on."""
-    earlier = vars(GradScaler).get("__init_subclass__")
-
-    def made(cls: type[GradScaler], /, **kwargs: Any) -> None:
-        if earlier is not None:
-            earlier.__get__(None, cls)(**kwargs)
-        else:
-            super(GradScaler, cls).__init_subclass__(**kwargs)
-        tell(cls)
-
-    patches.put(GradScaler, "__init_subclass__", classmethod(made))
-
-
-def _teller(guard: Guard, kind: str, before: Told | None, after: Told | None) -> Wrapper:
+def _teller(
+    guard: Guard,
+    kind: str,
+    before: Told | None,
+    after: Told | None,
+    with_result: Callable[[GradScaler, Any, Any], None] | None = None,
+) -> Wrapper:
     """Return a wrapper for one method that tells of the outermost call, where overrides call up."""
-    inside = False
+    within = threading.local()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
         def method(self: GradScaler, subject: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            if inside or not self.is_enabled():
+            if getattr(within, "call", False) or not self.is_enabled():
                 return original(self, subject, *args, **kwargs)
-            inside = True
             try:
+                within.call = True
                 if before is not None:
                     guard.run(kind, before, self, subject)
                 result = original(self, subject, *args, **kwargs)
                 if after is not None:
                     guard.run(kind, after, self, subject)
+                if with_result is not None:
+                    guard.run(kind, with_result, self, subject, result)
                 return result
             finally:
-                inside = False
+                within.call = False
 
         return untraced(method)
 

@@ -1,7 +1,8 @@
 """Hook on backward: the loss, and how far into the step the rank is."""
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,28 +11,42 @@ from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, untraced
 
+_INPUTS = 3
+"""Place of `inputs` among what follows the gradients."""
+
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `torch.autograd.backward`, which `Tensor.backward` calls by that name.
 
     Backwards within a backward (reentrant checkpointing) are not told of.
     """
-    depth = 0
+    within = threading.local()
+
+    def begins(roots: Any, seeds: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        events.backward_begins(roots, seeds, _inputs(args, kwargs))
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            if depth > 0:
+            # No function of ours is called outside of the guard: it would be compiled.
+            if getattr(within, "backward", False) or torch._C._current_graph_task_id() != -1:
                 return original(tensors, grad_tensors, *args, **kwargs)
-            depth += 1
             try:
-                guard.run("backward", events.backward_begins, tensors, grad_tensors)
+                within.backward = True
+                guard.run("backward", begins, tensors, grad_tensors, args, kwargs)
                 return original(tensors, grad_tensors, *args, **kwargs)
             finally:
-                depth -= 1
+                within.backward = False
                 guard.run("backward", events.backward_ended)
 
         return untraced(backward)
 
     patches.replace(torch.autograd, "backward", wrap)
+
+
+def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
+    """Return what `backward` was told to compute gradients of; None: of all leaves."""
+    inputs = kwargs.get("inputs", args[_INPUTS] if len(args) > _INPUTS else None)
+    if isinstance(inputs, torch.Tensor):
+        return [inputs]
+    return list(inputs) if isinstance(inputs, (list, tuple)) else None

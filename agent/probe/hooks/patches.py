@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -56,6 +57,19 @@ class Patches:
                 setattr(owner, name, before)
 
         self.on_restore(undo)
+
+    def on_new_subclass(self, owner: type[T], announce: Callable[[type[T]], None]) -> None:
+        """Have `announce` called with each class that is derived from `owner` from now on."""
+        earlier = vars(owner).get("__init_subclass__")
+
+        def made(cls: type[T], /, **kwargs: Any) -> None:
+            if earlier is not None:
+                earlier.__get__(None, cls)(**kwargs)
+            else:
+                super(owner, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
+            announce(cls)
+
+        self.put(owner, "__init_subclass__", classmethod(made))
 
     def replace_inside(self, decorated: Callable[..., Any], wrap: Wrapper) -> bool:
         """Replace the function that a decorator's closure holds, wherever `decorated` is known.

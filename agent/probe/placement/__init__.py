@@ -2,11 +2,13 @@
 
 Every source of knowledge gives *axes*: ranks along which a tensor is split or copied. One module
 per source: `data_parallel` (DDP, FSDP1), `dtensor` (FSDP2, HSDP, tensor parallel), `megatron`
-(attributes), `declared` (the user's word); `survey` asks them all. Nothing enters a collective.
+(attributes), `declared` (the user's word); `survey` asks them all. `reduction` says whether
+replicas shared their gradients before a step. Nothing enters a collective.
 """
 
 from mp_agent.probe.placement.declared import declarations
+from mp_agent.probe.placement.reduction import Reducers
 from mp_agent.probe.placement.survey import Survey, Verdict
 from mp_agent.probe.placement.world import this_rank, world_size
 
-__all__ = ["Survey", "Verdict", "declarations", "this_rank", "world_size"]
+__all__ = ["Reducers", "Survey", "Verdict", "declarations", "this_rank", "world_size"]

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mp_agent.probe.placement.axes import Axis, Spread
+from mp_agent.ring.interruptions import pass_on
 
 _MODULES = ("megatron.core.parallel_state", "megatron.core.mpu", "megatron.mpu")
 
@@ -67,6 +68,14 @@ def _ranks_of_first(names: tuple[str, ...]) -> tuple[int, ...]:
             try:
                 group = getattr(module, name)()
                 return tuple(dist.get_process_group_ranks(group))
-            except (AttributeError, AssertionError, TypeError, ValueError, RuntimeError, KeyError):
+            except (
+                AttributeError,
+                AssertionError,
+                TypeError,
+                ValueError,
+                RuntimeError,
+                KeyError,
+            ) as error:
+                pass_on(error)
                 continue  # not in this release, or not initialised
     return ()

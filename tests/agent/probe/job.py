@@ -155,7 +155,7 @@ class _Reference:
 
     def look(self, scale: float, losses: list[float]) -> None:
         self._rows.append(np.stack([row_of(p.grad, scale) for p in self._parameters]))
-        self._losses.append(float(np.mean(losses)))
+        self._losses.append(float(np.sum(losses)))
         self._scales.append(scale)
 
     def note_update(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:

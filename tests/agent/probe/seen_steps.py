@@ -43,7 +43,6 @@ def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> Seen
         step=sequence,
         time_unix_ns=sequence,
         scalars=scalars,
-        losses=2,
         shares=2,
         totals_GC=totals_GC,
         rows_LC=torch.full((3, 6), float(sequence), dtype=torch.float64),

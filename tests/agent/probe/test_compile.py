@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from math import isnan
 
 import pytest
 import torch
@@ -76,7 +77,29 @@ def backward(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
     model(torch.ones(2, 4)).backward()
 
 
-@pytest.mark.parametrize("part", [clip_by_norm, clip_by_value, scale, backward])
+def evaluate(model: nn.Module, scaler: torch.amp.GradScaler) -> torch.Tensor:
+    with torch.no_grad():
+        outputs = model(torch.ones(2, 4))
+    with torch.inference_mode():
+        return outputs + model(torch.ones(2, 4))
+
+
+def change_mode(model: nn.Module, scaler: torch.amp.GradScaler) -> torch.Tensor:
+    model.eval()
+    outputs = model(torch.ones(2, 4))
+    model.train()
+    return outputs
+
+
+def clear(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+    model.zero_grad()
+    torch.optim.SGD(model.parameters()).zero_grad()
+
+
+PARTS = [clip_by_norm, clip_by_value, scale, backward, evaluate, change_mode, clear]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_of_the_loop_compiles_as_it_does_without_the_probe(watch, part):
     def count() -> tuple[int, int]:
         dynamo.reset()
@@ -125,3 +148,80 @@ def test_an_optimizers_own_step_compiled_is_still_seen(watch, attach_first):
     assert len(contents.records) == 3
     assert contents.gradients(2)["sum_squares"] == pytest.approx(squares, rel=1e-6)
     assert contents.state.probe_errors == 0
+
+
+class TestWholeStep:
+    """Loss, backward, clipping and the optimizer's step, all compiled as one function."""
+
+    @staticmethod
+    def compiled(model: nn.Module, optimizer: torch.optim.Optimizer, *, backward: bool = True):
+        parameters = list(model.parameters())
+
+        def step(inputs: torch.Tensor) -> None:
+            loss = 100 * model(inputs).pow(2).mean()
+            if backward:
+                loss.backward()
+            else:
+                for parameter, gradient in zip(
+                    parameters, torch.autograd.grad(loss, parameters), strict=True
+                ):
+                    parameter.grad = gradient
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return torch.compile(step, backend="eager")
+
+    @staticmethod
+    def squares(model: nn.Module, inputs: torch.Tensor) -> float:
+        loss = 100 * model(inputs).pow(2).mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        return sum(float(gradient.double().pow(2).sum()) for gradient in gradients)
+
+    def graphs(self) -> tuple[int, int]:
+        return graph_breaks(), dynamo.utils.counters["stats"]["unique_graphs"]
+
+    @pytest.mark.parametrize("attach_first", [True, False])
+    def test_shows_the_norm_before_clipping_from_the_second_step_on(self, watch, attach_first):
+        watched = watch() if attach_first else None
+        model, inputs = nn.Linear(4, 2), torch.ones(3, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        step = self.compiled(model, optimizer)
+        if not attach_first:
+            step(inputs)
+            watched = watch()
+        expected = []
+        for _ in range(4):
+            expected.append(self.squares(model, inputs))
+            step(inputs)
+        contents = watched.read()
+        seen = [record.gradients[0, 0] for record in contents.records]
+        assert isnan(seen[0]), "clipping was found while it was compiled, after backward"
+        assert seen[1:] == pytest.approx(expected[1:], rel=1e-5)
+        assert contents.schema.fact("measuring_point") == "backward"
+        assert contents.state.unsupported == ()
+        assert contents.state.probe_errors == 0
+
+    def test_breaks_no_more_graphs_than_without_the_probe(self, watch):
+        found = []
+        for attached in (False, True):
+            dynamo.reset()
+            dynamo.utils.counters.clear()
+            watched = watch() if attached else None
+            model = nn.Linear(4, 2)
+            step = self.compiled(model, torch.optim.AdamW(model.parameters()))
+            for _ in range(3):
+                step(torch.ones(3, 4))
+            found.append(self.graphs())
+        assert found[0] == found[1]
+        assert watched is not None
+
+    def test_says_so_where_the_norm_before_clipping_cannot_be_had(self, watch):
+        watched, model, inputs = watch(), nn.Linear(4, 2), torch.ones(3, 4)
+        step = self.compiled(model, torch.optim.SGD(model.parameters(), lr=0.1), backward=False)
+        for _ in range(2):
+            step(inputs)
+        contents = watched.read()
+        assert contents.schema.fact("measuring_point") == "after_clipping"
+        assert contents.state.unsupported == ("the norm before clipping, which is compiled",)
+        assert contents.gradients(1)["sum_squares"] == pytest.approx(1e-4, rel=1e-3)

@@ -38,7 +38,7 @@ def test_brings_scalars_of_both_places_and_all_totals(delivery, writer, clock):
     clock.now = 1
     delivery.collect()
     contents = read_ring(writer.path)
-    assert contents.values(0)["loss"] == 3.0
+    assert contents.values(0)["loss"] == 6.0
     assert contents.values(0)["loss_scale"] == 1024.0
     assert contents.values(0)["learning_rate"] == 0.5
     np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
@@ -143,7 +143,6 @@ def test_passes_on_a_step_without_gradients(delivery, writer, clock):
         step=1,
         time_unix_ns=1,
         scalars={},
-        losses=0,
         shares=2,
         totals_GC=None,
         rows_LC=None,
@@ -186,7 +185,7 @@ class TestOffloadedGradients:
         clock.now = 1
         delivery.collect()
         contents = read_ring(writer.path)
-        assert contents.values(0)["loss"] == 3.0
+        assert contents.values(0)["loss"] == 6.0
         np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
         np.testing.assert_array_equal(contents.layers[0].rows, seen.rows_LC.numpy())
 

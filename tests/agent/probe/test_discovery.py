@@ -1,6 +1,8 @@
 """Names, wrappers and optimizers are found among the live objects."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -26,10 +28,9 @@ class Model(nn.Module):
 
 
 def names(optimizer: torch.optim.Optimizer) -> list[str]:
-    root = discovery.root_module(
-        discovery.walk().modules, discovery.optimizer_parameters(optimizer)
-    )
-    return [named.name for named in discovery.named_parameters(optimizer, root)]
+    modules = discovery.walk().modules
+    root = discovery.root_module(modules, discovery.optimizer_parameters(optimizer))
+    return [named.name for named in discovery.named_parameters(optimizer, root, modules)]
 
 
 def plain_names(model: nn.Module) -> list[str]:
@@ -72,6 +73,24 @@ class TestNames:
         wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
         assert names(torch.optim.SGD(wrapped.parameters())) == plain_names(model)
 
+    def test_of_several_models_under_one_optimizer_begin_with_the_class_of_the_others(self):
+        actor, twins = Model(), [nn.DataParallel(nn.Linear(2, 1)) for _ in range(2)]
+        parameters = [p for model in (*twins, actor) for p in model.parameters()]
+        assert names(torch.optim.SGD(parameters)) == [
+            *plain_names(actor),
+            "Linear.weight",
+            "Linear.bias",
+            "Linear2.weight",
+            "Linear2.bias",
+        ]
+
+    def test_of_twins_are_those_of_the_one_whose_parameters_come_first(self):
+        second, first = nn.Linear(2, 1), nn.Linear(2, 1)
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
+        live = discovery.walk().modules
+        held = discovery.optimizer_parameters(optimizer)
+        assert discovery.root_module(live, held) is first
+
     def test_of_parameters_outside_any_module_are_numbered(self):
         loose = [nn.Parameter(torch.ones(2)) for _ in range(2)]
         assert names(torch.optim.SGD(loose)) == ["parameter0", "parameter1"]
@@ -96,6 +115,7 @@ class TestNames:
         ("_orig_mod.module.layer.weight", "layer.weight"),
         ("blocks.0._fsdp_wrapped_module.weight", "blocks.0.weight"),
         ("blocks.0._checkpoint_wrapped_module._orig_mod.weight", "blocks.0.weight"),
+        ("_forward_module.module.layer.weight", "layer.weight"),
         ("modules.weight", "modules.weight"),
         ("module", "module"),
     ],
@@ -116,6 +136,26 @@ def test_the_walk_passes_by_half_made_modules_and_hostile_objects():
     del hostile
 
 
+def test_the_walk_finds_what_was_frozen_and_leaves_it_frozen():
+    gc.collect()
+    model = Model()
+    gone = nn.Linear(2, 2)
+    kept = weakref.ref(gone)
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        later = Block()
+        live = discovery.walk()
+        found = list(map(id, live.modules))
+        assert len(found) == len(set(found))
+        assert {id(each) for each in (*model.modules(), *later.modules())} <= set(found)
+        assert gc.get_freeze_count() == frozen
+        del live, gone
+        assert kept() is None
+    finally:
+        gc.unfreeze()
+
+
 class TestHolders:
     def test_come_in_the_order_of_the_parameters(self):
         models = [nn.Linear(2, 2) for _ in range(3)]
@@ -132,14 +172,17 @@ class TestHolders:
         assert discovery.holders([inner, outer], list(model.parameters())) == [outer]
 
 
-def test_optimizers_beside_count_when_they_are_about_to_train_the_same_model():
+def test_an_optimizer_trains_a_part_of_a_model_that_no_other_holds():
     model, other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
     first, second, stranger = (
         torch.optim.SGD(each.parameters()) for each in (model[0], model[1], other)
     )
     held = {id(parameter) for parameter in model[0].parameters()}
     optimizers = [first, second, stranger]
-    assert discovery.count_beside(optimizers, held, model) == 0
-    (model(torch.ones(1, 2)).sum() + other(torch.ones(1, 2)).sum()).backward()
-    assert discovery.count_beside(optimizers, held, model) == 1
-    assert discovery.count_beside(optimizers, held, None) == 0
+    found = [discovery.trains_part_of(each, model, held) for each in optimizers]
+    assert found == [False, True, False]
+    assert not discovery.trains_part_of(second, None, held)
+    assert not discovery.trains_part_of(torch.optim.SGD(model.parameters()), model, held)
+    assert not discovery.has_gradient(second)
+    model(torch.ones(1, 2)).sum().backward()
+    assert discovery.has_gradient(second)

@@ -1,5 +1,6 @@
 """Each case runs a real interpreter to its end and looks at what it left behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mp_agent.node.liveness import rank_end
 from mp_agent.probe.exit import wait_for_export
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
@@ -32,33 +34,230 @@ step()
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 
-def _reader(directory: Path) -> RingReader:
-    (path,) = locations.find_rings(locations.run_directory(directory, "exit-test"))
+def _reader(directory: Path, run: str = "exit-test") -> RingReader:
+    (path,) = locations.find_rings(locations.run_directory(directory, run))
     return RingReader.open(path)
 
 
-@pytest.mark.parametrize(
-    ("body", "reason", "code"),
-    [
-        ("", EndReason.COMPLETED, 0),
-        ("mp_agent.shutdown()", EndReason.COMPLETED, 0),
-        ("sys.exit(0)", EndReason.COMPLETED, 0),
-        ("sys.exit()", EndReason.COMPLETED, 0),
-        ("sys.exit(3)", EndReason.FAILED, 3),
-        ("sys.exit('broken data')", EndReason.FAILED, 1),
-        ("raise RuntimeError('bad batch')", EndReason.FAILED, 1),
-        ("os.kill(os.getpid(), signal.SIGKILL)", EndReason.RUNNING, -9),
-        ("os.kill(os.getpid(), signal.SIGTERM)", EndReason.RUNNING, -15),
-        ("os._exit(0)", EndReason.RUNNING, 0),
-    ],
-)
-def test_the_ring_tells_how_the_process_ended(tmp_path, body, reason, code):
-    result = _run(body, tmp_path)
-    assert result.returncode == code, result.stderr
-    reader = _reader(tmp_path)
-    assert reader.state.end_reason is reason
-    assert not reader.writer_alive()
-    reader.close()
+def _end(directory: Path, run: str = "exit-test") -> EndReason:
+    """Return the end of the only rank of a run, as a node agent sees it."""
+    reader = _reader(directory, run)
+    try:
+        assert not reader.writer_alive()
+        return rank_end(reader.state, alive=False, exit_status=reader.exit_status)
+    finally:
+        reader.close()
+
+
+COMPLETED, FAILED, KILLED = EndReason.COMPLETED, EndReason.FAILED, EndReason.KILLED
+_HANDLER = """
+def stop(number, frame):
+    step()
+    {}
+signal.signal(signal.SIGTERM, stop)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+_ENDINGS: list[tuple[str, EndReason, int]] = [
+    ("", COMPLETED, 0),
+    ("mp_agent.shutdown()", COMPLETED, 0),
+    ("mp_agent.shutdown(); sys.exit(3)", COMPLETED, 3),
+    ("sys.exit(0)", COMPLETED, 0),
+    ("sys.exit()", COMPLETED, 0),
+    ("sys.exit(False)", COMPLETED, 0),
+    ("sys.exit(256)", COMPLETED, 0),
+    ("sys.exit(3)", FAILED, 3),
+    ("sys.exit(-1)", FAILED, 255),
+    ("sys.exit('')", FAILED, 1),
+    ("sys.exit('broken data')", FAILED, 1),
+    ("raise SystemExit", COMPLETED, 0),
+    ("raise SystemExit(0)", COMPLETED, 0),
+    ("raise SystemExit(1)", FAILED, 1),
+    ("raise SystemExit('text')", FAILED, 1),
+    ("exit(2)", FAILED, 2),
+    ("quit()", COMPLETED, 0),
+    ("raise RuntimeError('bad batch')", FAILED, 1),
+    ("raise KeyboardInterrupt", FAILED, -2),
+    ("os.kill(os.getpid(), signal.SIGINT); step()", FAILED, -2),
+    ("os.kill(os.getpid(), signal.SIGKILL)", KILLED, -9),
+    ("os.kill(os.getpid(), signal.SIGTERM)", KILLED, -15),
+    ("os.abort()", KILLED, -6),
+    ("os._exit(0)", KILLED, 0),
+    (_HANDLER.format("sys.exit(0)"), COMPLETED, 0),
+    (_HANDLER.format("sys.exit(9)"), FAILED, 9),
+    (_HANDLER.format("raise SystemExit(9)"), FAILED, 9),
+    (_HANDLER.format("pass") + "\nstep()", COMPLETED, 0),
+    (
+        """
+try:
+    sys.exit(1)
+except SystemExit:
+    step()
+""",
+        COMPLETED,
+        0,
+    ),
+    (
+        """
+try:
+    sys.exit(0)
+except SystemExit:
+    raise SystemExit(5)
+""",
+        FAILED,
+        5,
+    ),
+    (
+        """
+sys.excepthook(ValueError, ValueError("reported, and gone on"), None)
+""",
+        COMPLETED,
+        0,
+    ),
+    (
+        """
+import threading
+for target in (lambda: sys.exit(4), lambda: 1 / 0):
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+""",
+        COMPLETED,
+        0,
+    ),
+    ("import atexit; atexit.register(lambda: 1 / 0)", COMPLETED, 0),
+    ("import atexit; atexit.register(sys.exit, 6)", COMPLETED, 0),
+    (
+        """
+if os.fork() == 0:
+    sys.exit(7)
+os.wait()
+""",
+        COMPLETED,
+        0,
+    ),
+    (
+        """
+if os.fork() == 0:
+    raise SystemExit(7)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        KILLED,
+        -9,
+    ),
+]
+
+# Every case is a fork, so that torch is imported once; it leaves this module's frame like any other
+# program does.
+_ENDS = """
+import json, os, signal, sys, torch, mp_agent
+torch.set_num_threads(1)
+directory, cases, codes = sys.argv[1], json.loads(sys.argv[2]), []
+def step():
+    (weight * 2).sum().backward()
+    optimizer.step()
+def begin(name):
+    global weight, optimizer
+    mp_agent.init(node_agent="none", run=name, dir=directory)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    step()
+begin("what is imported only now, is imported once")
+mp_agent.shutdown()
+for name, body in cases.items():
+    pid = os.fork()
+    if pid == 0:
+        begin(name)
+        exec(body)
+        break
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+else:
+    print(json.dumps(codes))
+"""
+
+
+@pytest.mark.slow
+def test_a_node_agent_knows_how_a_process_ended(tmp_path):
+    bodies = {f"case-{number}": body for number, (body, _, _) in enumerate(_ENDINGS)}
+    command = [sys.executable, "-c", _ENDS, str(tmp_path), json.dumps(bodies)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes = json.loads(result.stdout.splitlines()[-1])
+    seen = [
+        (body, _end(tmp_path, name), code)
+        for (name, body), code in zip(bodies.items(), codes, strict=True)
+    ]
+    assert seen == _ENDINGS
+
+
+_TRAINER = """
+import multiprocessing, os, signal, sys, threading
+import torch, mp_agent
+
+def train(method, ending):
+    mp_agent.init(node_agent="none", run=f"{method}-{ending}", dir=sys.argv[1])
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.sum().backward()
+    torch.optim.SGD([weight], lr=0.1).step()
+    if ending == "kill":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if ending == "raise":
+        raise ValueError("bad batch")
+    if ending == "thread":
+        thread = threading.Thread(target=sys.exit, args=(4,))
+        thread.start()
+        thread.join()
+    if ending == "text":
+        sys.exit("no data")
+    if ending == "none":
+        raise SystemExit(None)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    import mp_agent.probe.api, torch._dynamo  # once for all that are forked
+    multiprocessing.set_forkserver_preload(["mp_agent.probe.api", "torch._dynamo"])
+    processes = {}
+    for case in sys.argv[2:]:
+        method, ending = case.split("-")
+        context = multiprocessing.get_context(method)
+        processes[case] = context.Process(target=train, args=(method, ending))
+        processes[case].start()
+        processes[case].join()
+    print(*(process.exitcode for process in processes.values()))
+"""
+_CHILD_ENDINGS = {
+    "return": (COMPLETED, 0),
+    "none": (COMPLETED, 0),
+    "text": (FAILED, 1),
+    "raise": (FAILED, 1),
+    "thread": (COMPLETED, 0),
+    "kill": (KILLED, -15),
+}
+
+
+@pytest.mark.slow
+def test_a_child_of_multiprocessing_ends_as_its_exit_code_says(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_TRAINER)
+    expected = {
+        f"{method}-{ending}": end
+        for method, endings in (
+            ("fork", _CHILD_ENDINGS),
+            ("forkserver", _CHILD_ENDINGS),
+            ("spawn", ("none", "text")),
+        )
+        for ending, end in _CHILD_ENDINGS.items()
+        if ending in endings
+    }
+    command = [sys.executable, str(script), str(tmp_path / "shm"), *expected]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes = map(int, result.stdout.splitlines()[-1].split())
+    seen = {
+        case: (_end(tmp_path / "shm", case), code)
+        for case, code in zip(expected, codes, strict=True)
+    }
+    assert seen == expected
 
 
 @pytest.mark.parametrize(
@@ -110,7 +309,7 @@ def test_an_exception_keeps_its_traceback_and_the_users_excepthook(tmp_path):
     )
     assert "mine saw no such shard" in result.stderr
     assert "ValueError: no such shard" in result.stderr
-    assert _reader(tmp_path).state.end_reason is EndReason.FAILED
+    assert _end(tmp_path) is FAILED
 
 
 def test_a_forked_child_that_ends_leaves_the_parents_ring_alone(tmp_path):

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from mp_agent.probe import guard as guard_module
-from mp_agent.probe.guard import FAILURES_AT_MOST, Guard
+from mp_agent.probe.guard import FAILURES_AT_MOST, REST_CALLS, REST_CALLS_AT_MOST, Guard
 
 
 @pytest.fixture
@@ -31,14 +31,48 @@ def test_a_failure_is_swallowed_counted_and_logged_once_per_kind(guard, failures
     assert all(record.exc_info for record in caplog.records)
 
 
-def test_it_closes_after_repeated_failures_of_one_kind(guard, failures):
-    for _ in range(3 * FAILURES_AT_MOST):
+def test_a_kind_that_keeps_failing_rests_and_is_tried_again_while_others_go_on(failures):
+    resting: list[str] = []
+    guard = Guard(on_failure=lambda: failures.append(1), on_rest=resting.append)
+    for _ in range(FAILURES_AT_MOST + REST_CALLS):
         guard.run("kind", fail)
-    assert guard.closed
     assert len(failures) == FAILURES_AT_MOST
-    calls = []
+    assert resting == ["kind"]
+    calls: list[int] = []
     guard.run("other", calls.append, 1)
-    assert calls == []
+    guard.run("kind", calls.append, 2)
+    assert calls == [1, 2]
+    guard.run("kind", fail)
+    assert len(failures) == FAILURES_AT_MOST + 1
+
+
+def test_the_longer_a_kind_fails_the_longer_it_rests(guard, failures):
+    for _ in range(20 * REST_CALLS_AT_MOST):
+        guard.run("kind", fail)
+    assert len(failures) < 40
+
+
+def test_what_is_contained_fails_by_itself(guard, failures):
+    calls: list[int] = []
+
+    def hook() -> None:
+        guard.contain("part", fail)
+        calls.append(1)
+
+    guard.run("hook", hook)
+    assert (calls, failures) == ([1], [1])
+
+
+def test_a_failure_that_cannot_be_logged_is_swallowed_too(guard, failures, monkeypatch):
+    def refuse(record: logging.LogRecord) -> bool:
+        raise RuntimeError("a filter of the script's")
+
+    logger = logging.getLogger("mp_agent")
+    logger.addFilter(refuse)
+    try:
+        guard.run("kind", fail)
+    finally:
+        logger.removeFilter(refuse)
 
 
 def test_a_failure_of_the_counting_is_swallowed_too():

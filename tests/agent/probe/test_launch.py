@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.probe import launch
 from mp_agent.probe.launch import NodeAgentLauncher
-from mp_agent.ring import locations
+from mp_agent.ring import locations, restarts
 from mp_agent.settings import Settings
 from tests.waiting import wait_until
 
@@ -80,18 +80,26 @@ def test_a_running_agent_is_left_alone(launcher, run_dir):
     assert _agent_pid(run_dir) == pid
 
 
-def test_a_dead_agent_is_started_again_three_times_at_most(launcher, run_dir, caplog):
+def test_an_agent_is_started_again_however_often_it_is_killed(
+    launcher, run_dir, caplog, monkeypatch
+):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE_SECONDS", 0.05)
     pids = [_start(launcher, run_dir)]
-    for _ in range(launch.RESTARTS_AT_MOST):
+    for _ in range(5):
         _kill(pids[-1], run_dir)
         pids.append(_start(launcher, run_dir))
-    assert len(set(pids)) == 1 + launch.RESTARTS_AT_MOST
-    _kill(pids[-1], run_dir)
-    for _ in range(5):
-        launcher.ensure_running()
-    assert launcher._starter is None or launcher._starter.poll() == 0
-    assert not locations.agent_running(run_dir)
-    assert "is not started again" in caplog.text
+    assert len(set(pids)) == 6
+    assert caplog.text.count("the node agent died") == 1
+
+
+def test_the_last_start_keeps_no_pause(launcher, run_dir, monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE_SECONDS", 3600.0)
+    _kill(_start(launcher, run_dir), run_dir)
+    assert not launcher.ensure_running()
+    assert launcher.ensure_running(at_once=True)
+    wait_until(lambda: _agent_pid(run_dir), what="a node agent")
 
 
 def test_the_token_is_handed_over_in_a_variable_of_its_own_and_nowhere_else(run_dir, tmp_path):

@@ -111,6 +111,6 @@ def test_a_launcher_that_keeps_no_logs_has_a_name_of_its_launch_all_the_same():
 
 def test_the_name_of_a_run_that_has_none_stays_when_its_launcher_starts_it_again():
     environ = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}
-    first, second = (make_identity(environ={**environ, "WORLD_SIZE": n}) for n in ("8", "4"))
+    first, second = (make_identity(environ={**environ, "WORLD_SIZE": n}) for n in ("8", "6"))
     assert first.launch != second.launch
     assert first.run == second.run

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe import delivery, subjects
+from mp_agent.probe import delivery, measures, plan
 from mp_agent.probe.subject import Subject
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray
+from tests.agent.probe.rings import read_ring
 
 STEPS = 12
 
@@ -69,7 +71,8 @@ class FakeMailbox:
 @pytest.fixture
 def device_watch(watch, monkeypatch):
     monkeypatch.setattr(delivery, "Mailbox", FakeMailbox)
-    monkeypatch.setattr(subjects, "for_device", lambda device: Statistics())
+    monkeypatch.setattr(measures, "for_device", lambda device: Statistics())
+    monkeypatch.setattr(plan, "_holds_nothing", is_lazy)  # here the meta device holds numbers
     return watch
 
 
@@ -93,11 +96,62 @@ def test_no_step_asks_the_device_for_a_value(device_watch, clips, micro_batches)
     assert contents.state.probe_errors == 0
     assert len(contents.records) == STEPS
     values = contents.values(5)
-    assert values["loss"] == 1.0 / micro_batches
+    assert values["loss"] == 1.0
     assert values["learning_rate"] == 1.0
     assert values.get("clip_norm") == (1.0 if clips else None)
     assert contents.schema.fact("device") == "meta"
     assert len(contents.layers) == 4
+
+
+def test_optimizers_of_one_model_that_are_clipped_apart_ask_for_none(device_watch):
+    watched = device_watch(layer_interval=3)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to("meta")
+    # Every other layer's, so that the rows have to be put in order.
+    parts = [[model[0].weight, model[1].weight], [model[0].bias, model[1].bias]]
+    optimizers = [Still(part) for part in parts]
+    for _ in range(STEPS):
+        model(torch.ones(2, 4, device="meta")).sum().backward()
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            clip_grad_norm_(part, 1.0)
+            optimizer.found_inf = torch.zeros((), device="meta")
+            optimizer.step()
+        model.zero_grad()
+    watched.probe.flush()
+    contents = read_ring(watched.writer.path, one_schema=False)
+    assert contents.state.probe_errors == 0
+    assert len(contents.records) == STEPS
+    assert [share.joint for share in contents.schema.shares] == [False, True]
+    assert [layer.name for layer in contents.schema.layers] == [
+        "0.weight", "0.bias", "1.weight", "1.bias",
+    ]  # fmt: skip
+
+
+def test_closures_weights_of_losses_and_counts_in_the_state_stay_on_the_device(device_watch):
+    class Closing(Still):
+        def step(self, closure=None):
+            for _ in range(2):
+                closure()
+
+    watched = device_watch()
+    model = nn.Linear(4, 3).to("meta")
+    optimizer = Closing(model.parameters())
+    for parameter in model.parameters():
+        optimizer.state[parameter]["step"] = torch.ones((), device="meta")
+
+    def closure() -> None:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4, device="meta")).sum()
+        loss.backward(torch.ones((), device="meta"))
+
+    for _ in range(3):
+        optimizer.step(closure)
+        model.eval()
+        model.train()
+    watched.probe.flush()
+    contents = watched.read()
+    assert contents.state.probe_errors == 0
+    assert contents.column("loss") == [1.0] * 3
+    assert [record.step for record in contents.records] == [1, 2, 3]
 
 
 def test_a_fused_optimizers_scale_and_skip_flag_stay_on_the_device(device_watch):

@@ -1,8 +1,13 @@
 """Which ranks are on which node, as launchers tell."""
 
+import os
+from typing import ClassVar
+
 import pytest
 
-from mp_agent.probe.nodes import node_place
+from mp_agent.probe import processes
+from mp_agent.probe.identity import make_identity
+from mp_agent.probe.nodes import NodePlace, node_place
 from tests.agent.probe.launchers import SRUN, TORCHRUN
 
 
@@ -63,3 +68,41 @@ def test_other_launchers_tell_of_nodes_too(environ, expected):
 def test_it_is_said_what_to_set_where_nodes_show_that_nobody_tells_of(caplog):
     assert place(RANK="4", WORLD_SIZE="6", LOCAL_RANK="0") == (0, 6, 0)
     assert "set LOCAL_WORLD_SIZE and GROUP_RANK" in caplog.text
+
+
+class TestAPodPerRank:
+    """PyTorchJob without torchrun: nothing but rank, number of ranks and where they meet."""
+
+    WORKER: ClassVar = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "job-master-0",
+        "MASTER_PORT": "23456",
+    }
+    MASTER: ClassVar = {
+        **WORKER,
+        "RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "HOSTNAME": "job-master-0",
+    }
+
+    def test_whose_trainer_is_the_first_process_is_a_node_of_its_own(self, monkeypatch):
+        monkeypatch.setattr(os, "getppid", lambda: 0)
+        worker, master = make_identity(environ=self.WORKER), make_identity(environ=self.MASTER)
+        assert (worker.local_rank, worker.local_world_size, worker.node_rank) == (0, 1, 1)
+        assert (master.local_rank, master.local_world_size, master.node_rank) == (0, 1, 0)
+        assert worker.run == master.run
+
+    def test_with_a_shell_in_between_is_one_too(self):
+        pod = {**self.WORKER, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+        assert node_place(1, 2, pod) == NodePlace(0, 1, 1)
+        together = {**pod, "MASTER_ADDR": "127.0.0.1"}
+        assert node_place(1, 2, together) == NodePlace(1, 2, 0)
+        assert node_place(1, 2, {**pod, "LOCAL_RANK": "1"}) == NodePlace(1, 2, 0)
+
+
+def test_without_proc_there_is_an_identity_all_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "Path", lambda path: tmp_path / path.lstrip("/"))
+    for environ in ({}, TORCHRUN):
+        assert make_identity(environ=environ).run
+    assert list(processes.ancestors()) == [os.getppid()]

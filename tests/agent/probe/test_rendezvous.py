@@ -347,7 +347,8 @@ def test_a_run_of_one_node_asks_nobody(identity, settings, meets):
 def test_the_process_is_of_the_lowest_priority(start_rank, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "1")
     rank = start_rank(2)
-    start_rendezvous(rank.path, Settings(dir=tmp_path)).wait(30)
+    starting = start_rendezvous(rank.path, Settings(dir=tmp_path))
+    wait_until(lambda: starting.poll() is not None, what="the detached process")
     pids = [
         int(entry.name)
         for entry in Path("/proc").iterdir()

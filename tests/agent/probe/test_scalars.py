@@ -1,10 +1,12 @@
 """Single numbers are taken without making anybody wait, or not at all."""
 
+from math import copysign, inf
+
 import numpy as np
 import pytest
 import torch
 
-from mp_agent.probe.scalars import add, reciprocal, scalar_of
+from mp_agent.probe.scalars import add, reciprocal, scalar_of, tighter
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,27 @@ def test_sums_and_reciprocals_are_in_double_precision():
     assert total.item() == 1.0 + 2.0**-40
     assert reciprocal(torch.tensor(3.0)).item() == 1 / 3
     assert reciprocal(4.0) == 0.25
+    for zero in (0.0, -0.0):
+        assert reciprocal(zero) == reciprocal(torch.tensor(zero)).item() == copysign(inf, zero)
+
+
+class TestTighter:
+    """Of two clippings, the one that shrinks more."""
+
+    CASES = (
+        ((1.0, 4.0), (1.0, 8.0), 1),
+        ((2.0, 8.0), (1e-3, 1e-3), 0),
+        ((inf, 5.0), (1.0, 2.0), 1),
+    )
+
+    @pytest.mark.parametrize(("one", "other", "chosen"), CASES)
+    def test_of_floats(self, one, other, chosen):
+        assert tighter(one, other) == (one, other)[chosen]
+
+    @pytest.mark.parametrize(("one", "other", "chosen"), CASES)
+    def test_of_norms_that_stay_on_their_device(self, one, other, chosen):
+        on_device = [(limit, torch.tensor(norm)) for limit, norm in (one, other)]
+        limit, norm = tighter(*on_device)
+        assert isinstance(limit, torch.Tensor)
+        assert limit.dtype is norm.dtype is torch.float64
+        assert (float(limit), float(norm)) == (one, other)[chosen]

@@ -88,8 +88,8 @@ def test_not_observed_and_beyond_float64_go_through():
         b"",
         b"\xc1",
         b"hello",
-        b"\x93\x01",
-        msgspec.msgpack.encode([1, [1, 2]]),
+        b"\x93\x02",
+        msgspec.msgpack.encode([2, [1, 2]]),
         b"\xdd" + b"\xff" * 4,
     ],
 )
@@ -106,7 +106,7 @@ def test_deep_nesting_is_no_report():
 
 
 def test_another_format_is_named_before_anything_else_is_read():
-    with pytest.raises(ReportError, match=r"report of format 9; this agent reads format 1"):
+    with pytest.raises(ReportError, match=r"report of format 9; this agent reads format 2"):
         decode_report(msgspec.msgpack.encode([9, "anything"]))
 
 

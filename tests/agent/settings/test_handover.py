@@ -1,8 +1,11 @@
 import json
+import math
 
 import pytest
+from pydantic import ValidationError
 
-from mp_agent.settings import SECRETS, Settings
+from mp_agent.errors import SettingError
+from mp_agent.settings import SECRETS, Settings, load_settings
 from mp_agent.settings.handover import HANDOVER_VARIABLE, handed_over, take_over
 
 GIVEN = Settings(
@@ -37,20 +40,57 @@ def test_where_nothing_is_handed_over_the_environment_counts(monkeypatch):
     assert take_over() == (Settings(linger_seconds=3), 0)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"port": "x"}', '{"unknown": 1}'])
-def test_what_cannot_be_used_is_counted_and_logged(monkeypatch, caplog, text):
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"port": "x"}', '{"unknown": 1}', "[" * 9999]
+)
+def test_what_cannot_be_read_is_never_replaced_by_the_environment(monkeypatch, text):
     monkeypatch.setenv(HANDOVER_VARIABLE, text)
 
-    assert take_over() == (Settings(), 1)
-    assert f"{HANDOVER_VARIABLE} is ignored" in caplog.text
+    with pytest.raises(SettingError, match=HANDOVER_VARIABLE):
+        take_over()
 
 
-def test_a_secret_that_cannot_be_used_is_shown_in_no_message(monkeypatch, caplog):
+def test_a_secret_that_cannot_be_used_is_shown_in_no_message(monkeypatch):
     for name, value in handed_over(GIVEN).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MP_AGENT_TOKEN", "two words")
-    settings, ignored = take_over()
 
-    assert settings.token.get_secret_value() == ""
-    assert ignored == 2, "the handover, and the variable"
-    assert "two words" not in caplog.text
+    with pytest.raises(SettingError) as refusal:
+        take_over()
+    assert "two words" not in str(refusal.value)
+
+
+def _floats() -> list[str]:
+    return [name for name, field in Settings.model_fields.items() if field.annotation is float]
+
+
+@pytest.mark.parametrize("value", [math.inf, 0.1 + 0.2, 5e-324, 1.7976931348623157e308])
+@pytest.mark.parametrize("name", _floats())
+def test_every_float_arrives_exactly(monkeypatch, name, value):
+    try:
+        given = Settings(**{name: value})
+    except ValidationError:
+        assert name == "time_scale" and value == math.inf
+        return
+    for variable, text in handed_over(given).items():
+        monkeypatch.setenv(variable, text)
+
+    assert take_over() == (given, 0)
+    assert getattr(take_over()[0], name) == value
+
+
+def test_paths_that_are_not_utf8_arrive(monkeypatch):
+    given = Settings(log_dir="/tmp/\udcff", sd_dir="/shared/\udce4")
+    for name, value in handed_over(given).items():
+        monkeypatch.setenv(name, value)
+
+    assert take_over() == (given, 0)
+
+
+def test_guards_that_were_refused_stay_refused_in_the_other_process(monkeypatch):
+    monkeypatch.setenv("MP_AGENT_TLS_CERTIFICATE", "relative.pem")
+    monkeypatch.setenv("MP_AGENT_TLS_KEY", "relative.key")
+    for name, value in handed_over(load_settings()[0]).items():
+        monkeypatch.setenv(name, value)
+
+    assert take_over()[0].refused_guards == ("tls_certificate", "tls_key")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -128,8 +129,7 @@ def ddp_compiled(place: Path, rank: int) -> Reference:
     return reference
 
 
-@variant("ddp")
-def ddp_two_optimizers(place: Path, rank: int) -> Reference:
+def _two_optimizers(place: Path, rank: int, wrapped: Callable[[nn.Module], nn.Module]) -> Reference:
     """Matrices and vectors of one model, as with Muon and AdamW; clipped together."""
 
     def split(model: nn.Module) -> list[dict[str, nn.Parameter]]:
@@ -146,14 +146,15 @@ def ddp_two_optimizers(place: Path, rank: int) -> Reference:
     for step in range(1, STEPS + 1):
         whole.zero_grad()
         loss_of(whole(batch(step, range(WORLD)))).backward()
-        reference.append({"": rows_of(parts[0]), "1": rows_of(parts[1])})
+        rows = [rows_of(part) for part in parts]
+        reference.append({"": {**rows[0], **rows[1]}, "0": rows[0], "1": rows[1]})
         clip_grad_norm_(whole.parameters(), 1e-3)
         for optimizer in optimizers:
             optimizer.step()
     del optimizers, whole, parts
     with watched(place, rank):
         inner = seeded(Model)
-        model = DistributedDataParallel(inner)
+        model = wrapped(inner)
         optimizers = [optimizer_of(part.values()) for part in split(inner)]
         for step in range(1, STEPS + 1):
             model.zero_grad()
@@ -162,6 +163,16 @@ def ddp_two_optimizers(place: Path, rank: int) -> Reference:
             for optimizer in optimizers:
                 optimizer.step()
     return reference
+
+
+@variant("ddp")
+def ddp_two_optimizers(place: Path, rank: int) -> Reference:
+    return _two_optimizers(place, rank, DistributedDataParallel)
+
+
+@variant("fsdp2")
+def fsdp2_two_optimizers(place: Path, rank: int) -> Reference:
+    return _two_optimizers(place, rank, fully_shard)
 
 
 @variant("ddp")

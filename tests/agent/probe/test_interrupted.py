@@ -1,0 +1,289 @@
+"""Signal handlers and other threads raise into hooks: training gets just what was raised."""
+
+import ctypes
+import inspect
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from mp_agent.probe import guard
+from mp_agent.probe.conditions import ConditionWatch
+from mp_agent.ring.interruptions import interruption_in
+from mp_agent.ring.reader import RingReader
+
+HITS = 40
+"""Signals that have to arrive within a hook."""
+STRIDE = 13
+"""Of the places in a step's hooks, every so manieth is struck."""
+
+
+class Stop(Exception):
+    """An exception of a training script's own."""
+
+    def __init__(self) -> None:
+        super().__init__("stop now")
+
+
+KINDS = (TimeoutError, RuntimeError, AttributeError, KeyError, Stop, KeyboardInterrupt)
+
+
+class Training:
+    """Steps with autocast and clipping."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.inputs = torch.randn(5, 6)
+        self.steps = 0
+        self.optimizer.register_step_post_hook(self._count)
+
+    def step(self) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = self.model(self.inputs).float().pow(2).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(self.model.parameters(), 0.5)
+        self.optimizer.step()
+
+    def _count(self, *_: object) -> None:
+        self.steps += 1
+
+
+class Strike:
+    """A profiler that sends this process a signal at one place within the hooks."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+        self._depth = 0
+        self.places = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        hook = frame.f_code is guard._RUN
+        self._depth += hook and event == "call"
+        # An interpreter that lets go of a half used generator looks for no signals in it.
+        generator = event in ("call", "return") and frame.f_code.co_flags & inspect.CO_GENERATOR
+        if self._depth and not generator:
+            self.places += 1
+            if self.places == self._place:
+                self.where = f"{event} in {frame.f_code.co_filename}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGALRM)
+        self._depth -= hook and event == "return"
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[object], None]]:
+    """Register a handler of SIGALRM until the test is over."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield partial(signal.signal, signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def thread_state() -> tuple[object, ...]:
+    """What torch keeps per thread."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch._C._is_torch_function_all_disabled(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
+
+
+def test_an_exception_at_any_place_of_a_hook_gets_through_and_leaves_no_trace(watch, alarm):
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("time is up")
+
+    alarm(handler)
+    watched = watch()
+    training = Training()
+    training.step()
+    before = thread_state()
+    counting = Strike(0)
+    sys.setprofile(counting)
+    training.step()
+    sys.setprofile(None)
+    assert counting.places > 500
+    reached = 0
+    for place in range(1, counting.places, STRIDE):
+        strike = Strike(place)
+        try:
+            sys.setprofile(strike)
+            training.step()
+        except TimeoutError:
+            reached += 1
+            assert thread_state() == before, strike.where
+        else:
+            assert not strike.where, f"swallowed: {strike.where}"
+        finally:
+            sys.setprofile(None)
+    assert reached > 0.8 * counting.places / STRIDE
+    for _ in range(20):
+        training.step()
+    reader = RingReader.open(watched.writer.path)
+    assert reader.schema is not None
+    records, lost = reader.steps_after(0)
+    state = reader.state
+    reader.close()
+    assert state.probe_errors == 0
+    assert len(records) + lost + state.records_dropped >= training.steps
+    last = [record.sequence for record in records[-20:]]
+    assert last == list(range(last[0], last[0] + 20))
+
+
+def test_every_signal_handlers_exception_reaches_the_script(watch, alarm):
+    raised: list[bool] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raised.append(_within_a_hook(frame))
+        raise random.choice(KINDS)()
+
+    alarm(handler)
+    watch()
+    training = Training()
+    training.step()
+    before, seen, torn = thread_state(), 0, 0
+    while sum(raised) < HITS:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(50e-6, 3e-3))
+            training.step()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KINDS:
+            seen += 1
+            torn += raised[-1] and thread_state() != before
+            # What torch's own context managers leave when they are interrupted themselves.
+            torch.set_grad_enabled(True)
+            torch.set_autocast_enabled("cpu", False)
+    assert seen == len(raised)
+    assert torn == 0
+
+
+def test_what_another_thread_sends_reaches_the_script(watch, monkeypatch):
+    watch()
+    training = Training()
+    training.step()
+    own = threading.get_ident()
+    for kind in (TimeoutError, Stop):
+        sender = threading.Thread(target=_send, args=(own, kind, _hook_runs))
+        sender.start()
+        with pytest.raises(kind):
+            while True:
+                training.step()
+        sender.join()
+        assert torch.is_grad_enabled()
+
+
+def test_a_callback_that_is_interrupted_passes_it_on_and_one_that_fails_does_not(alarm, tmp_path):
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        raise TimeoutError
+
+    failures: list[int] = []
+    watch = ConditionWatch(
+        tmp_path,
+        [lambda _: 1 / 0, lambda _: signal.raise_signal(signal.SIGALRM)],
+        logs=False,
+        on_failure=lambda: failures.append(1),
+    )
+    alarm(handler)
+    with pytest.raises(TimeoutError):
+        watch.tell([object()])
+    assert failures == [1]
+
+
+class _Callable:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise ValueError("a handler that is an object")
+
+
+def _rebinding(reason: str, number: int, frame: FrameType | None) -> None:
+    del frame
+    raise ValueError(reason)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        _Callable(),
+        partial(_rebinding, "a handler that is partial and rebinds its arguments"),
+        lambda *arguments: 1 / 0,
+        lambda *arguments: _Callable()(*arguments),
+    ],
+)
+def test_handlers_of_all_kinds_are_known_from_failures_of_the_probe(alarm, handler):
+    alarm(handler)
+    with pytest.raises(Exception) as caught:
+        signal.raise_signal(signal.SIGALRM)
+    assert interruption_in(caught.value) is caught.value
+
+
+def test_a_handlers_exception_that_was_handled_on_the_way_is_found(alarm):
+    alarm(_Callable())
+    with pytest.raises(OSError, match="no such file") as caught:
+        try:
+            signal.raise_signal(signal.SIGALRM)
+        except ValueError:
+            raise OSError("no such file") from None
+    assert str(interruption_in(caught.value)) == "a handler that is an object"
+
+
+def test_failures_while_the_script_handles_an_interruption_are_failures(alarm):
+    alarm(_Callable())
+    try:
+        signal.raise_signal(signal.SIGALRM)
+    except ValueError as handled:
+        try:
+            raise RuntimeError("of the probe")
+        except RuntimeError as error:
+            assert interruption_in(error, handled) is None
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: {}["absent"],
+        lambda: next(iter(())),
+        lambda: torch.ones(2) + torch.ones(3),
+        lambda: _raise(Stop()),
+        lambda: int("none"),
+    ],
+)
+def test_failures_of_the_probes_own_are_none(fail):
+    with pytest.raises(Exception) as caught:
+        fail()
+    assert interruption_in(caught.value) is None
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _within_a_hook(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is guard._RUN:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _hook_runs(thread: int) -> bool:
+    return _within_a_hook(sys._current_frames().get(thread))
+
+
+def _send(thread: int, kind: type[Exception], now: Callable[[int], bool]) -> None:
+    while not now(thread):
+        time.sleep(0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -1,0 +1,167 @@
+"""`torchrun -m tests.frameworks.deepspeed_job DIRECTORY [VARIANT …]`: trains them under a probe."""
+
+import gc
+import json
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # DeepSpeed compiles Muon, for minutes
+
+import torch
+import torch.distributed as dist
+
+from tests.agent.probe.watching import watched
+from tests.frameworks.deepspeed_variants import (
+    CLIP,
+    DTYPES,
+    MICRO_BATCHES,
+    POISONED_STEP,
+    RESUMED_STEPS,
+    STEPS,
+    VARIANTS,
+    Variant,
+    batch,
+    make_model,
+)
+
+
+def config_of(variant: Variant) -> dict[str, object]:
+    config: dict[str, object] = {
+        "train_micro_batch_size_per_gpu": 5,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "gradient_clipping": CLIP if variant.clips else 0.0,
+        "zero_optimization": {
+            "stage": variant.stage,
+            "round_robin_gradients": variant.round_robin,
+            "stage3_param_persistence_threshold": 0,
+            **({"offload_optimizer": {"device": "cpu"}} if variant.offload else {}),
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": variant.dtype == "bf16"},
+        "fp16": {
+            "enabled": variant.dtype == "fp16",
+            "initial_scale_power": 8,
+            "hysteresis": 1,
+            "loss_scale_window": 2,
+        },
+    }
+    if variant.accumulate:
+        config["data_types"] = {"grad_accum_dtype": variant.accumulate}
+    if variant.muon:
+        config["optimizer"] = {"type": "Muon", "params": {"lr": 1e-3}}
+    return config
+
+
+def parameter_groups(model: torch.nn.Module) -> Iterator[dict[str, object]]:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    yield {"params": [each for each in trained if each.ndim > 1]}
+    yield {"params": [each for each in trained if each.ndim == 1], "weight_decay": 0.0}
+
+
+def make_engine(variant: Variant) -> Any:
+    deepspeed = import_module("deepspeed")
+    model = make_model()
+    for parameter in model.parameters():
+        parameter.use_muon = parameter.ndim > 1
+    optimizer = None if variant.muon else torch.optim.Adam(list(parameter_groups(model)), lr=1e-3)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        model_parameters=[each for each in model.parameters() if each.requires_grad],
+        config=config_of(variant),
+    )
+    return engine
+
+
+def train(variant: Variant, engine: Any, steps: int, directory: Path | None = None) -> None:
+    """Train; write what DeepSpeed says of each step into `directory`, and the weights before it."""
+    rank = dist.get_rank()
+    seen: list[dict[str, object]] = []
+    for step in range(1, steps + 1):
+        weights = weights_of(engine)
+        scale = float(getattr(engine.optimizer, "loss_scale", 1.0))
+        for micro_batch in range(MICRO_BATCHES):
+            inputs = batch(step, rank, micro_batch)
+            if variant.poisoned and (step, rank, micro_batch) == (POISONED_STEP, 1, 0):
+                inputs = inputs * float("inf")
+            loss = engine(inputs.to(DTYPES[variant.dtype]))
+            if variant.own_backward:
+                (engine.scale(loss) if variant.dtype == "fp16" else loss).backward()
+            else:
+                engine.backward(loss)
+            engine.step()
+        norm = engine.get_global_grad_norm()
+        seen.append(
+            {
+                "norm": None if norm is None else float(norm),
+                "skipped": bool(getattr(engine.optimizer, "overflow", False)),
+                "scale": scale,
+                "step": engine.global_steps,
+            }
+        )
+        if directory is not None and rank == 0:
+            torch.save(weights, directory / f"weights{step}.pt")
+    if directory is not None and rank == 0:
+        (directory / "seen.json").write_text(json.dumps(seen))
+
+
+def weights_of(engine: Any) -> dict[str, torch.Tensor]:
+    """The weights that the model computes with, in double precision; gathered under ZeRO 3."""
+    deepspeed = import_module("deepspeed")
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return {name: p.detach().double() for name, p in engine.module.named_parameters()}
+
+
+def run(variant: Variant, directory: Path) -> None:
+    checkpoint = directory / "checkpoint"
+    if variant.resumed:
+        before = make_engine(variant)
+        train(variant, before, RESUMED_STEPS)
+        before.save_checkpoint(str(checkpoint))
+        before.destroy()
+        del before
+        gc.collect()
+    with ExitStack() as watch:
+        if not variant.watched_late:
+            watch.enter_context(watched(directory, dist.get_rank(), dist.get_world_size()))
+        engine = make_engine(variant)
+        if variant.watched_late:
+            watch.enter_context(watched(directory, dist.get_rank(), dist.get_world_size()))
+        if variant.resumed:
+            engine.load_checkpoint(str(checkpoint))
+        train(variant, engine, STEPS, directory)
+        optimizer = weakref.ref(engine.optimizer)
+        engine.destroy()
+        del engine
+        gc.collect()
+        (directory / f"freed{dist.get_rank()}").write_text(str(optimizer() is None))
+
+
+def main(directory: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for variant in [VARIANTS[name] for name in names or VARIANTS]:
+        place = directory / variant.name
+        place.mkdir(parents=True, exist_ok=True)
+        begun = time.perf_counter()
+        dist.barrier()
+        run(variant, place)
+        if dist.get_rank() == 0:
+            print(f"{variant.name}: {time.perf_counter() - begun:.2f} s", flush=True)
+    dist.barrier()
+    time.sleep(0.1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    assert "deepspeed" not in sys.modules, "the first variant imports it after the probe attached"
+    main(Path(sys.argv[1]), sys.argv[2:])

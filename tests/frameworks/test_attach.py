@@ -1,0 +1,140 @@
+"""Programs that never mention mp_agent, started by launchers that know nothing of it either."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
+from mp_agent.ring.reader import RingReader
+
+_SPAWNED = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def train(rank, directory):
+    dist.init_process_group("gloo", init_method=f"file://{directory}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    import sys
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+_LIGHTNING = """
+import lightning, torch
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4)
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, gradient_clip_val=1.0,
+    )
+    trainer.fit(Module(), loader)
+"""
+
+_ACCELERATE = """
+import torch
+from accelerate import Accelerator, debug_launcher
+
+def train():
+    accelerator = Accelerator(cpu=True)  # gives each process RANK=0, whatever its group says
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        optimizer.zero_grad()
+        accelerator.backward(model(torch.randn(2, 4)).sum())
+        optimizer.step()
+
+if __name__ == "__main__":
+    debug_launcher(train, num_processes=2)
+"""
+
+
+def _ranks(script: str, directory: Path) -> list[RingReader]:
+    """Run a script with the variable set; return the rings of its only run, by rank."""
+    path = directory / "train.py"
+    path.write_text(script)
+    environment = {
+        **os.environ,
+        "MP_AGENT_ATTACH": "1",
+        "MP_AGENT_DIR": str(directory / "shm"),
+        "MP_AGENT_NODE_AGENT": "none",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(path), str(directory / "meeting")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = locations.find_runs(directory / "shm")
+    return [RingReader.open(ring) for ring in locations.find_rings(run_dir)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [_SPAWNED, _LIGHTNING], ids=["mp.spawn", "lightning"])
+def test_every_rank_is_watched_and_no_other_process(framework, tmp_path, script):
+    if script is _LIGHTNING:
+        framework("lightning")
+    readers = _ranks(script, tmp_path)
+    seen = [
+        (
+            reader.identity.rank,
+            reader.identity.world_size,
+            reader.identity.local_rank,
+            reader.state.committed_sequence,
+            reader.state.end_reason,
+        )
+        for reader in readers
+    ]
+    for reader in readers:
+        reader.close()
+    assert seen == [(rank, 2, rank, 4, EndReason.COMPLETED) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_ranks_that_accelerate_forks_are_watched_under_the_numbers_of_their_group(
+    framework, tmp_path
+):
+    framework("accelerate")
+    readers = _ranks(_ACCELERATE, tmp_path)
+    seen = [
+        (reader.identity.rank, reader.identity.world_size, reader.state.committed_sequence)
+        for reader in readers
+    ]
+    for reader in readers:
+        reader.close()
+    assert seen == [(0, 2, 4), (1, 2, 4)]
+
+
+def test_an_interpreter_without_the_variable_or_without_torch_is_left_as_it_is():
+    script = (
+        "import sys; names = [n for n in sys.modules if 'mp_agent' in n and 'editable' not in n]\n"
+        "print(names, [f for f in sys.meta_path if 'Torch' in type(f).__name__])"
+    )
+
+    def seen(**environ: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if name != "MP_AGENT_ATTACH"}
+        command = [sys.executable, "-c", script]
+        return subprocess.run(
+            command, env={**kept, **environ}, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert seen() == "[] []\n"
+    assert seen(MP_AGENT_ATTACH="0") == "['mp_agent_attach'] []\n"
+    assert seen(MP_AGENT_ATTACH="1").startswith("['mp_agent_attach'] [<mp_agent_attach._Torch")

@@ -1,0 +1,30 @@
+"""Starts a job of two ranks under torch's own launcher."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+WORLD = 2
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(module: str, *arguments: str, **environment: str) -> None:
+    """Run a module of the tests on two ranks; fails, with their output, when they do."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, f"--nproc-per-node={WORLD}", "-m", module, *arguments],
+        check=False,
+        timeout=600,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        },
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
