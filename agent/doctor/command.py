@@ -14,6 +14,7 @@ from rich.text import Text
 from mp_agent.doctor.checks import Check, examine
 from mp_agent.doctor.finding import Finding, Verdict
 from mp_agent.doctor.machine import Machine, settings_and_ignored
+from mp_agent.node.remains import clear_leftovers
 
 _STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.UNKNOWN: "yellow"}
 _VERDICT_WIDTH = 9
@@ -64,6 +65,7 @@ def doctor_command(scrape: str, prometheus: str, run_name: str, as_json: bool) -
         click.echo(json.dumps(_report(results), indent=1))
     else:
         _print(results)
+    clear_leftovers(settings.dir)
     sys.exit(int(_count(results, Verdict.WRONG) > 0))
 
 

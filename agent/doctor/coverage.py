@@ -31,7 +31,8 @@ def coverage(machine: Machine) -> Iterator[Finding]:
             yield wrong(
                 f"run {run}: the numbers cover {value:.0%} of the ranks"
                 + (f"; missing: {shown}" if shown else ""),
-                "call mp-agent doctor on the nodes of those ranks",
+                "call mp-agent doctor on the nodes of those ranks; if they never called "
+                "mp_agent.init(), start the job with MP_AGENT_ATTACH=1",
             )
     if not found:
         yield unknown("no root agent answers here, so what its numbers cover is not known")

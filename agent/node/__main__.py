@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         if lock_fd is None:
             return 0
+    if options.ready_fd is not None:
+        os.close(options.ready_fd)
     if options.detach and os.fork() > 0:
         # The child has the lock by inheritance; this process must not run its exit handlers.
         os._exit(0)
@@ -42,6 +44,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--with-parent", action="store_true", help="with --dir: stop when the parent process ends"
     )
     parser.add_argument("--detach", action="store_true", help="go on in the background")
+    parser.add_argument("--ready-fd", type=int, help="closed once the run has its agent")
     return parser.parse_args(arguments)
 
 

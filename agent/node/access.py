@@ -26,7 +26,13 @@ class Access:
 
 
 def access(settings: Settings) -> Access:
-    """Return the access that the settings ask for; SettingError when they contradict."""
+    """Return the access that the settings ask for.
+
+    Raises SettingError when they contradict, or when a guard was set to what cannot be used.
+    """
+    if settings.refused_guards:
+        names = ", ".join(settings.refused_guards)
+        raise SettingError(f"the value that was set for {names} cannot be used")
     check = basic_auth(settings)
     return Access(server_tls(settings), () if check is None else (check,))
 

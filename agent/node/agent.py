@@ -13,6 +13,7 @@ from mp_agent.node.otlp import OtlpPush
 from mp_agent.node.presenter import Presenter
 from mp_agent.node.push.own_address import advertised
 from mp_agent.node.push.transport import Transport
+from mp_agent.node.remains import clear_leftovers
 from mp_agent.node.scrapes import ScrapeLog
 from mp_agent.node.server import Exposure, MetricsServer
 from mp_agent.node.service import Services
@@ -22,6 +23,7 @@ from mp_agent.settings import Settings
 log = logging.getLogger("mp_agent.node")
 
 POLL_INTERVAL_SECONDS = 0.2
+CLEARING_INTERVAL_SECONDS = 10.0
 STOP_SECONDS = 5.0
 """How long the services may take to send what is left when the agent ends."""
 
@@ -53,9 +55,13 @@ class NodeAgent:
         )
         self._door = Door(settings, self._server)
         self._ending = Ending(settings.linger_seconds)
+        self._clears: Path | None = None
+        """Directory in which killed jobs may have left something."""
+        self._clears_next_seconds = 0.0
 
     def watch(self, run_dir: Path, lock_fd: int) -> None:
         """Take charge of one run, whose lock is held."""
+        self._clears = run_dir.parent
         self._watches.take_on(run_dir, lock_fd)
 
     def watch_all(self, base: Path, *, with_parent: bool = False) -> None:
@@ -78,6 +84,7 @@ class NodeAgent:
             await self._services.stop(time.monotonic() + STOP_SECONDS)
             await self._server.stop()
             self._watches.release()
+            self._clear_leftovers(time.monotonic(), at_once=True)
 
     async def _turn(self, now_seconds: float) -> None:
         """Bring everything up to date, once."""
@@ -93,6 +100,14 @@ class NodeAgent:
         self._services.tick(time.monotonic())
         self._server.expect(self._transport.senders)
         self._publish(time.monotonic())
+        self._clear_leftovers(time.monotonic())
+
+    def _clear_leftovers(self, now_seconds: float, *, at_once: bool = False) -> None:
+        """Remove, every 10 s, what killed jobs of this user have left beside the run's own."""
+        if self._clears is None or (now_seconds < self._clears_next_seconds and not at_once):
+            return
+        self._clears_next_seconds = now_seconds + CLEARING_INTERVAL_SECONDS
+        clear_leftovers(self._clears)
 
     def _done(self, now_seconds: float) -> bool:
         """Return whether there is nothing left to do."""

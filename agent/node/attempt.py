@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mp_agent.node.assemble import Assembler
-from mp_agent.node.book import NodeBook, as_utf8
+from mp_agent.node.book import NodeBook
 from mp_agent.node.flight.table_shelf import TableShelf
 from mp_agent.node.liveness import run_end
 from mp_agent.node.reduce import RankStep, observed_columns, reduce_step
@@ -13,6 +13,7 @@ from mp_agent.node.source import Delivery, RankSource
 from mp_agent.records.rows import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason
+from mp_agent.records.text import as_utf8
 
 TABLE_LAG_STEPS = 8
 """A probe writes the layers of a step at most so many steps after it (on CUDA, after trouble)."""

@@ -11,6 +11,7 @@ from mp_agent.node.shares import assumed_name
 from mp_agent.records.columns import GRADIENT_COLUMNS, STEP_COLUMNS, Algebra
 from mp_agent.records.rows import Layout, NodeShare
 from mp_agent.records.schema import Schema, Share
+from mp_agent.records.text import as_utf8
 
 ALGEBRA = {column.name: column.algebra for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)}
 
@@ -137,6 +138,7 @@ class NodeBook:
             shard_count=share.shard_count,
             replica_count=share.replica_count,
             assumed=share.assumed,
+            joint=share.joint,
         )
         if known not in self._shares:
             self._shares[known] = len(self.shares)
@@ -153,11 +155,6 @@ class NodeBook:
 
 def _verdict(share: Share) -> str:
     return assumed_name((as_utf8(share.group), as_utf8(share.optimizer)))
-
-
-def as_utf8(name: str) -> str:
-    """Return a name that can be written as UTF-8: lone surrogates become question marks."""
-    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _weights_name(shares: Iterable[Share]) -> str:

@@ -10,6 +10,7 @@ from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
+from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
 from mp_agent.records.conditions import ActiveCondition, ConditionEvent
 from mp_agent.records.views import RunView
@@ -48,7 +49,7 @@ def described(finding: Finding, moment: Moment, values: Values, lookup: Lookup) 
         value=finding.value,
         summary=condition.summary,
         description=plain_text(level.parts, values, labels, finding.value, lookup),
-        remedy=" ".join(condition.remedies),
+        remedy=" ".join(fitting(condition.remedies, lookup)),
         **place,
     )
 

@@ -130,6 +130,7 @@ class ConditionTracker:
             self._remembered = None
         moment = Moment(view, now_seconds, time.time())
         changes = self._detector.evaluate(now_seconds, moment.step)
+        self._refresh(moment)
         if not changes:
             return
         self._changed = True
@@ -144,6 +145,17 @@ class ConditionTracker:
         for active in self._in_force.take_untold():
             self._tell("firing", active, moment)
         self._teller.publish()
+
+    def _refresh(self, moment: Moment) -> None:
+        """Let the text and value of what is in force be those of now."""
+        for finding in self._detector.findings:
+            known = self._in_force.known(finding)
+            if known is not None and known.value != finding.value:
+                active = described(finding, moment, self._values, self._series_labels)
+                self._in_force.update(
+                    finding,
+                    replace(known, value=active.value, description=active.description),
+                )
 
     def _take_up(self, memory: ConditionMemory, now_seconds: float) -> None:
         """Go on with the conditions that were in force under the node agent before this one."""

@@ -47,6 +47,15 @@ class ConditionsInForce:
             active=active, labels=dict(finding.labels), told=False
         )
 
+    def known(self, finding: Finding) -> ActiveCondition | None:
+        """Return what is in force of a finding; None where it is not."""
+        found = self._known.get(_key(finding))
+        return None if found is None else found.active
+
+    def update(self, finding: Finding, active: ActiveCondition) -> None:
+        """Replace what a condition in force says of itself."""
+        self._known[_key(finding)] = replace(self._known[_key(finding)], active=active)
+
     def end(self, finding: Finding) -> KnownCondition | None:
         """Forget what is over, and return what was known of it."""
         return self._known.pop(_key(finding), None)

@@ -19,8 +19,14 @@ class Connection(asyncio.Protocol):
         protocol: asyncio.Protocol,
         open_connections: "set[Connection]",
         full: Callable[[], None],
+        *,
+        remote: str = "",
     ) -> None:
-        """Call `full` whenever the client takes too little of what is sent."""
+        """Call `full` whenever the client takes too little of what is sent.
+
+        remote: the client's address.
+        """
+        self.remote = remote
         self._protocol = protocol
         self._open = open_connections
         self._open.add(self)

@@ -4,6 +4,7 @@ import asyncio
 import resource
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from socket import socket
 
@@ -27,10 +28,11 @@ ProtocolFactory = Callable[[], asyncio.Protocol]
 class GuardedListener:
     """Accepts connections for `make_protocol`, and cuts those that are too many or too quiet.
 
-    When there are too many, the one that was quiet for longest goes: whoever opens connections
-    and leaves them half-open shuts nobody out. A connection counts from the moment in which it is
-    accepted, before any TLS handshake. The same goes for what clients have asked for and do not
-    take: when it is too much, whoever took something least recently goes.
+    When there are too many, of the address with the most connections the one that was quiet for
+    longest goes: whoever opens connections and leaves them half-open shuts nobody out. A connection
+    counts from the moment in which it is accepted, before any TLS handshake. The same goes for what
+    clients have asked for and do not take: when it is too much, whoever took something least
+    recently goes.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class GuardedListener:
         assert self._listener is not None
         for _ in range(_BACKLOG):
             try:
-                accepted, _ = self._listener.accept()
+                accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -93,12 +95,18 @@ class GuardedListener:
                 return
             while len(self._open) >= self.connections_at_most:
                 self._cut_quietest()
-            connection = Connection(self._make_protocol(), self._open, self._bound_unsent)
+            connection = Connection(
+                self._make_protocol(), self._open, self._bound_unsent, remote=str(address[0])
+            )
             connection.greet(accepted, self._tls)
 
     def _cut_quietest(self) -> None:
-        if self._open:
-            min(self._open, key=lambda known: known.last_active_seconds).cut()
+        if not self._open:
+            return
+        connections = Counter(known.remote for known in self._open)
+        most = max(connections.values())
+        crowd = [known for known in self._open if connections[known.remote] == most]
+        min(crowd, key=lambda known: known.last_active_seconds).cut()
 
     def _bound_unsent(self) -> None:
         unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}

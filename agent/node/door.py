@@ -4,7 +4,7 @@ import logging
 
 from mp_agent.errors import SettingError
 from mp_agent.node.access import access
-from mp_agent.node.listen import Endpoint, open_listener
+from mp_agent.node.listen import Endpoint, open_listener, usual_ports
 from mp_agent.node.server import MetricsServer
 from mp_agent.settings import Settings
 
@@ -47,7 +47,15 @@ class Door:
         port, tls = listener.getsockname()[1], granted.tls is not None
         self.endpoint = Endpoint(settings.bind, port, tls)
         await self._server.start(listener, granted, metrics=scraped)
-        log.info("serving on %s", self.endpoint.url)
+        log.info("serving on %s", self.endpoint.shown)
+        if settings.port is None and port not in usual_ports():
+            log.warning(
+                "the ports %d to %d are taken: scrape configurations that name only those do not "
+                "find this agent at %d",
+                usual_ports()[0],
+                usual_ports()[-1],
+                port,
+            )
 
 
 def _explain(error: SettingError | OSError) -> None:

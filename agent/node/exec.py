@@ -14,14 +14,15 @@ from types import FrameType
 import click
 
 from mp_agent.errors import RingError
+from mp_agent.node.remains import SUPERVISED_PREFIX, clear_leftovers, hold_supervisor_lock
 from mp_agent.ring import locations
 from mp_agent.ring.files import make_private_directory
+from mp_agent.ring.restarts import Restarts
 from mp_agent.settings import Settings, load_settings
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _AGENT_STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.1
-RESTARTS_AT_MOST = 3
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -43,7 +44,10 @@ def supervise(command: Sequence[str], settings: Settings) -> int:
     """
     try:
         make_private_directory(settings.dir)
-        directory = Path(tempfile.mkdtemp(prefix="exec-", dir=settings.dir))
+        clear_leftovers(settings.dir)
+        directory = Path(tempfile.mkdtemp(prefix=SUPERVISED_PREFIX, dir=settings.dir))
+        # Held to the end of this process: says that the directory is in use.
+        hold_supervisor_lock(directory)
     except (OSError, RingError) as error:
         click.echo(f"mp-agent exec: the job runs unwatched: {error}", err=True)
         return _run(command, {"MP_AGENT_NODE_AGENT": "none"}, None, settings)
@@ -93,7 +97,7 @@ class _Agent:
     def __init__(self, directory: Path) -> None:
         program = (sys.executable, "-m", "mp_agent.node")
         self._command = (*program, "--with-parent", "--dir", str(directory))
-        self._restarts_left = RESTARTS_AT_MOST
+        self._restarts = Restarts()
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -102,9 +106,15 @@ class _Agent:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def killed(self) -> bool:
+        return self._process.poll() is not None and self._process.returncode < 0
+
     def restart_if_dead(self) -> None:
-        if not self.alive() and self._restarts_left > 0:
-            self._restarts_left -= 1
+        now = time.monotonic()
+        if self.alive():
+            self._restarts.saw_running(now)
+        elif self._restarts.may_start(now):
             self._process = self._start()
 
     def stop(self) -> None:
@@ -134,5 +144,9 @@ class _Signals:
 
 def _linger(agent: _Agent, linger_seconds: float, watch: _Signals) -> None:
     deadline = time.monotonic() + linger_seconds
-    while time.monotonic() < deadline and agent.alive() and not watch.linger_cut:
+    while time.monotonic() < deadline and not watch.linger_cut:
+        if agent.killed:
+            agent.restart_if_dead()
+        elif not agent.alive():
+            return
         time.sleep(_POLL_SECONDS)

@@ -36,6 +36,11 @@ class RingFinder:
                 yield path, reader
             self._seen.add(path)
 
+    @property
+    def looked_at(self) -> tuple[Path, ...]:
+        """All rings that were found so far."""
+        return tuple(self._seen)
+
     def anything_new(self) -> bool:
         """Return whether a ring has appeared that was not looked at yet."""
         return bool(set(locations.find_rings(self._run_dir)) - self._seen)

@@ -49,7 +49,11 @@ class Intake:
     def _take_step(self, step: MergedStep) -> None:
         self.account.fold_step(step)
         self.history.add(step)
-        judged = {name for name, other in step.optimizers.items() if other.judged}
+        judged = {
+            name
+            for name, own in step.optimizers.items()
+            if (step.gradients_judged if own.joint else own.judged)
+        }
         self._judged[step.sequence] = frozenset(judged | ({""} if step.gradients_judged else set()))
         if len(self._judged) > _JUDGEMENTS_KEPT:
             del self._judged[next(iter(self._judged))]

@@ -7,8 +7,9 @@ successor reads the steps after it from the rings, whose history is longer than 
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mp_agent.node.account.accumulate import Progress
 from mp_agent.node.account.counters import Cells, Total
@@ -38,11 +39,20 @@ class ProbeTotals:
 class Ledger:
     """Everything about a run that is not in its rings."""
 
+    # Otherwise infinity became null, and the whole ledger could not be read any more.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
+
     format: int = FORMAT
     launches: tuple[Launch, ...] = ()
     """The launches that the account has reached."""
     newest_unix_ns: int = 0
     """When the newest ring of those launches was made; older launches are over."""
+    begun_unix_ns: int = 0
+    """When the first ring of the run was made: its counters began at 0 then. 0: not known."""
+    attempts: int = 0
+    """How often the run was started on this node."""
+    read_launches: tuple[Launch, ...] = ()
+    """Launches of earlier attempts whose rings were read to the end."""
     session: str = ""
     """Names the attempt of this node, toward the root."""
     retired_sessions: tuple[str, ...] = ()
@@ -54,6 +64,7 @@ class Ledger:
     """Steps up to this one are in the counts of the ranks of this node."""
     progress: Progress = field(default_factory=Progress)
     norms: list[Bucket] = field(default_factory=list)
+    optimizer_norms: dict[str, list[Bucket]] = field(default_factory=dict)
     totals: list[Total] = field(default_factory=list)
     histograms: list[Cells] = field(default_factory=list)
     governor: GovernorState = field(default_factory=GovernorState)

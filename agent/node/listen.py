@@ -1,9 +1,10 @@
 """The one port of a node agent."""
 
+import errno
 import socket
 from dataclasses import dataclass
 
-from mp_agent.ring.address import DEFAULT_PORT, base_url
+from mp_agent.ring.address import DEFAULT_PORT, base_url, is_any_address
 
 PORTS_TRIED = 16
 
@@ -19,25 +20,49 @@ class Endpoint:
     tls: bool = False
 
     @property
+    def shown(self) -> str:
+        """What is listened on, as a log line says it."""
+        if not is_any_address(self.bind):
+            return self.url
+        return f"all addresses, port {self.port}, here {self.url}"
+
+    @property
     def url(self) -> str:
         """Base URL, without a path."""
         return base_url(_ANY_ADDRESS.get(self.bind, self.bind), self.port, tls=self.tls)
 
 
+def usual_ports() -> range:
+    """Return the ports among which an agent chooses when none is set."""
+    return range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED)
+
+
 def open_listener(bind: str, port: int | None, *, earlier_port: int = 0) -> socket.socket:
     """Return a listening socket on `port`; on None, the first free one from 9464 on.
 
+    When the 16 that scrapers are usually pointed at are all taken, any free one.
     earlier_port: of the node agent before this one; kept, where the choice is free, so that
     whoever knows it finds its successor. Raises OSError, naming address and port, when none can
     be had.
     """
-    ports = range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED) if port is None else (port,)
+    ports = (*usual_ports(), 0) if port is None else (port,)
     earlier = (earlier_port,) if earlier_port and not port else ()
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     for candidate in (*earlier, *ports):
         try:
-            return socket.create_server((bind, candidate), family=family)
+            return _listen(bind, candidate)
         except OSError as error:
             refusal = error
-    tried = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
-    raise OSError(refusal.errno, f"{bind}, port {tried}: {refusal.strerror}")
+    tried = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} and later"
+    raise OSError(refusal.errno, f"{bind or 'all addresses'}, port {tried}: {refusal.strerror}")
+
+
+def _listen(bind: str, port: int) -> socket.socket:
+    """Return a socket that listens; for "" on all addresses, of both families where there are."""
+    if not bind and socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server((bind, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    return socket.create_server((bind, port), family=family)

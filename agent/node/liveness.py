@@ -9,12 +9,14 @@ _BETWEEN_STEPS = (Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER)
 _GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
 
 
-def rank_end(state: RankState, *, alive: bool) -> EndReason:
+def rank_end(state: RankState, *, alive: bool, exit_status: int | None = None) -> EndReason:
     """Return how a rank ended; RUNNING while it goes on.
 
-    An end marker counts as the end although the process may wait for its last scrape; a process
-    that is gone without one was killed.
+    An end marker counts as the end although the process may wait for its last scrape. The exit
+    status of a process that is gone counts more; one that is gone without either was killed.
     """
+    if not alive and exit_status is not None:
+        return EndReason.FAILED if exit_status else EndReason.COMPLETED
     if state.end_reason is not EndReason.RUNNING or alive:
         return state.end_reason
     return EndReason.KILLED

@@ -4,10 +4,13 @@ import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 from mp_agent.errors import RingError
 from mp_agent.ring.files import make_private_directory
 
 _BYTES_MAX = 1_000_000
+_KINDS_AT_MOST = 100
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -35,3 +38,27 @@ def _install(handler: logging.Handler) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
+
+
+class OncePerKind(logging.Filter):
+    """Lets an error through once per kind: clients can repeat one as often as they like.
+
+    Errors of the clients themselves, such as requests that are no HTTP, are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[str, str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is the first of its kind."""
+        if record.levelno < logging.ERROR:
+            return True
+        error = record.exc_info[0] if record.exc_info else None
+        if error is not None and issubclass(error, HttpProcessingError):
+            return False
+        kind = (str(record.msg), "" if error is None else error.__name__)
+        if kind in self._seen or len(self._seen) >= _KINDS_AT_MOST:
+            return False
+        self._seen.add(kind)
+        return True

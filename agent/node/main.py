@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from mp_agent.errors import SettingError
 from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
 from mp_agent.settings import Settings
@@ -14,7 +15,7 @@ log = logging.getLogger("mp_agent.node")
 
 def watch_run(run_dir: Path, lock_fd: int, *, detached: bool) -> None:
     """Watch one run, whose lock is held, until it is over."""
-    settings, ignored = take_over()
+    settings, ignored = _settings(run_dir.name, detached=detached)
     _log(settings, run_dir.name, detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
     agent.watch(run_dir, lock_fd)
@@ -26,11 +27,25 @@ def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = Fa
 
     with_parent: until the process that started this one is gone, too.
     """
-    settings, ignored = take_over()
+    settings, ignored = _settings("node-agent", detached=detached)
     _log(settings, "node-agent", detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
     agent.watch_all(base or settings.dir, with_parent=with_parent)
     _serve(agent)
+
+
+def _settings(name: str, *, detached: bool) -> tuple[Settings, int]:
+    """Return the settings to work with and how many were ignored.
+
+    An agent that cannot read its settings ends with one line in the log: it does not know whom it
+    may serve.
+    """
+    try:
+        return take_over()
+    except SettingError as error:
+        _log(Settings(), name, detached=detached)
+        log.error("the node agent stops and serves nothing: %s", error)
+        raise SystemExit(1) from error
 
 
 def _serve(agent: NodeAgent) -> None:

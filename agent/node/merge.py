@@ -1,6 +1,6 @@
 """The rows of several nodes become one step of the run, by the columns' algebra and shares."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 
@@ -91,9 +91,11 @@ class StepMerge:
         for key, rows in self._assumed.items():
             ranks = sum(map(len, rows.values()))
             assumed.observe(assumed_name(key), ranks=ranks, distinct_rows=len(rows))
+        # Plain replicas that step with gradients of their own: that is how local SGD drifts.
+        apart = {assumed_name(key) for key, rows in self._assumed.items() if len(rows) > 1}
         chosen = self._chosen(assumed)
         whole = self._whole(assumed)
-        values = {**self._step_values(), **_gradients(chosen, "")}
+        values = {**self._step_values(), **_gradients(chosen, roster.of_run)}
         return MergedStep(
             sequence=self.sequence,
             step=self._trainer_step[1] if self._trainer_step else self.sequence,
@@ -101,21 +103,37 @@ class StepMerge:
             values=values,
             world_size=self._world_size,
             present_ranks=frozenset(np.flatnonzero(self._present).tolist()),
-            gradients_complete=roster.complete(whole),
+            gradients_complete=roster.complete(whole, roster.of_run),
             nonfinite_loss_ranks=tuple(sorted(self._nonfinite_loss_ranks)),
             compute_seconds=self._observed_compute_seconds(),
-            optimizers={
-                name: OptimizerStep(
-                    sequence=self.sequence,
-                    values=_gradients(chosen, name),
-                    complete=roster.complete(whole, name),
-                )
-                for name in sorted({optimizer for _, optimizer in chosen if optimizer})
-            },
+            optimizers=dict(self._optimizers(chosen, whole, roster)),
+            optimizers_held=frozenset(
+                name for _, label in roster.groups if (name := roster.name_of(label)) is not None
+            ),
             replicas=self._replicas.compared(
-                skipped=values.get("skipped", 0.0) > 0.0, replicated=assumed.replicated
+                skipped=values.get("skipped", 0.0) > 0.0,
+                reduced=values.get("gradients_reduced", 1.0) > 0.0 or self._look_reduced(values),
+                replicated=lambda group: assumed.replicated(group) and group not in apart,
             ),
         )
+
+    def _optimizers(
+        self,
+        chosen: Mapping[GroupKey, Iterable[Columns]],
+        whole: Collection[GroupKey],
+        roster: Roster,
+    ) -> Iterator[tuple[str, OptimizerStep]]:
+        """Yield those that had gradients, by the name that they are shown under."""
+        for label in sorted({optimizer for _, optimizer in chosen}):
+            name, values = roster.name_of(label), _gradients(chosen, (label,))
+            if name is not None and values.get("elements") != 0.0:
+                complete, joint = roster.complete(whole, (label,)), label in roster.of_run
+                yield (
+                    name,
+                    OptimizerStep(
+                        sequence=self.sequence, values=values, complete=complete, joint=joint
+                    ),
+                )
 
     def _add_row(self, row: NodeRow, terms: Terms) -> None:
         share, columns = terms.shares[row.share], terms.fit(row.columns)
@@ -147,6 +165,13 @@ class StepMerge:
                 whole.add(key)
         return whole
 
+    def _look_reduced(self, values: Mapping[str, float]) -> bool:
+        """Return whether the gradients show that they were reduced: equal, though of other data."""
+        telling = values.get("sum_squares", 0.0) > 0.0 and not any(
+            values.get(name, 0.0) > 0.0 for name in ("nan_elements", "inf_elements")
+        )
+        return telling and self._replicas.gradients_agree()
+
     def _step_values(self) -> dict[str, float]:
         values = {
             name: _value(ALGEBRA[name], parts, self._counts[name])
@@ -164,9 +189,11 @@ def _of_lowest_rank(rows: Mapping[Columns, Sequence[int]]) -> Columns:
     return min(rows.items(), key=lambda item: min(item[1]))[0]
 
 
-def _gradients(chosen: Mapping[GroupKey, Iterable[Columns]], optimizer: str) -> dict[str, float]:
-    """Return the merged gradient columns of one optimizer; without those that a row lacks."""
-    rows = [row for key, rows in chosen.items() if key[1] == optimizer for row in rows]
+def _gradients(
+    chosen: Mapping[GroupKey, Iterable[Columns]], optimizers: Collection[str]
+) -> dict[str, float]:
+    """Return the merged gradient columns of some optimizers; without those that a row lacks."""
+    rows = [row for key, rows in chosen.items() if key[1] in optimizers for row in rows]
     if not rows:
         return {}
     values: dict[str, float] = {}

@@ -92,7 +92,9 @@ class LayerMerge:
             columns=tuple(GRADIENT_COLUMN_NAMES[column] for column in columns),
             values=np.where(finite, values[columns], 0.0).T,
             sound=np.logical_and.reduce(finite, axis=0),
-            complete=all(roster.complete(whole, optimizer) for optimizer in {"", *plan.optimizers}),
+            complete=all(
+                roster.complete(whole, (optimizer,)) for optimizer in {"", *plan.optimizers}
+            ),
             optimizers=plan.optimizers,
             retired=plan.retired,
         )

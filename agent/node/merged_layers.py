@@ -24,7 +24,7 @@ class MergedLayers:
     complete: bool
     """Whether every shard of every tensor was present."""
     optimizers: tuple[str, ...] = ()
-    """Which optimizer steps each layer; none: the one that sets the step count, all of them."""
+    """Which optimizer steps each layer; none: the first one all of them."""
     retired: frozenset[str] = frozenset()
     """Names that stand for no layer any more: several layers turned out to be called so."""
 

@@ -42,7 +42,13 @@ class Presenter:
         self._pushes = pushes
 
     def snapshot(self, shown: Sequence[RunWatch]) -> Snapshot:
-        """Return what some runs show at this moment; what there is no room for is counted."""
+        """Return what some runs show at this moment; what there is no room for is counted.
+
+        The runs' accounts are on disk before: an agent that takes over after a kill goes on from
+        what was shown or beyond, even where the same rings read again would add up otherwise.
+        """
+        for watch in shown:
+            watch.commit(time.monotonic())
         exports = self._exports(shown)
         snapshot = self._builder.build(exports, time.time())
         for watch, export in zip(shown, exports, strict=True):

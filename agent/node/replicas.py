@@ -30,23 +30,32 @@ class ReplicaBook:
             votes = self._weights.setdefault((digest.of, digest.assumed), {})
             votes.setdefault(digest.digest, []).extend(digest.ranks)
 
+    def gradients_agree(self) -> bool:
+        """Return whether replicas were seen, and all of them have the same gradients."""
+        found = _compare(list(self._gradients.values()))
+        return found is not None and found.agree
+
     def compared(
-        self, *, skipped: bool, replicated: Callable[[str], bool]
+        self, *, skipped: bool, reduced: bool, replicated: Callable[[str], bool]
     ) -> Mapping[str, Comparison]:
         """Return the comparisons that could be made: of `gradients`, of `weights`.
 
         Gradients of a skipped step are not compared: nothing was done with them. Weights of plain
-        parameters are once their group is known to be `replicated`.
+        parameters are once their group is known to be `replicated`. Replicas that step with
+        gradients of their own (not `reduced`) are meant to differ until they synchronise: then only
+        equality is reported.
         """
-        ballots = {
-            "gradients": [] if skipped else list(self._gradients.values()),
-            "weights": [
+        gradients = _compare(list(self._gradients.values()))
+        weights = _compare(
+            [
                 votes
                 for (_, assumed), votes in self._weights.items()
                 if all(map(replicated, assumed))
-            ],
-        }
-        comparisons = {kind: _compare(votes) for kind, votes in ballots.items()}
+            ]
+        )
+        if not reduced:
+            gradients, weights = _if_equal(gradients), _if_equal(weights)
+        comparisons = {"gradients": None if skipped else gradients, "weights": weights}
         return {kind: found for kind, found in comparisons.items() if found is not None}
 
 
@@ -58,6 +67,10 @@ def _compare(ballots: Sequence[Votes]) -> Comparison | None:
     split = [votes for votes in countable if len(votes) > 1]
     minority = {rank for votes in split for rank in _minority(votes)}
     return Comparison(agree=not split, minority_ranks=tuple(sorted(minority)))
+
+
+def _if_equal(found: Comparison | None) -> Comparison | None:
+    return found if found is not None and found.agree else None
 
 
 def _minority(votes: Votes) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from mp_agent.node.attempt import Attempt
-from mp_agent.node.book import NodeBook, as_utf8
+from mp_agent.node.book import NodeBook
 from mp_agent.records.rows import (
     STEPS_PER_REPORT,
     TABLES_PER_REPORT,
@@ -20,6 +20,7 @@ from mp_agent.records.rows import (
     NodeStep,
     Receipt,
 )
+from mp_agent.records.text import as_utf8
 
 STEPS_KEPT = 2048
 TABLES_KEPT = 16

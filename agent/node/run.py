@@ -9,15 +9,15 @@ from msgspec import structs
 
 from mp_agent.errors import ReportError
 from mp_agent.exporters.status_page.history import StepHistory
-from mp_agent.node.admission import admit
+from mp_agent.node.admission import admit, look_at_rivals
 from mp_agent.node.attempt import Attempt
-from mp_agent.node.book import as_utf8
 from mp_agent.node.conditions import ConditionTracker
 from mp_agent.node.exchange import Item
 from mp_agent.node.finder import RingFinder, remove_ring
 from mp_agent.node.launches import by_launch
 from mp_agent.node.run_state import RunState
 from mp_agent.node.snapshot_builder import RunExport
+from mp_agent.node.unwatched import UnwatchedRanks
 from mp_agent.node.views import run_export
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.merged import MergedStep
@@ -36,6 +36,7 @@ class Run:
         self._state = RunState(run_dir, settings)
         self._setting_errors = setting_errors + self._state.ignored_settings
         self._finder = RingFinder(run_dir)
+        self._unwatched = UnwatchedRanks()
         self._now_seconds = 0.0
         self.flight_request: FlightRequest | None = None
         """The last record that the root wants of all nodes: set there, elsewhere told by it."""
@@ -115,8 +116,11 @@ class Run:
         for rings in by_launch(self._finder.new_rings()):
             admit(rings, self._state, settle=self._settle)
         self._take(self._state.exchange.poll(now_seconds))
+        look_at_rivals(self._state, settle=self._settle)
         self._state.fading.look(self.attempt.sources, now_seconds)
+        self._unwatched.look(self.name, self.attempt, now_seconds)
         if self.seen and self.is_root:
+            self._state.look(now_seconds)
             self._state.uncommitted |= self.conditions.tick(now_seconds, self._present)
 
     def export(
@@ -159,7 +163,7 @@ class Run:
         A report may come twice, late, or be of an earlier attempt. Raises ReportError when it is
         of another run, or contradicts what is known of this one.
         """
-        if report.run != as_utf8(self.name):
+        if report.run != self.name:
             raise ReportError(f"a report of run {report.run!r}, not of {self.name!r}")
         receipt = self._state.exchange.receive(report)
         news = self.conditions.recent_news(self._now_seconds)
@@ -180,6 +184,11 @@ class Run:
         """Return whether a ring has appeared that was not read yet."""
         return self._finder.anything_new()
 
+    @property
+    def rings_looked_at(self) -> tuple[Path, ...]:
+        """All rings that were found, those included that were refused."""
+        return self._finder.looked_at
+
     def remove_rings(self) -> None:
         """Delete the rings of the newest attempt: the run is over."""
         for source in self.attempt.sources.values():
@@ -188,6 +197,7 @@ class Run:
     def close(self) -> None:
         """Let go of the rings."""
         self.attempt.close()
+        self._state.rivals.close()
 
     def _settle(self) -> None:
         """Take in what the present attempt still yields: the next one has begun."""

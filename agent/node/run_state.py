@@ -11,6 +11,8 @@ from mp_agent.alerting.site import usable_values
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.account.accumulate import Accumulator
 from mp_agent.node.account.counters import CounterBook
+from mp_agent.node.account.optimizer_windows import OptimizerWindows
+from mp_agent.node.account.standstill import Standstill
 from mp_agent.node.account.window import ValueWindow
 from mp_agent.node.attempt import Attempt
 from mp_agent.node.conditions import ConditionTracker
@@ -18,8 +20,9 @@ from mp_agent.node.exchange import Exchange
 from mp_agent.node.fading import Fading
 from mp_agent.node.governor import LayerGovernor
 from mp_agent.node.intake import Intake
-from mp_agent.node.launches import Launches, Rings, launch_of
+from mp_agent.node.launches import Launches, Rings, launch_of, made_unix_ns
 from mp_agent.node.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
+from mp_agent.node.rivals import Rivals
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 
@@ -35,12 +38,14 @@ class RunState:
         self._path = locations.ledger_path(run_dir)
         values, self.ignored_settings = usable_values(settings, time_scale=settings.time_scale)
         ledger = read_ledger(self._path)
-        self.launches = Launches(set(ledger.launches), ledger.newest_unix_ns)
+        self.launches = Launches(set(ledger.launches), ledger.newest_unix_ns, ledger.read_launches)
+        self.thresholds = resolve(settings.thresholds)
         account = Accumulator(
-            resolve(settings.thresholds),
+            self.thresholds,
             progress=ledger.progress,
             counters=CounterBook(ledger.totals, ledger.histograms),
             norms=ValueWindow(settings.window_seconds, ledger.norms),
+            optimizer_norms=OptimizerWindows(settings.window_seconds, ledger.optimizer_norms),
         )
         self.intake = Intake(account, counted_sequence=ledger.counted_sequence)
         self.conditions = ConditionTracker(
@@ -63,8 +68,20 @@ class RunState:
         )
         self.governor = LayerGovernor(ledger.governor)
         self.fading = Fading(settings.linger_seconds)
+        self.standstill = Standstill()
+        self.begun_unix_ns = ledger.begun_unix_ns
+        """When the counters began at 0; 0: not known."""
+        self.attempts = ledger.attempts
+        """How often the run was started on this node."""
+        self._counts_from_0 = not ledger.launches
+        self.rivals = Rivals()
+        """Jobs of the same name that train at the same time."""
+        self.is_successor = bool(ledger.launches)
+        """Whether an agent before this one has watched the run."""
         self.uncommitted = False
         """Whether anything has changed that belongs in the ledger."""
+        self._refusal = ""
+        """Why the ledger could not be written the last time."""
         self._ended = ledger.agent
         """Totals of the attempts that ended."""
 
@@ -97,13 +114,29 @@ class RunState:
         """Add what `max_series` left out of an export."""
         self._ended = replace(self._ended, series_dropped=self._ended.series_dropped + series)
 
+    def look(self, now_seconds: float) -> None:
+        """Note where the run stands."""
+        last = self.account.progress.last
+        sequence = last.sequence if last else 0
+        self.standstill.look(self.exchange.session, sequence, self.exchange.phase_name, now_seconds)
+
+    def count_lost(self, records: int) -> None:
+        """Add records that nobody will ever read."""
+        lost = self._ended.records_dropped + records
+        self._ended = replace(self._ended, records_dropped=lost)
+        self.uncommitted = True
+
     def begin_attempt(self, rings: Rings) -> None:
         """Begin the next attempt, which made the rings; counters go on.
 
         The one before must be settled: what it still yields is lost.
         """
+        if self._counts_from_0:
+            self.begun_unix_ns, self._counts_from_0 = made_unix_ns(rings), False
+        self.attempts += 1
         before = self.exchange
         self._ended = self.totals
+        self.rivals.lost = 0
         self.launches.begin_attempt(rings)
         self.intake.begin_attempt()
         launcher, number = launch_of(rings)
@@ -117,18 +150,27 @@ class RunState:
         self.fading.begin_attempt()
         self.uncommitted = True
 
-    def commit(self) -> None:
-        """Write the ledger, if it would say anything new; a full directory is only logged."""
+    def commit(self) -> bool:
+        """Write the ledger, if it would say anything new; return whether it is up to date.
+
+        A full directory is logged once, and tried again at the next commit.
+        """
         if not self.uncommitted:
-            return
+            return True
         ledger = self._ledger()
         try:
             write_ledger(self._path, ledger)
         except (OSError, ValueError) as error:
-            log.warning("ledger %s cannot be written: %s", self._path, error)
-        else:
-            self.exchange.committed((ledger.closed_sequence, ledger.closed_layers_sequence))
+            if str(error) != self._refusal:
+                self._refusal = str(error)
+                log.warning("ledger %s cannot be written: %s", self._path, error)
+            return False
+        if self._refusal:
+            self._refusal = ""
+            log.info("ledger %s is written again", self._path)
+        self.exchange.committed((ledger.closed_sequence, ledger.closed_layers_sequence))
         self.uncommitted = False
+        return True
 
     def _ledger(self) -> Ledger:
         """Return what a later node agent needs to go on from here."""
@@ -138,6 +180,9 @@ class RunState:
         return Ledger(
             launches=tuple(sorted(self.launches.known)),
             newest_unix_ns=self.launches.newest_unix_ns,
+            begun_unix_ns=self.begun_unix_ns,
+            attempts=self.attempts,
+            read_launches=self.launches.read,
             session=exchange.session,
             retired_sessions=tuple(sorted(exchange.retired_sessions)),
             closed_sequence=closed_sequence,
@@ -145,6 +190,7 @@ class RunState:
             counted_sequence=self.intake.counted_sequence,
             progress=account.progress,
             norms=account.norms.buckets,
+            optimizer_norms=account.optimizer_norms.buckets,
             totals=totals,
             histograms=histograms,
             governor=self.governor.state,
@@ -157,4 +203,4 @@ class RunState:
     @property
     def _lost(self) -> int:
         """What this node agent lost of the present attempt."""
-        return self.attempt.lost_here + self.exchange.lost
+        return self.attempt.lost_here + self.exchange.lost + self.rivals.lost

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -9,19 +10,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from aiohttp import web
-from prometheus_client.exposition import gzip_accepted
 
 from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.exporters.prometheus import render
+from mp_agent.exporters.prometheus import content_type, render
 from mp_agent.node.access import Access
 from mp_agent.node.connections import (
     CONNECTIONS_AT_MOST,
     GuardedListener,
     connections_for,
 )
+from mp_agent.node.logs import OncePerKind
+from mp_agent.node.negotiation import accepts_gzip, wanted_types
 
 _SHUTDOWN_SECONDS = 1.0
 _COMPRESSION_LEVEL = 1
+_SCRAPER_CHARACTERS_MAX = 200
+_FORMS_KEPT = 4
+
+_http_log = logging.getLogger("mp_agent.node.http")
+_http_log.addFilter(OncePerKind())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,19 @@ class Exposure:
     snapshot: Snapshot
     delivered: Callable[[str, float], None]
     """Called with the scraper's name and the seconds that rendering took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    """A snapshot in one form: content type, compressed or not."""
+
+    exposure: Exposure
+    body: bytes
+    headers: dict[str, str]
+    begun_seconds: float
+    """When the snapshot was about to be taken, on the monotonic clock."""
+    seconds: float
+    """How long rendering took."""
 
 
 class MetricsServer:
@@ -44,6 +64,8 @@ class MetricsServer:
         self._agents = 0
         self._connections_at_most = CONNECTIONS_AT_MOST
         self._turn = asyncio.Lock()
+        self._last: dict[tuple[str, bool], _Rendering] = {}
+        """By form, what was rendered last."""
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._runner: web.AppRunner | None = None
 
@@ -57,7 +79,9 @@ class MetricsServer:
             app.router.add_get("/metrics", self._metrics, allow_head=False)
         app.router.add_get("/healthz", _healthz)
         app.router.add_routes(self._routes)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=_http_log, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
         await self._runner.setup()
         assert self._runner.server is not None
         self._listener = GuardedListener(
@@ -82,34 +106,54 @@ class MetricsServer:
         self._renderer.shutdown(wait=False)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        arrived_seconds = time.monotonic()
+        accept = wanted_types(request.headers.get("Accept", ""))
+        packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
         # One after the other, so that a crowd of scrapers makes no crowd of snapshots.
         async with self._turn:
-            exposure = self._expose()
-            started = time.perf_counter()
-            # In a thread: thousands of series take longer than a look at the rings may wait.
-            body, headers = await asyncio.get_running_loop().run_in_executor(
-                self._renderer,
-                _encode,
-                exposure.snapshot,
-                request.headers.get("Accept", ""),
-                request.headers.get("Accept-Encoding", ""),
-            )
-            seconds = time.perf_counter() - started
-        response = web.Response(body=body, headers=headers)
-        await response.prepare(request)
-        await response.write_eof()
-        exposure.delivered(f"{request.remote} {request.headers.get('User-Agent', '')}", seconds)
+            if request.transport is None or request.transport.is_closing():
+                return web.Response()
+            rendering = self._last.get((content_type(accept), packed))
+            # What was begun after somebody came shows all that there was when he came.
+            if rendering is None or rendering.begun_seconds < arrived_seconds:
+                rendering = await self._render(accept, packed=packed)
+        response = web.Response(body=rendering.body, headers=rendering.headers)
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except ConnectionError:
+            # The scraper has not waited: it has not seen what this shows.
+            return response
+        remote = (request.remote or "").removeprefix("::ffff:")
+        scraper = f"{remote} {request.headers.get('User-Agent', '')}"
+        rendering.exposure.delivered(scraper[:_SCRAPER_CHARACTERS_MAX], rendering.seconds)
         return response
+
+    async def _render(self, accept: str, *, packed: bool) -> "_Rendering":
+        """Take a snapshot and render it, for all who wait for it in this form."""
+        begun_seconds = time.monotonic()
+        exposure = self._expose()
+        started = time.perf_counter()
+        # In a thread: thousands of series take longer than a look at the rings may wait.
+        body, headers = await asyncio.get_running_loop().run_in_executor(
+            self._renderer, _encode, exposure.snapshot, accept, packed
+        )
+        seconds = time.perf_counter() - started
+        rendering = _Rendering(exposure, body, headers, begun_seconds, seconds)
+        if len(self._last) >= _FORMS_KEPT:
+            self._last.clear()
+        self._last[content_type(accept), packed] = rendering
+        return rendering
 
 
 async def _healthz(request: web.Request) -> web.Response:
     return web.Response(text="ok\n")
 
 
-def _encode(snapshot: Snapshot, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
-    body, content_type = render(snapshot, accept)
-    headers = {"Content-Type": content_type}
-    if gzip_accepted(accept_encoding):
+def _encode(snapshot: Snapshot, accept: str, packed: bool) -> tuple[bytes, dict[str, str]]:
+    body, kind = render(snapshot, accept)
+    headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+    if packed:
         body = gzip.compress(body, _COMPRESSION_LEVEL)
         headers["Content-Encoding"] = "gzip"
     return body, headers

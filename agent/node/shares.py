@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from mp_agent.records.merged import FIRST
 from mp_agent.records.rows import NodeShare
 
 DIGEST_STEPS = 3
@@ -30,10 +31,21 @@ class Roster:
     groups: frozenset[GroupKey]
     strangers_hold_replicas: bool
     """Whether ranks that are not known can hold nothing but replicas of known shards."""
+    joint: frozenset[str] = frozenset()
+    """The other optimizers that train the model of the first one."""
 
-    def complete(self, whole: Collection[GroupKey], optimizer: str = "") -> bool:
-        """Return whether the groups that are whole are all those that an optimizer steps."""
-        groups = {key for key in self.groups if key[1] == optimizer}
+    @property
+    def of_run(self) -> frozenset[str]:
+        """The optimizers whose gradients together are the run's."""
+        return self.joint | {""}
+
+    def name_of(self, optimizer: str) -> str | None:
+        """Return the name under which an optimizer is shown beside the run; None: not at all."""
+        return optimizer or (FIRST if self.joint else None)
+
+    def complete(self, whole: Collection[GroupKey], optimizers: Collection[str] = ("",)) -> bool:
+        """Return whether the groups that are whole are all those that `optimizers` step."""
+        groups = {key for key in self.groups if key[1] in optimizers}
         return bool(groups) and groups <= set(whole) and self.strangers_hold_replicas
 
 
@@ -44,6 +56,7 @@ def make_roster(shares: Iterable[NodeShare], *, ranks_known: int, world_size: in
         groups=frozenset(map(group_key, shares)),
         strangers_hold_replicas=ranks_known >= world_size
         or all(share.shard_count * share.replica_count >= world_size for share in shares),
+        joint=frozenset(share.optimizer for share in shares if share.joint),
     )
 
 

@@ -16,8 +16,8 @@ from mp_agent.ring.reader import RingReader
 
 log = logging.getLogger("mp_agent.node")
 
-_SCHEMAS_PER_LOOK = 16
-"""More changes of schema between two looks than any training makes; a bound for a broken ring."""
+_SCHEMAS_PER_LOOK = 256
+"""So many changes of schema are read at once; those that remain are read at the next look."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +85,9 @@ class RankSource:
         for _ in range(_SCHEMAS_PER_LOOK):
             yield self._read(alive=alive)
             if self._reader.schema is self.schema:
-                break
-        self.gone, self._version = not alive, version
+                self.gone, self._version = not alive, version
+                return
+        self.end = EndReason.RUNNING  # for us: there is more to read
 
     def _read(self, *, alive: bool) -> Delivery:
         """Read the records of one schema; the reader goes to the next once they are all read.
@@ -94,7 +95,8 @@ class RankSource:
         The lock was looked at first and the records come last: what a dead rank wrote is all in.
         """
         self.state = self._reader.state
-        self.end = rank_end(self.state, alive=alive)
+        exit_status = None if alive else self._reader.exit_status
+        self.end = rank_end(self.state, alive=alive, exit_status=exit_status)
         self.schema = self._reader.schema
         if self.position and self.last is None:
             self._recall()

@@ -1,6 +1,7 @@
 """The status page and its JSON among the node agent's paths."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,27 @@ from mp_agent.exporters.status_page.page import status_page
 
 Report = Mapping[str, Any]
 
+_REST_PER_WORK = 2.0
+"""A crowd that asks again and again leaves so much of the agent's time to the rings."""
+
+
+class _Remembered:
+    """Keeps the last answer for twice the time that it took to make: milliseconds, usually."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._text = ""
+        self._until_seconds = 0.0
+
+    def text(self, key: str, make: Callable[[], str]) -> str:
+        """Return the answer to `key`, made now unless that was done a moment ago."""
+        begun_seconds = time.monotonic()
+        if key != self._key or begun_seconds >= self._until_seconds:
+            self._key, self._text = key, make()
+            now_seconds = time.monotonic()
+            self._until_seconds = now_seconds + _REST_PER_WORK * (now_seconds - begun_seconds)
+        return self._text
+
 
 def status_routes(
     take_report: Callable[[], Report], take_history: Callable[[str], Report | None]
@@ -18,16 +40,17 @@ def status_routes(
 
     take_history: from a run's name to its last steps, None when there is no such run.
     """
+    last, last_history = _Remembered(), _Remembered()
 
     async def snapshot(request: web.Request) -> web.Response:
-        return _json(take_report())
+        return _answer(last.text("", lambda: _text(take_report())))
 
     async def history(request: web.Request) -> web.Response:
         run = request.query.get("run", "")
-        found = take_history(run)
-        if found is None:
-            return _json({"error": f"run {run!r} is not known here"}, status=404)
-        return _json(found)
+        text = last_history.text(run, lambda: _found(take_history(run)))
+        if not text:
+            return _answer(_text({"error": f"run {run!r} is not known here"}), status=404)
+        return _answer(text)
 
     return [
         web.get("/", _page),
@@ -41,9 +64,17 @@ async def _page(request: web.Request) -> web.Response:
     return web.Response(body=page.body, headers=page.headers)
 
 
-def _json(value: Report, *, status: int = 200) -> web.Response:
+def _found(report: Report | None) -> str:
+    return "" if report is None else _text(report)
+
+
+def _text(value: Report) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _answer(text: str, *, status: int = 200) -> web.Response:
     return web.Response(
-        text=json.dumps(value, allow_nan=False, separators=(",", ":")),
+        text=text,
         status=status,
         content_type="application/json",
         headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},

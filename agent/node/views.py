@@ -1,6 +1,7 @@
 """From the state of a run to the immutable views that the catalog reads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mp_agent.node.account.accumulate import Accumulator
 from mp_agent.node.account.lag import laggards
@@ -9,6 +10,7 @@ from mp_agent.node.conditions import ConditionTracker
 from mp_agent.node.exchange import Exchange
 from mp_agent.node.ledger import ProbeTotals
 from mp_agent.node.reduce import observed_columns
+from mp_agent.node.rivals import FEATURE as RIVALS_FEATURE
 from mp_agent.node.run_state import RunState
 from mp_agent.node.snapshot_builder import RunExport
 from mp_agent.node.source import RankSource
@@ -31,7 +33,13 @@ def run_export(
     account, attempt, exchange = state.account, state.attempt, state.exchange
     view = None
     if exchange.is_root:
-        view = run_view(exchange, account, state.conditions, time_unix_seconds)
+        view = replace(
+            run_view(exchange, account, state.conditions, time_unix_seconds),
+            thresholds=state.thresholds,
+            attempts=state.attempts,
+            standing_seconds=state.standstill.seconds(now_seconds),
+            longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
+        )
     return RunExport(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
@@ -39,7 +47,13 @@ def run_export(
         layers=tuple(account.layers.values()) if exchange.is_root else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
         faded_ranks=state.fading.faded(now_seconds),
-        agent=agent_view(attempt, totals, scrape_duration_seconds=scrape_duration_seconds),
+        agent=agent_view(
+            attempt,
+            totals,
+            counting_seconds=_age_seconds(state.begun_unix_ns, time_unix_seconds),
+            features=(RIVALS_FEATURE,) if state.rivals.there else (),
+            scrape_duration_seconds=scrape_duration_seconds,
+        ),
         counters=account.counters,
         governor=state.governor,
     )
@@ -71,6 +85,7 @@ def run_view(
         loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
         norm_window_max=extremes[0] if extremes else None,
         norm_window_min=extremes[1] if extremes else None,
+        optimizer_extremes=account.optimizer_norms.extremes(time_unix_seconds),
         coverage=progress.last.coverage if progress.last else 1.0,
         missing_ranks=progress.last.missing_ranks if progress.last else (),
         first_nonfinite=progress.incident.first,
@@ -101,20 +116,36 @@ def rank_view(source: RankSource) -> RankView:
 
 
 def agent_view(
-    attempt: Attempt, totals: ProbeTotals, *, scrape_duration_seconds: float | None
+    attempt: Attempt,
+    totals: ProbeTotals,
+    *,
+    counting_seconds: float | None,
+    features: tuple[str, ...] = (),
+    scrape_duration_seconds: float | None,
 ) -> AgentView:
-    """Return the node agent's account; totals: the present attempt's included."""
+    """Return the node agent's account; totals: the present attempt's included.
+
+    features: what this agent itself does not support, besides what the probes name.
+    """
     states = [source.state for source in attempt.sources.values()]
     return AgentView(
         version=__version__,
+        counting_seconds=counting_seconds,
         probe_seconds=totals.probe_seconds,
         probe_errors=totals.probe_errors,
         setting_errors=totals.setting_errors,
         records_dropped=totals.records_dropped,
         series_dropped=totals.series_dropped,
         scrape_duration_seconds=scrape_duration_seconds,
-        unsupported=tuple(sorted({feature for s in states for feature in s.unsupported})),
+        unsupported=tuple(sorted({*features, *(f for s in states for f in s.unsupported)})),
     )
+
+
+def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
+    """Return how long ago a moment was, by this node's clock; None where it is not known."""
+    if not begun_unix_ns:
+        return None
+    return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
 
 
 def _facts(exchange: Exchange) -> Mapping[str, str]:

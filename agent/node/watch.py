@@ -6,13 +6,12 @@ import socket
 import time
 from pathlib import Path
 
-from mp_agent.node.flight.requests import forget_requests
 from mp_agent.node.listen import Endpoint
+from mp_agent.node.remains import remove_empty, remove_files, unlink
 from mp_agent.node.run import Run
 from mp_agent.node.scrapes import ScrapeLog
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
-from mp_agent.ring.conditions_file import conditions_path
 from mp_agent.ring.root_note import read_root_note, root_note_path
 from mp_agent.settings import Settings, default_directory
 
@@ -48,6 +47,7 @@ class RunWatch:
         self._pushes_before = earlier.pushes_total if earlier else 0
         self.earlier_port = earlier.port if earlier else 0
         """Of the node agent before this one; 0 when there was none."""
+        self._final_seen = False
         self._final_seen_by: set[str] = set()
         self._published: locations.AgentStatus | None = None
         self._failures: set[str] = set()
@@ -79,12 +79,14 @@ class RunWatch:
         """Count a delivered scrape; final: whether it showed the end of the run."""
         self._scrapes_total += 1
         if final and self.ended:
+            self._final_seen = True
             self._final_seen_by.add(scraper)
 
     def final_exported(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
         """Return whether everybody who scrapes regularly, or at least somebody, saw the end."""
+        self._final_seen_by &= scrapes.names
         awaited = scrapes.regulars(now_seconds) - self._final_seen_by
-        return self.ended and bool(self._final_seen_by) and not awaited
+        return self.ended and self._final_seen and not awaited
 
     def needed(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
         """Return whether somebody still waits for what only this agent can tell."""
@@ -131,7 +133,10 @@ class RunWatch:
         try:
             locations.write_status(self.run.run_dir, status)
         except OSError as error:
-            log.warning("status of run %s cannot be written: %s", self.run.name, error)
+            if str(error) not in self._failures:
+                self._failures.add(str(error))
+                log.warning("status of run %s cannot be written: %s", self.run.name, error)
+            return
         self._published = status
 
     def remove(self) -> bool:
@@ -141,19 +146,16 @@ class RunWatch:
         """
         run_dir = self.run.run_dir
         self.run.remove_rings()
-        _unlink(locations.agent_status_path(run_dir))
-        _unlink(locations.ledger_path(run_dir))
-        _unlink(conditions_path(run_dir))
+        remove_files(run_dir, self.run.rings_looked_at)
         self._remove_note()
-        _forget_requests(run_dir)
         self._published = None
         if self.run.anything_new():
             return False
-        _unlink(locations.agent_lock_path(run_dir))
+        unlink(locations.agent_lock_path(run_dir))
         self.release()
-        _remove_empty(run_dir)
+        remove_empty(run_dir)
         if run_dir.parent == default_directory():
-            _remove_empty(run_dir.parent)
+            remove_empty(run_dir.parent)
         return True
 
     def release(self) -> None:
@@ -165,34 +167,13 @@ class RunWatch:
         """Delete the note on the root, unless it is of an attempt that has just begun."""
         note = read_root_note(self.run.run_dir)
         if note is None or not self.run.seen or note.asked_by_unix_ns in self.run.created_unix_ns:
-            _unlink(root_note_path(self.run.run_dir))
+            unlink(root_note_path(self.run.run_dir))
 
     def _note_end(self, now_seconds: float) -> None:
         if self.run.end is EndReason.RUNNING:
             self._ended_since_seconds = None
+            self._final_seen = False
             self._final_seen_by.clear()
         elif self._ended_since_seconds is None:
             self._ended_since_seconds = now_seconds
             log.info("run %s: ended, %s", self.run.name, self.run.end.name.lower())
-
-
-def _remove_empty(directory: Path) -> None:
-    """Remove a directory; it stays when something else is in it."""
-    try:
-        directory.rmdir()
-    except OSError as error:
-        log.info("%s stays: %s", directory, error.strerror)
-
-
-def _forget_requests(run_dir: Path) -> None:
-    try:
-        forget_requests(run_dir)
-    except OSError as error:
-        log.warning("%s cannot be removed: %s", error.filename, error.strerror)
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("%s cannot be removed: %s", path, error.strerror)

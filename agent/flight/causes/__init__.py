@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from mp_agent.flight.case import Case
 from mp_agent.flight.causes.ends import ends
 from mp_agent.flight.causes.explosion import explosion
+from mp_agent.flight.causes.learning_rate import learning_rate
 from mp_agent.flight.causes.loss import diverging_loss
 from mp_agent.flight.causes.loss_scale import loss_scale
 from mp_agent.flight.causes.nonfinite import nonfinite
@@ -12,6 +13,7 @@ from mp_agent.flight.causes.small_gradients import underflow, vanishing
 from mp_agent.flight.findings import Finding
 
 DETECTIVES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    learning_rate,
     nonfinite,
     loss_scale,
     explosion,

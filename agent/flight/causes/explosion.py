@@ -67,12 +67,17 @@ def _size(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
 
 
 def _growth(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
-    earlier = case.judged_before(episode[0].sequence, 50)
-    usual = median(map(norm_of, earlier)) if earlier else 0.0
+    usual = _usual_before(case, episode)
     largest = max(map(norm_of, episode))
     if usual > 0 and largest >= _GROWTH * usual:
         text = f"It grew {largest / usual:.3g}-fold from {usual:.3g}, the median before."
         yield Argument(text, MEDIUM)
+
+
+def _usual_before(case: Case, episode: Sequence[MergedStep]) -> float:
+    """Return the median norm before an episode; where it began with the record, its own first."""
+    earlier = case.judged_before(episode[0].sequence, 50) or episode[:_START_STEPS]
+    return median(map(norm_of, earlier)) if earlier else 0.0
 
 
 def _loss_rises(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
@@ -92,6 +97,11 @@ def _against(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
         yield Argument(f"All of these steps were clipped to {limit:g}.", STRONG)
         if not any(_loss_rises(case, episode)):
             yield Argument("The loss stayed within its baseline.", STRONG)
+    usual = _usual_before(case, episode)
+    largest = max(map(norm_of, episode))
+    if usual > 0 and largest < case.limit("grad_norm_growth") * usual:
+        text = f"The usual norm of this run is {usual:.3g}: such norms are its nature."
+        yield Argument(text, STRONG + MEDIUM + WEAK)
     early = episode[0].sequence <= _START_STEPS
     if early and norm_of(case.judged[-1]) <= case.limit("grad_norm_high"):
         text = "It was so in the first steps of the training, and fell below the limit by itself."

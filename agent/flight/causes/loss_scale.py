@@ -60,7 +60,7 @@ def loss_scale(case: Case) -> Iterator[Finding]:
 def _storms(case: Case) -> Iterator[_Storm]:
     current: list[MergedStep] = []
     for step in case.steps:
-        if not step.skipped or step.get("loss_scale") is None:
+        if not step.skipped or step.loss_scale is None:
             continue
         near = current and step.sequence - current[-1].sequence <= _GAP_STEPS
         if current and (not near or _scale(step) > _scale(current[-1])):
@@ -151,4 +151,4 @@ def _blamed(step: MergedStep) -> str:
 
 
 def _scale(step: MergedStep) -> float:
-    return step.get("loss_scale") or 0.0
+    return step.loss_scale or 0.0

@@ -9,12 +9,15 @@ from mp_agent.node.account.floor import FloorSkips
 from mp_agent.node.account.followers import follow_optimizers, follow_replicas
 from mp_agent.node.account.incident import IncidentTracker
 from mp_agent.node.account.layer_watch import LayerMemory, LayerWatch
+from mp_agent.node.account.learning import LearningWatch
 from mp_agent.node.account.loss import LossWatch
+from mp_agent.node.account.norms import NormWatch
+from mp_agent.node.account.optimizer_windows import OptimizerWindows
 from mp_agent.node.account.pace import Pace
 from mp_agent.node.account.stragglers import StragglerWatch
 from mp_agent.node.account.window import ValueWindow
 from mp_agent.node.merged_layers import MergedLayers
-from mp_agent.records.health import Health, Laggard, Straggler
+from mp_agent.records.health import Health, Laggard, NormStanding, Straggler
 from mp_agent.records.merged import MergedStep, StepTransition
 from mp_agent.records.views import DivergenceView, LayerView, OptimizerView
 
@@ -34,9 +37,11 @@ class Progress:
     loss_scale_consecutive_decreases: int = 0
     incident: IncidentTracker = field(default_factory=IncidentTracker)
     optimizers: dict[str, OptimizerView] = field(default_factory=dict)
-    """Those that do not set the step count."""
+    """Where there are several."""
     replicas: dict[str, DivergenceView] = field(default_factory=dict)
     losses: LossWatch = field(default_factory=LossWatch)
+    norms: NormWatch = field(default_factory=NormWatch)
+    learning: LearningWatch = field(default_factory=LearningWatch)
     floor: FloorSkips = field(default_factory=FloorSkips)
     pace: Pace = field(default_factory=Pace)
     straggler: Straggler | None = None
@@ -53,11 +58,13 @@ class Accumulator:
         progress: Progress,
         counters: CounterBook,
         norms: ValueWindow,
+        optimizer_norms: OptimizerWindows | None = None,
     ) -> None:
         self._thresholds = thresholds
         self.progress = progress
         self.counters = counters
         self.norms = norms
+        self.optimizer_norms = optimizer_norms or OptimizerWindows(norms.window_seconds)
         self.layers: dict[str, LayerView] = {}
         """The latest view of each layer whose norms count, else the latest view."""
         self._layer_watch = LayerWatch(progress.layers)
@@ -67,7 +74,10 @@ class Accumulator:
         """Take a closed step in: counters, gauges, window and incident."""
         progress, thresholds = self.progress, self._thresholds
         progress.incident.fold(step)
+        progress.learning.fold(step, thresholds)
+        self._fold_norms(step)
         progress.losses.fold(step, thresholds)
+        self._confirm_rate_jump(step)
         progress.floor.fold(step, thresholds)
         progress.pace.fold(step.get("step_seconds"))
         change = StepTransition(
@@ -76,7 +86,10 @@ class Accumulator:
             thresholds=thresholds,
             nonfinite_loss_skips=progress.incident.suspect_steps,
             recent_floor_skips=progress.floor.recent,
-            loss_spiking=progress.losses.spiking,
+            loss_spiking=progress.losses.spiking and not progress.learning.restarted,
+            exploded=progress.norms.exploded,
+            nonfinite_gradient_steps=progress.learning.nonfinite_steps,
+            rate_jumped=progress.learning.rate_jumped,
         )
         self.counters.count(Scope.RUN, (), change)
         self._fold_loss_scale(step)
@@ -91,6 +104,7 @@ class Accumulator:
         if step.gradients_judged and (norm := step.grad_norm) is not None:
             progress.judged = step
             self.norms.add(norm, step.time_unix_seconds)
+        self.optimizer_norms.fold(step)
 
     def fold_rank(self, rank: int, values: Mapping[str, float]) -> None:
         """Count what one rank's own record of a closed step says; values: observed columns."""
@@ -118,6 +132,7 @@ class Accumulator:
         )
         self._stragglers = StragglerWatch()
         self.norms.clear()
+        self.optimizer_norms.clear()
         self.layers = {}
 
     def health(self, laggards: tuple[Laggard, ...] = ()) -> Health:
@@ -126,17 +141,43 @@ class Accumulator:
         return Health(
             loss=progress.losses.level(thresholds),
             loss_trend=progress.losses.trend(thresholds),
+            loss_rising_steps=progress.losses.rising_steps,
+            loss_standing=progress.losses.reference.standing,
+            norms={
+                name: NormStanding(usual=course.usual, peak=course.peak, below=course.below)
+                for name, course in progress.norms.courses.items()
+            },
+            untrained=progress.learning.untrained,
+            scaled_clip_steps=progress.learning.scaled_clip_steps,
             usual_step_seconds=progress.pace.usual_seconds,
             straggler=progress.straggler,
             laggards=laggards,
             layers=self._layer_watch.troubled(thresholds) if progress.layers.names else None,
         )
 
+    def _fold_norms(self, step: MergedStep) -> None:
+        """Add the norms, and note what may throw the loss back."""
+        progress, thresholds = self.progress, self._thresholds
+        reference = progress.losses.reference
+        progress.norms.fold(step, thresholds, loss_risen=reference.risen_steps > 0)
+        largest = max(progress.norms.exploded.values(), default=0.0)
+        broken = step.gradient_nonfinite_elements > 0 and not step.skipped
+        severe = broken or progress.learning.rate_jumped or largest > thresholds["grad_norm_high"]
+        if severe or largest:
+            reference.disturb(severe=severe)
+
+    def _confirm_rate_jump(self, step: MergedStep) -> None:
+        progress = self.progress
+        broken = step.flag("loss_nonfinite") and not step.skipped
+        trouble = broken or progress.losses.spiking or bool(progress.norms.exploded)
+        if progress.learning.confirm(trouble=trouble):
+            progress.losses.reference.disturb(severe=True)
+
     def _shows_norm(self, layer: str) -> bool:
         return layer in self.layers and self.layers[layer].judged
 
     def _fold_loss_scale(self, step: MergedStep) -> None:
-        progress, scale = self.progress, step.get("loss_scale")
+        progress, scale = self.progress, step.loss_scale
         if scale is None:
             return
         if progress.loss_scale_initial is None:

@@ -29,5 +29,5 @@ class FloorSkips:
 
 def is_floor_skip(step: MergedStep, thresholds: Mapping[str, float]) -> bool:
     """Return whether a step was skipped at a scale at or below the floor."""
-    scale = step.get("loss_scale")
+    scale = step.loss_scale
     return step.skipped and scale is not None and scale <= thresholds["loss_scale_floor"]

@@ -9,8 +9,11 @@ from mp_agent.records.views import DivergenceView, OptimizerView
 def follow_optimizers(
     known: Mapping[str, OptimizerView], step: MergedStep
 ) -> dict[str, OptimizerView]:
-    """Return the other optimizers after a step; each keeps its last step whose norms count."""
-    views = dict(known)
+    """Return the optimizers after a step; each keeps its last step whose norms count.
+
+    Those that the ranks hold no more are left out.
+    """
+    views = {name: view for name, view in known.items() if name in step.optimizers_held}
     for name, own in step.optimizers.items():
         before = views[name].judged if name in views else None
         views[name] = OptimizerView(last=own, judged=own if own.judged else before)

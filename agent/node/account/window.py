@@ -16,6 +16,7 @@ class ValueWindow:
     """
 
     def __init__(self, window_seconds: float, buckets: list[Bucket] | None = None) -> None:
+        self.window_seconds = window_seconds
         self._period_seconds = window_seconds / _BUCKETS_PER_WINDOW
         self.buckets = list(buckets or [])
 

@@ -210,8 +210,9 @@ class RootLink:
             return
         self._root = root
         self.pusher.begin()
-        if root is not None:
-            log.info("run %s: the root agent is at %s", self.run.name, root.url)
+        if root is not None and not self.run.is_root:
+            known = "is" if root.created_unix_ns or self._settings.root else "is assumed to be"
+            log.info("run %s: the root agent %s at %s", self.run.name, known, root.url)
 
     def _advise(self) -> None:
         """Say, once each, what keeps the nodes of the run apart."""

@@ -121,6 +121,8 @@ def test_errors_in_the_log_are_shown_and_warnings_mentioned(
     log.parent.mkdir()
     log.write_text("2026 INFO fine\n")
     assert verdicts("log", Machine(settings)) == {Verdict.OK}
+    log.write_text("2026 CRITICAL condition=MpAgentGradientExplosion state=firing step=7\n")
+    assert verdicts("log", Machine(settings)) == {Verdict.OK}
     log.write_text("2026 WARNING odd\n2026 INFO fine\n2026 ERROR no metrics are served\n")
     odd, broken = found("log", Machine(settings))
     assert odd.verdict is Verdict.UNKNOWN

@@ -184,3 +184,34 @@ def test_ranks_that_fail_because_another_was_killed_are_a_consequence():
 
 def test_a_run_without_a_single_step_has_no_story():
     assert findings_of([]) == {}
+
+
+def at_rate(steps, rate):
+    return [merged_step(step.sequence, **{**step.values, "learning_rate": rate}) for step in steps]
+
+
+def test_a_learning_rate_that_jumped_is_the_cause_and_the_explosion_follows_from_it():
+    before = at_rate(calm(160), 0.001)
+    after = at_rate(
+        [merged_step(n, norm=4000.0, loss=300.0, sum_squares=4000.0**2) for n in range(161, 200)],
+        3.0,
+    )
+    found = findings_of([*before, *after])
+    jump = found["learning_rate_jump"]
+    assert (jump.step, jump.likelihood) == (161, "likely")
+    assert jump.speaks_for[0].text == ("The learning rate rose from 0.001 to 3, 3e+03-fold.")
+    assert found["gradient_explosion"].follows == "learning_rate_jump"
+    assert found["loss_diverging"].follows == "learning_rate_jump"
+
+
+def test_a_warm_up_and_a_warm_restart_are_no_jump():
+    warm_up = [*at_rate(calm(50), 1e-7), *at_rate(calm(60, first=51), 1e-3)]
+    restart = [
+        *at_rate(calm(60, first=111), 1e-6),
+        *at_rate(calm(60, first=171), 1e-3),
+    ]
+    assert findings_of([*warm_up, *restart]) == {}
+
+
+def test_norms_that_are_large_by_nature_are_accused_of_nothing():
+    assert findings_of(calm(200, norm=4e4)) == {}

@@ -103,13 +103,16 @@ def test_what_the_old_rings_said_is_in_the_ledger_before_they_are_removed(
     assert shown(successor)["steps_total"] == 3
 
 
-def test_the_same_rank_under_another_launcher_is_the_next_attempt_though_the_old_one_lives(
+def test_the_same_rank_under_another_launcher_is_the_next_attempt_once_the_old_one_has_ended(
     start_rank: StartRank, open_run: OpenRun
 ):
-    start_rank(0, launch="a").steps(3)
+    old = start_rank(0, launch="a")
+    old.steps(3)
     run = open_run()
     run.poll(0.0)
+    old.end()
     start_rank(0, launch="b", created_unix_ns=9_000).steps(2)
+    run.poll(0.0)
     run.poll(0.0)
 
     assert shown(run)["steps_total"] == 5
@@ -142,3 +145,43 @@ def test_two_nodes_on_one_machine_are_one_run(start_rank: StartRank, open_run: O
     values = shown(run)
     assert values["coverage_ratio"] == 1.0
     assert values["run_info{0,ddp,2,2,fp16,,,2.13.0}"] == 1
+
+
+def test_what_was_never_read_of_a_launch_that_is_over_counts_as_dropped(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank(0, launch="b", created_unix_ns=9_000).steps(2)
+    run = open_run()
+    run.poll(0.0)
+    old = start_rank(0, launch="a", created_unix_ns=1_000)
+    old.steps(7)
+    old.kill()
+    run.poll(0.0)
+
+    assert shown(run)["records_dropped_total{0}"] == 7
+    run.commit()
+    successor = open_run()
+    successor.poll(1.0)
+    assert shown(successor)["records_dropped_total{0}"] == 7
+
+
+def test_what_was_read_of_a_launch_that_is_over_counts_for_nothing_when_it_is_found_again(
+    start_rank: StartRank, open_run: OpenRun
+):
+    old = start_rank(0, launch="a", created_unix_ns=1_000)
+    old.steps(7)
+    run = open_run()
+    run.poll(0.0)
+    copy = old.path.read_bytes()
+    old.kill()
+    start_rank(0, launch="b", created_unix_ns=9_000).steps(2)
+    run.poll(1.0)
+    run.commit()
+    # An agent that was killed after its commit has not come to deleting the ring.
+    old.path.parent.mkdir(mode=0o700, exist_ok=True)
+    old.path.write_bytes(copy)
+
+    successor = open_run()
+    successor.poll(2.0)
+    assert shown(successor)["records_dropped_total{0}"] == 0
+    assert not old.path.exists()

@@ -45,7 +45,7 @@ class TestEvents:
         assert (event.state, active.name, active.severity) == ("firing", EXPLOSION, "critical")
         assert (event.step, active.since_step, active.run) == (61, 61, "llama")
         assert active.value == 1
-        assert "run llama was above 1000 on 1 step(s)" in active.description
+        assert "on 1 step(s) in the last 5m" in active.description
         assert "Clip gradients" in active.remedy and active.summary.endswith(".")
 
     def test_it_is_over_when_its_window_has_passed(self, training: Training):
@@ -54,6 +54,14 @@ class TestEvents:
         assert training.heard()[0] == ("firing", EXPLOSION, "critical")
         assert ("resolved", EXPLOSION, "critical") in training.heard()
         assert training.tracker.active == ()
+
+    def test_what_is_in_force_says_what_is_so_now(self, training: Training):
+        for _ in range(5):
+            training.step(norm=5_000.0)
+        training.train(5)
+        (active,) = [c for c in training.tracker.active if c.severity == "critical"]
+        assert active.value == 5 and "on 5 step(s)" in active.description
+        assert active.since_step == 61
 
     def test_a_milder_severity_is_muted_but_is_in_force(self, training: Training):
         training.step(norm=5_000.0)

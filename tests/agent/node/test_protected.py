@@ -1,9 +1,13 @@
 """A node agent that is protected and one under fire, with a real Prometheus and raw sockets."""
 
+import math
 import os
 import random
 import socket
 import ssl
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +19,8 @@ import yaml
 
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
-from tests.agent.node.agent_process import StartAgent, scrape, wait_for_status
+from mp_agent.settings.handover import HANDOVER_VARIABLE
+from tests.agent.node.agent_process import StartAgent, get, scrape, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 from tools.running import read_json, serving
@@ -213,6 +218,67 @@ def test_settings_that_contradict_serve_nothing_rather_than_serve_unprotected(
     status = wait_for_status(run_dir, pid=agent.pid)
     assert status.port == 0
     assert agent.poll() is None
+
+
+def test_settings_that_json_lacks_a_number_for_keep_the_protection(
+    start: StartAgent, start_rank: StartRank, run_dir: Path, certificates: Certificates
+) -> None:
+    start_rank().steps(1)
+    infinite = dict.fromkeys(
+        [name for name, field in Settings.model_fields.items() if field.annotation is float],
+        math.inf,
+    )
+    agent = start(
+        **{**infinite, "time_scale": 1.0},
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+    )
+    status = wait_for_status(run_dir, pid=agent.pid)
+    assert status.url.startswith("https://")
+    with pytest.raises(OSError):
+        get(f"http://127.0.0.1:{status.port}/metrics")
+    context = ssl.create_default_context(cafile=str(certificates.authority))
+    with urllib.request.urlopen(f"{status.url}/metrics", context=context) as answer:
+        assert b"mp_agent_steps_total" in answer.read()
+
+
+@pytest.mark.parametrize("handover", ["", "{", '{"port": null, "linger_seconds": null}'])
+def test_an_agent_that_cannot_read_its_settings_serves_nothing_and_says_so(
+    start_rank: StartRank,
+    run_dir: Path,
+    settings: Settings,
+    handover: str,
+    tmp_path: Path,
+) -> None:
+    start_rank().steps(1)
+    environment = {**os.environ, HANDOVER_VARIABLE: handover, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "mp_agent.node", "--run-dir", str(run_dir)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "serves nothing" in ended.stderr and HANDOVER_VARIABLE in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert locations.read_status(run_dir) is None
+
+
+def test_a_guard_that_cannot_be_used_closes_the_port(
+    start_rank: StartRank, run_dir: Path, settings: Settings, tmp_path: Path
+) -> None:
+    start_rank().steps(1)
+    environment = {
+        **os.environ,
+        "MP_AGENT_PORT": "0",
+        "MP_AGENT_TLS_CERTIFICATE": "relative.pem",
+        "MP_AGENT_TLS_KEY": "relative.key",
+    }
+    command = [sys.executable, "-m", "mp_agent.node", "--run-dir", str(run_dir)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        lines = iter(agent.stderr.readline, "")
+        told = next(line for line in lines if "no metrics are served" in line)
+        status = wait_for_status(run_dir, pid=agent.pid)
+        agent.kill()
+    assert "tls_certificate, tls_key" in told
+    assert status.port == 0
 
 
 def test_a_plain_request_at_a_tls_port_gets_nothing(

@@ -1,5 +1,7 @@
 """Replicas that should be equal and are not."""
 
+import dataclasses
+
 import pytest
 
 from mp_agent.node.reduce import RankStep
@@ -147,3 +149,59 @@ class TestWeights:
         share = Share(group="plain", assumed=True)
         steps = [rank_step(r, share, digest=float(r), sum_squares=1.0 + r) for r in range(3)]
         assert merge_nodes([steps]).replicas == {}
+
+
+def local_steps(digests: list[float], norms: list[float], *, reduced: list[float], **row: float):
+    """Ranks of DDP of which some say whether their gradients were reduced."""
+    steps = []
+    for rank, (digest, norm) in enumerate(zip(digests, norms, strict=True)):
+        plain = rank_step(rank, ddp(rank, len(norms)), digest, sum_squares=norm, **row)
+        values = plain.record.values.copy()
+        values[plain.schema.step_columns.index("gradients_reduced")] = reduced[rank]
+        record = dataclasses.replace(plain.record, values=values)
+        steps.append(RankStep(rank, plain.schema, record))
+    return merge_nodes([steps[:1], steps[1:]]).replicas
+
+
+class TestReplicasThatStepWithTheirOwnGradients:
+    def test_are_not_said_to_diverge(self):
+        assert local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[0.0] * 3) == {}
+
+    def test_are_found_equal_once_they_have_synchronised(self):
+        replicas = local_steps([1.0] * 3, [4.0, 5.0, 6.0], reduced=[0.0] * 3)
+        assert replicas == {"weights": AGREE}
+
+    def test_one_rank_that_did_not_reduce_is_enough(self):
+        assert local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[1.0, 0.0, 1.0]) == {}
+
+    def test_equal_gradients_show_that_they_were_reduced_after_all(self):
+        replicas = local_steps([1.0, 2.0, 1.0], [4.0] * 3, reduced=[0.0] * 3)
+        assert replicas["gradients"] == AGREE
+        assert replicas["weights"] == Comparison(agree=False, minority_ranks=(1,))
+
+    @pytest.mark.parametrize("row", [{"nan_elements": 4.0}, {}])
+    def test_gradients_without_a_number_in_them_show_nothing(self, row):
+        replicas = local_steps([1.0, 2.0, 1.0], [0.0] * 3, reduced=[0.0] * 3, **row)
+        assert "weights" not in replicas
+
+    def test_the_same_differences_after_a_reduction_are_a_divergence(self):
+        replicas = local_steps([1.0, 2.0, 1.0], [4.0, 5.0, 4.0], reduced=[1.0] * 3)
+        assert not replicas["gradients"].agree
+        assert not replicas["weights"].agree
+
+    def test_plain_replicas_may_drift_while_their_gradients_differ(self):
+        share = Share(group="plain", assumed=True)
+
+        def merged(norms: list[float], digests: list[float]):
+            steps = [
+                rank_step(r, share, digest=d, sum_squares=n)
+                for r, (n, d) in enumerate(zip(norms, digests, strict=True))
+            ]
+            return merge_nodes([steps], assumed=assumed).replicas
+
+        assumed = AssumedShares()
+        for _ in range(4):
+            merged([1.0] * 3, [7.0] * 3)
+        assert merged([1.0, 2.0, 3.0], [7.0, 8.0, 9.0]) == {}
+        assert merged([1.0] * 3, [7.0] * 3) == {"weights": AGREE}
+        assert merged([1.0] * 3, [7.0, 7.0, 8.0])["weights"].minority_ranks == (2,)

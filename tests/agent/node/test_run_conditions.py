@@ -1,5 +1,6 @@
 """Conditions of a run that is read from real rings: told, exported, and kept across node agents."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_an_exploding_step_among_many_reaches_the_file_and_the_metrics(
 def test_the_next_node_agent_goes_on_where_the_last_one_committed(
     start_rank: StartRank, open_run: OpenRun, run_dir: Path
 ):
-    rank = start_rank()
+    rank = start_rank(created_unix_ns=time.time_ns())
+    rank.steps(5)
     rank.steps(1, gradients={"sum_squares": 1e8})
     first = open_run()
     first.poll(0.0)

@@ -264,6 +264,7 @@ def test_the_roster_has_the_nodes_with_their_urls(nodes: Nodes):
 
 def test_what_the_root_finds_reaches_the_ranks_of_the_other_node(nodes: Nodes):
     for node in (nodes.root, nodes.other):
+        node.steps(5)
         node.steps(2, gradients={"sum_squares": 1e8})
     nodes.push(1.0)
     assert read_conditions(nodes.other.run_dir) is None, "the root had judged nothing yet"

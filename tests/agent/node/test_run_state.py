@@ -99,3 +99,22 @@ def test_a_full_directory_costs_the_ledger_but_not_the_run(
 
     assert "No space left" in caplog.text
     assert shown(run)["steps_total"] == 1
+
+
+def test_a_successor_knows_since_when_its_counters_count_and_how_often_the_run_was_started(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank(created_unix_ns=100 * 10**9).steps(3)
+    run = open_run()
+    run.poll(0.0)
+    run.commit()
+    assert run.export(0.0, 150.0).agent.counting_seconds == 50.0
+    assert shown(run)["run_attempts_total"] == 1
+
+    start_rank(created_unix_ns=400 * 10**9, attempt=1).steps(2)
+    successor = open_run()
+    successor.poll(0.0)
+    values = shown(successor)
+    assert successor.export(0.0, 450.0).agent.counting_seconds == 350.0
+    assert values["run_attempts_total"] == 2
+    assert (values["attempt_step"], values["steps_total"]) == (2, 5)

@@ -1,4 +1,4 @@
-from mp_agent.node.scrapes import ScrapeLog
+from mp_agent.node.scrapes import SCRAPERS_AT_MOST, ScrapeLog
 
 
 def test_who_comes_once_is_not_waited_for():
@@ -25,3 +25,25 @@ def test_who_stays_away_for_some_of_its_own_intervals_is_given_up():
         scrapes.note("fast", time)
 
     assert scrapes.regulars(20.0) == {"slow"}
+
+
+def test_names_are_forgotten_when_there_are_too_many_but_not_those_that_come_regularly():
+    scrapes = ScrapeLog()
+    scrapes.note("prometheus", 0.0)
+    scrapes.note("prometheus", 15.0)
+    for number in range(100_000):
+        scrapes.note(f"curl/{number}", 15.0 + number / 100_000)
+
+    assert len(scrapes.names) == SCRAPERS_AT_MOST
+    assert scrapes.regulars(20.0) == {"prometheus"}
+
+
+def test_a_scraper_of_the_beginning_outlives_a_crowd_that_comes_twice():
+    scrapes = ScrapeLog()
+    for time in (0.0, 15.0, 30.0):
+        scrapes.note("prometheus", time)
+    for number in range(1000):
+        scrapes.note(f"curl/{number}", 31.0)
+        scrapes.note(f"curl/{number}", 41.0)
+
+    assert "prometheus" in scrapes.regulars(41.0)

@@ -1,5 +1,6 @@
 """One rank's ring, read while its process lives, dies, or leaves it broken."""
 
+from mp_agent.node import source
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
 
@@ -23,6 +24,54 @@ def test_parameters_that_change_in_one_look_before_a_death_are_all_read(
     assert values["layer_grad_norm{a}"] == 3.0
     assert values["layer_grad_norm{b}"] == 3.0
     assert values["records_dropped_total{0}"] == 0
+
+
+def test_any_number_of_changes_in_one_look_is_read(start_rank: StartRank, open_run: OpenRun):
+    rank = start_rank(layers=("a",))
+    changes, steps = 40, 3
+    for change in range(changes):
+        rank.new_schema("a", *(f"b{change}",))
+        rank.steps(steps)
+    rank.end()
+    run = open_run()
+    run.poll(0.0)
+
+    values = shown(run)
+    assert values["steps_total"] == changes * steps
+    assert values["records_dropped_total{0}"] == 0
+    assert values["step"] == changes * steps
+
+
+def test_steps_that_were_made_before_anyone_looked_are_counted(
+    start_rank: StartRank, open_run: OpenRun
+):
+    rank = start_rank()
+    rank.steps(3000)
+    run = open_run()
+    run.poll(0.0)
+    rank.steps(5)
+    run.poll(0.0)
+    values = shown(run)
+    assert values["steps_total"] == 3005
+    assert values["records_dropped_total{0}"] == 3000 - 1024
+
+
+def test_changes_that_remain_are_read_at_the_next_look(
+    start_rank: StartRank, open_run: OpenRun, monkeypatch
+):
+    monkeypatch.setattr(source, "_SCHEMAS_PER_LOOK", 4)
+    rank = start_rank(layers=("a",))
+    for change in range(10):
+        rank.new_schema("a", f"b{change}")
+        rank.steps()
+    rank.kill()
+    run = open_run()
+    run.poll(0.0)
+    assert shown(run)["run_active"] == 1
+    for _ in range(3):
+        run.poll(0.0)
+    assert shown(run)["steps_total"] == 10
+    assert shown(run)["run_end_info{killed}"] == 1
 
 
 def test_a_killed_rank_ends_the_run_and_its_open_step_is_told(

@@ -7,6 +7,7 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.account.accumulate import Accumulator, Progress
 from mp_agent.node.account.counters import CounterBook
+from mp_agent.node.account.standstill import Standstill
 from mp_agent.node.account.window import ValueWindow
 from mp_agent.node.conditions import ConditionTracker
 from mp_agent.node.snapshot_builder import RunExport
@@ -36,6 +37,7 @@ class Training:
         self.events: list[ConditionEvent] = []
         self.tracker.listeners.append(self.events.append)
         self.now_seconds, self.sequence = 1_000.0, earlier.get("sequence", 0)
+        self.standstill = Standstill()
         self.looks = 0
 
     def step(self, **values: float) -> None:
@@ -55,6 +57,7 @@ class Training:
 
     def export(self) -> RunExport:
         self.looks += 1
+        self.standstill.look("", self.sequence, "forward", self.now_seconds)
         progress = self.account.progress
         extremes = self.account.norms.extremes(self.now_seconds)
         view = make_run_view(
@@ -68,6 +71,7 @@ class Training:
             health=self.account.health(),
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
+            standing_seconds=self.standstill.seconds(self.now_seconds),
         )
         return make_export(view=view, counters=self.account.counters)
 

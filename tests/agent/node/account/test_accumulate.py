@@ -45,9 +45,21 @@ def test_a_one_step_excursion_is_counted_against_every_bound(account):
     for sequence, norm in enumerate((1.0, 150.0, 5000.0, 99.0), 1):
         account.fold_step(merged_step(sequence, norm=norm, nan_elements=0.0))
 
-    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "100") == 2
-    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "1000") == 1
+    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "high") == 2
+    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "extreme") == 1
     assert account.norms.extremes(1005.0) == (5000.0, 1.0)
+
+
+def test_steps_whose_records_were_lost_were_made_all_the_same(account):
+    for sequence in (977, 978, 1500):
+        account.fold_step(merged_step(sequence, norm=1.0))
+    assert total(account, "mp_agent_steps_total") == 1500
+
+
+def test_a_count_that_begins_anew_goes_on(account):
+    for sequence in (1, 2, 1, 2):
+        account.fold_step(merged_step(sequence, norm=1.0))
+    assert total(account, "mp_agent_steps_total") == 4
 
 
 def test_the_norm_of_a_skipped_step_enters_nothing(account):
@@ -57,7 +69,7 @@ def test_the_norm_of_a_skipped_step_enters_nothing(account):
     assert account.progress.judged is not None
     assert account.progress.judged.sequence == 1
     assert account.norms.extremes(1002.0) == (2.0, 2.0)
-    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "1000") == 0
+    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "extreme") == 0
     assert total(account, "mp_agent_skipped_steps_total") == 1
     assert total(account, "mp_agent_nonfinite_updates_total") == 0
     assert total(account, "mp_agent_steps_total") == 2
@@ -139,9 +151,9 @@ def test_what_clipping_shrank_is_not_counted_as_unclipped(account):
     account.fold_step(merged_step(3, norm=1500.0))
     account.fold_step(merged_step(4, norm=9000.0, skipped=1.0, inf_elements=1.0))
 
-    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "100") == 3
-    assert total(account, "mp_agent_grad_norm_unclipped_steps_total", "100") == 2
-    assert total(account, "mp_agent_grad_norm_unclipped_steps_total", "1000") == 1
+    assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "high") == 3
+    assert total(account, "mp_agent_grad_norm_unclipped_steps_total", "high") == 2
+    assert total(account, "mp_agent_grad_norm_unclipped_steps_total", "extreme") == 1
 
 
 def test_a_nonfinite_loss_counts_where_nothing_was_skipped(account):

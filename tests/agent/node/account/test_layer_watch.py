@@ -171,3 +171,89 @@ def test_memory_is_bounded():
     watch.fold([view(name="one too many")], THRESHOLDS)
 
     assert len(watch.memory.names) == LAYERS_AT_MOST
+
+
+def attention(bias: float, *, others: float = 0.01) -> list[LayerView]:
+    return [
+        view(bias, name="encoder.layer.0.attention.self.key.bias", elements=64.0),
+        *(view(others, name=f"encoder.layer.{i}.output.dense.weight") for i in range(6)),
+    ]
+
+
+class TestWhatIsNoDeath:
+    def test_a_bias_that_softmax_cancels_has_rounding_noise_and_is_never_dead(self):
+        """Its true gradient is 0; what is measured wanders between 1e-13 and 1e-9."""
+        noise = [1e-9, 3e-10, 8e-10, 2e-11, 7e-12, 1e-12, 9e-14, 2e-13, 5e-14, 1e-14]
+        assert watched(*[attention(bias) for bias in noise]).dead == 0
+
+    def test_the_same_size_is_death_where_the_layer_had_a_gradient(self):
+        samples = [attention(1e-3)] * 5 + [attention(1e-12)] * 3
+        assert watched(*samples).dead_names == ("encoder.layer.0.attention.self.key.bias",)
+
+    def test_a_layer_that_shrank_a_little_below_the_limit_has_not_died(self):
+        assert watched(*[attention(2e-9)] * 5, *[attention(9e-11)] * 4).dead == 0
+
+    @pytest.mark.parametrize(
+        "pattern", ["h.0.moe.experts.{}.w1", "expert{}.up", "layers.2.branch.{}.fc.weight"]
+    )
+    def test_an_expert_without_tokens_is_idle_whatever_its_name(self, pattern):
+        names = [pattern.format(number) for number in range(8)]
+        busy = [view(name=name) for name in names]
+        idle = [view(0.0, name=name) for name in names[:2]] + busy[2:]
+        found = watched(*[busy] * 6, *[idle] * 5)
+        assert (found.dead, found.underflowing_share) == (0, 0.0)
+
+    def test_a_block_of_a_model_is_no_expert(self):
+        names = [f"blocks.{number}.mlp.weight" for number in range(8)]
+        busy = [view(name=name) for name in names]
+        dead = [view(0.0, name=names[0]), *busy[1:]]
+        assert watched(*[busy] * 6, *[dead] * 3).dead_names == (names[0],)
+
+    def test_an_embedding_that_is_touched_less_does_not_underflow(self):
+        assert watched(*[view(zeros=0.7)] * 5, *[view(zeros=0.96)] * 3).underflowing_share == 0.0
+
+
+def of_norm(norm: float, name: str) -> LayerView:
+    values = {**NO_GRADIENTS, "abs_max": norm / 10, "elements": 1000.0, "sum_squares": norm**2}
+    return LayerView(name=name, values=values, judged=True)
+
+
+class TestExplosion:
+    NAMES = tuple(f"blocks.{number}.mlp.weight" for number in range(5))
+
+    def sample(self, of_one: float, of_others: float = 0.1) -> list[LayerView]:
+        one, *others = self.NAMES
+        return [of_norm(of_one, one), *(of_norm(of_others, name) for name in others)]
+
+    def test_one_layer_that_grows_by_itself_is_found_after_three_samples(self):
+        usual = [self.sample(0.1)] * 6
+        assert watched(*usual, *[self.sample(20.0)] * 2).exploding == 0
+        assert watched(*usual, *[self.sample(20.0)] * 3).exploding_names == (self.NAMES[0],)
+
+    def test_what_all_layers_do_is_not_one_layers_explosion(self):
+        assert watched(*[self.sample(0.1)] * 6, *[self.sample(20.0, 20.0)] * 3).exploding == 0
+
+    def test_a_layer_that_grows_slowly_with_training_does_not_explode(self):
+        samples = [self.sample(0.1 * 1.05**number) for number in range(150)]
+        assert watched(*samples).exploding == 0
+
+    def test_it_ends_when_the_norm_is_back(self):
+        found = watched(*[self.sample(0.1)] * 6, *[self.sample(20.0)] * 4, self.sample(0.1))
+        assert found.exploding == 0
+
+
+def test_an_account_of_an_earlier_version_is_filled_up():
+    memory = LayerMemory(
+        names=["w"],
+        early_zero_shares=[[0.0]],
+        early_full=[True],
+        underflowing=[False],
+        dead_samples=[0],
+        zero_samples=[0],
+        learns=[True],
+        sparse=[False],
+    )
+    watch = LayerWatch(memory)
+    for sample in [view()] * 5 + [view(1e-12)] * 3:
+        watch.fold([sample], THRESHOLDS)
+    assert watch.troubled(THRESHOLDS).dead == 1

@@ -15,6 +15,7 @@ from mp_agent.node.account.loss import (
     WINDOW_STEPS,
     LossWatch,
 )
+from mp_agent.records.merged import MergedStep
 from tests.agent.node.builders import merged_step
 
 THRESHOLDS = resolve({})
@@ -129,9 +130,8 @@ def test_everything_stays_finite_at_the_ends_of_float64(size):
         merged_step(1),
         merged_step(1, loss=99.0, skipped=1.0),
         merged_step(1, loss=99.0, loss_nonfinite=1.0),
-        replace(merged_step(1, loss=99.0), world_size=2),
     ],
-    ids=["no loss", "skipped", "not finite on a rank", "lacks a rank"],
+    ids=["no loss", "skipped", "not finite on a rank"],
 )
 def test_what_does_not_count_enters_nothing_and_is_no_spike(step):
     watch = LossWatch()
@@ -211,3 +211,33 @@ def test_memory_is_bounded_and_survives_the_ledger():
     assert copy == watch
     assert fold(copy, *noisy(100, seed=9)) == fold(watch, *noisy(100, seed=9))
     assert copy.trend(THRESHOLDS) == watch.trend(THRESHOLDS)
+
+
+def of_ranks(count: int, loss: float) -> MergedStep:
+    present = frozenset(range(count))
+    return replace(merged_step(1, loss=loss), world_size=8, present_ranks=present)
+
+
+def test_the_loss_of_the_ranks_that_are_left_is_judged() -> None:
+    """A node agent is dead: the ranks of the others lose what they had learned all the same."""
+    watch = LossWatch()
+    for loss in noisy(300):
+        watch.fold(of_ranks(8, loss), THRESHOLDS)
+    for loss in noisy(100, seed=1):
+        watch.fold(of_ranks(4, loss), THRESHOLDS)
+        assert not watch.spiking
+    watch.fold(of_ranks(4, 50.0), THRESHOLDS)
+    watch.fold(of_ranks(4, 50.0), THRESHOLDS)
+    assert watch.spiking
+
+
+def test_the_scatter_of_far_fewer_ranks_is_no_spike_and_becomes_usual() -> None:
+    watch = LossWatch()
+    for loss in noisy(300, scatter=0.01):
+        watch.fold(of_ranks(8, loss), THRESHOLDS)
+    for loss in noisy(300, scatter=0.3, seed=1):
+        watch.fold(of_ranks(1, loss), THRESHOLDS)
+        assert not watch.spiking
+    for loss in (50.0, 50.0):
+        watch.fold(of_ranks(1, loss), THRESHOLDS)
+    assert watch.spiking

@@ -1,0 +1,135 @@
+"""Steps that can have changed nothing, learning rates that jump, clipping of scaled gradients."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from mp_agent.records.merged import MergedStep
+
+ZERO_LOSS = "loss 0 with non-finite gradients"
+ZERO_GRADIENTS = "all gradients 0"
+NO_GRADIENTS = "no gradients"
+ZERO_RATE = "learning rate 0"
+CONSTANT_LOSS = "constant loss"
+
+WARM_UP_STEPS = 100
+"""Steps in which the learning rate may rise however it likes."""
+_PLATEAU_STEPS = 1000
+"""Steps in which the first change of a rate may be the end of a warm-up at a constant one."""
+_SUSPECT_STEPS = 64
+"""Steps after such a change within which trouble shows that it was none."""
+_RESTART_FACTOR = 5.0
+_RESTART_STEPS = 256
+"""Steps in which a restart of the schedule explains a higher loss."""
+_RESTARTS_APART = 2 * _RESTART_STEPS
+_SAME_NORM = 1.25
+"""Factor within which the norm that clipping saw is the scaled one; the probe reads its own."""
+_SCALE_MIN = 4.0
+"""Loss scale from which on a scaled norm cannot be taken for one that is not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LearningWatch:
+    """Follows a run step by step. Plain data: it goes into the ledger."""
+
+    untrained: dict[str, int] = field(default_factory=dict)
+    """Reason to the steps in a row."""
+    nonfinite_steps: int = 0
+    """Steps in a row with non-finite gradients that no search for a loss scale explains."""
+    scaled_clip_steps: int = 0
+    """Steps in a row whose clipping saw gradients still multiplied by the loss scale."""
+    rates: int = 0
+    highest_rate: float = 0.0
+    rate_jumped: bool = False
+    """Whether the last step's learning rate was far above all before, or proved to be a jump."""
+    last_rate: float | None = None
+    restarted_steps: int | None = None
+    """Since the rate went back up to one that it has had before, as schedules with restarts do."""
+    rate_changed: bool = False
+    suspect_steps: int | None = None
+    """Since the end of what may have been a warm-up at a constant rate."""
+    last_loss: float | None = None
+
+    def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        """Add a closed step."""
+        self._fold_rate(step.get("learning_rate"), thresholds["learning_rate_jump"])
+        self._fold_nonfinite(step, thresholds)
+        self._fold_clipping(step)
+        if not step.skipped or step.loss_scale is None:
+            found = set(self._reasons(step))
+            self.untrained = {reason: self.untrained.get(reason, 0) + 1 for reason in found}
+            self.last_loss = step.get("loss")
+
+    def _reasons(self, step: MergedStep) -> Iterator[str]:
+        loss, nonfinite = step.get("loss"), step.gradient_nonfinite_elements > 0
+        if loss == 0.0 and nonfinite:
+            yield ZERO_LOSS
+        if not nonfinite and (step.get("sum_squares") is None or step.get("elements") == 0.0):
+            # Ranks that are missed may have those there are.
+            if step.coverage == 1.0:
+                yield NO_GRADIENTS
+        elif step.get("sum_squares") == 0.0 and not nonfinite and step.gradients_complete:
+            yield ZERO_GRADIENTS
+        if step.get("learning_rate") == 0.0:
+            yield ZERO_RATE
+        if loss is not None and loss != 0.0 and loss == self.last_loss:
+            yield CONSTANT_LOSS
+
+    def _fold_nonfinite(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        scale = step.loss_scale
+        searching = scale is not None and scale > thresholds["loss_scale_floor"]
+        if step.gradient_nonfinite_elements > 0 and not searching:
+            self.nonfinite_steps += 1
+        else:
+            self.nonfinite_steps = 0
+
+    def _fold_clipping(self, step: MergedStep) -> None:
+        seen, scale, norm = step.get("clip_norm"), step.loss_scale, step.grad_norm
+        if step.skipped or seen is None or not norm or not step.gradients_judged:
+            return
+        if scale is None or scale < _SCALE_MIN or not isfinite(norm * scale):
+            self.scaled_clip_steps = 0
+            return
+        scaled = 1 / _SAME_NORM < seen / (norm * scale) < _SAME_NORM
+        self.scaled_clip_steps = self.scaled_clip_steps + 1 if scaled else 0
+
+    @property
+    def restarted(self) -> bool:
+        """Whether the schedule of the learning rate began anew a short while ago."""
+        return self.restarted_steps is not None and self.restarted_steps < _RESTART_STEPS
+
+    def confirm(self, *, trouble: bool) -> bool:
+        """Return whether trouble shows that the end of a plateau was a jump of the rate."""
+        if self.suspect_steps is None:
+            return False
+        self.suspect_steps += 1
+        if trouble:
+            self.rate_jumped = True
+        if trouble or self.suspect_steps > _SUSPECT_STEPS:
+            self.suspect_steps = None
+        return trouble
+
+    def _fold_rate(self, rate: float | None, jump: float) -> None:
+        self.rate_jumped = False
+        if rate is None:
+            return
+        self.rates += 1
+        settled = self.rates > WARM_UP_STEPS and self.highest_rate > 0.0
+        far = settled and rate >= jump * self.highest_rate
+        if far and not self.rate_changed and self.rates <= _PLATEAU_STEPS:
+            self.suspect_steps = 0
+        else:
+            self.rate_jumped = far
+        self._fold_restart(rate)
+        self.rate_changed |= self.highest_rate > 0.0 and rate != self.highest_rate
+        self.highest_rate = max(self.highest_rate, rate)
+
+    def _fold_restart(self, rate: float) -> None:
+        last, self.last_rate = self.last_rate, rate
+        again = last is not None and last < rate <= self.highest_rate
+        known, factor = self.restarted_steps, _RESTART_FACTOR
+        # One that goes up and down all the time explains nothing.
+        if again and rate >= factor * (last or 0.0) and (known is None or known > _RESTARTS_APART):
+            self.restarted_steps = 0
+        elif known is not None:
+            self.restarted_steps = known + 1

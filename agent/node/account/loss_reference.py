@@ -1,0 +1,160 @@
+"""The best level that the loss ever had, and whether the run has lost what it had learned.
+
+The rolling median follows the loss wherever it goes; this reference does not. It is replaced where
+the loss found a new level without any sign of damage, as after a change of the data or objective.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mp_agent.records.health import LossStanding
+
+NEAR_STEPS = 512
+"""Losses between a disturbance (an explosion, non-finite gradients, a jump of the learning rate)
+and a rise of the loss that it may have caused."""
+LONG_RISE_STEPS = 320
+"""Losses between leaving the best level and arriving where the run had begun from which on the
+loss has crept up rather than jumped once."""
+ACCEPT_STEPS = 2048
+"""Losses on a higher level, the last half of them without a rise, after which it is a new normal,
+if nothing points at damage."""
+_FAR_DEVIATIONS = 12.0
+_SMOOTH_DEVIATIONS = 6.0
+_LEARNED_SHARE = 0.25
+"""Of the best loss: by how much it must have fallen before that for it to count as learning."""
+_DAMAGED_SHARE = 0.5
+_UNLEARNED_SHARE = 0.9
+_NOTICEABLE_SHARE = 0.1
+_RECOVERED_SHARE = 0.5
+_JUMP_SHARE = 0.25
+"""Of the distance that is far: a median of many losses that moves by more from one loss to the
+next does not creep."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LossReference:
+    """Follows the median of the last losses, step by step. Plain data: it goes into the ledger."""
+
+    start: float | None = None
+    """The highest level before the best one."""
+    best: float | None = None
+    deviation: float = 0.0
+    """Of the losses around the best level."""
+    high_steps: int = 0
+    """Losses in a row whose recent median is above the bound for damage."""
+    left_steps: int = 0
+    """Losses in a row whose recent median is clearly above the best level."""
+    unlearned_steps: int = 0
+    """Losses in a row whose recent median is about where the run had begun, or above."""
+    risen_steps: int = 0
+    """Losses since the loss rose far above the best level, and has not recovered."""
+    top: float = 0.0
+    """The highest recent median since the loss rose."""
+    top_steps: int = 0
+    """Losses since then."""
+    damaged: bool = False
+    """Whether a disturbance came with the rise."""
+    undisturbed_steps: int | None = None
+    """Losses since the last disturbance; None without any."""
+    unharmed_steps: int | None = None
+    """The same, of disturbances that are severe in themselves."""
+    last: float | None = None
+    """The recent median before."""
+    lost_steps: int = 0
+
+    @property
+    def standing(self) -> LossStanding | None:
+        """Where the loss stands; None before there is a level."""
+        if self.best is None:
+            return None
+        return LossStanding(best=self.best, lost_steps=self.lost_steps)
+
+    def disturb(self, *, severe: bool) -> None:
+        """Note that something happened that may throw a run back.
+
+        severe: whatever the run's own norms are; a loss that never fell says nothing by less.
+        """
+        self.undisturbed_steps = 0
+        if severe:
+            self.unharmed_steps = 0
+
+    def fold(self, recent: float, deviation: float, thresholds: Mapping[str, float]) -> None:
+        """Add the median of the last losses and their deviation."""
+        if self.undisturbed_steps is not None:
+            self.undisturbed_steps += 1
+        if self.unharmed_steps is not None:
+            self.unharmed_steps += 1
+        if self.best is None or self.start is None:
+            self.start = self.best = recent
+            self.deviation = deviation
+            return
+        if not self.risen_steps:
+            self._improve(recent, deviation)
+        self._rise(recent, thresholds)
+
+    def _improve(self, recent: float, deviation: float) -> None:
+        assert self.best is not None and self.start is not None
+        if recent < self.best:
+            self.best, self.deviation = recent, deviation
+
+    def _rise(self, recent: float, thresholds: Mapping[str, float]) -> None:
+        assert self.best is not None
+        far = _FAR_DEVIATIONS * self._scale(thresholds)
+        high, unlearned = self._bounds(far, thresholds)
+        self.left_steps = self.left_steps + 1 if recent > self.best + far else 0
+        if self.last is not None and recent - self.last > _JUMP_SHARE * far:
+            # Another jump from a higher level, as of a curriculum, is no creeping either.
+            self.left_steps = 0
+        self.last = recent
+        self.high_steps = self.high_steps + 1 if recent > high else 0
+        back = unlearned is not None and recent > unlearned
+        self.unlearned_steps = self.unlearned_steps + 1 if back else 0
+        if self.risen_steps and recent <= self.best + _RECOVERED_SHARE * (high - self.best):
+            self._recovered()
+        elif self.risen_steps or self.high_steps:
+            since = self.unharmed_steps if unlearned is None else self.undisturbed_steps
+            self.damaged |= since is not None and since <= NEAR_STEPS + self.risen_steps
+            self._count(thresholds["loss_lost_steps"])
+            self._note_top(recent, far)
+        settled = self.risen_steps >= ACCEPT_STEPS and self.top_steps >= ACCEPT_STEPS // 2
+        if settled and not self.lost_steps:
+            self._recovered()
+            self.start = self.best = recent
+
+    def _count(self, patience: float) -> None:
+        self.risen_steps += 1
+        slowly = self.left_steps - self.unlearned_steps >= LONG_RISE_STEPS
+        crept = slowly and self.unlearned_steps >= patience
+        if self.lost_steps or crept or (self.damaged and self.high_steps >= patience):
+            self.lost_steps += 1
+
+    def _note_top(self, recent: float, far: float) -> None:
+        self.top_steps += 1
+        if self.risen_steps == 1 or recent > self.top + far:
+            self.top, self.top_steps = recent, 0
+
+    def _recovered(self) -> None:
+        self.high_steps = self.unlearned_steps = self.risen_steps = self.lost_steps = 0
+        self.left_steps = 0
+        self.damaged = False
+
+    def _scale(self, thresholds: Mapping[str, float]) -> float:
+        assert self.best is not None
+        return max(self.deviation, thresholds["loss_deviation_floor"] * abs(self.best))
+
+    def _bounds(self, far: float, thresholds: Mapping[str, float]) -> tuple[float, float | None]:
+        """Return the level that damage explains, and the one at which nothing learned is left.
+
+        The second is None for a loss that never fell far: of those that go about zero, or are
+        meant to rise, no height says that something was lost.
+        """
+        assert self.best is not None and self.start is not None
+        learned = self.start - self.best
+        enough = max(_SMOOTH_DEVIATIONS * self._scale(thresholds), _LEARNED_SHARE * abs(self.best))
+        if learned <= enough:
+            return self.best + max(far, _DAMAGED_SHARE * abs(self.best)), None
+        return (
+            self.best
+            + max(far, _DAMAGED_SHARE * min(learned, abs(self.best)), _NOTICEABLE_SHARE * learned),
+            self.best + max(far, _UNLEARNED_SHARE * learned),
+        )

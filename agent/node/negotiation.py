@@ -1,0 +1,44 @@
+"""What a client accepts, by the quality values of its headers (RFC 9110, 12.4.2)."""
+
+from collections.abc import Mapping
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether an answer may be compressed: `gzip` or `*` has a quality above 0.
+
+    What is named counts more than `*`; a client that names nothing takes the answer as it is.
+    """
+    qualities = _qualities(accept_encoding)
+    named = [qualities[name] for name in ("gzip", "x-gzip") if name in qualities]
+    gzip = max(named, default=qualities.get("*", 0.0))
+    # Where plain text is preferred explicitly, it is sent; where both are equal, gzip is shorter.
+    return gzip > 0.0 and gzip >= qualities.get("identity", 0.0)
+
+
+def wanted_types(accept: str) -> str:
+    """Return an Accept header without the media types that the client refuses by `q=0`."""
+    parts = (part.strip() for part in accept.split(","))
+    return ",".join(part for part in parts if part and _quality(part) > 0.0)
+
+
+def _qualities(header: str) -> Mapping[str, float]:
+    """Return the quality of each token of a header, by its name in lower case."""
+    parts = (part for part in header.split(",") if part.strip())
+    return {part.partition(";")[0].strip().lower(): _quality(part) for part in parts}
+
+
+def _quality(part: str) -> float:
+    """Return the quality of an element of a header; 1 where it has none, 0 if it is ill-formed."""
+    for parameter in part.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            return _number(value.strip())
+    return 1.0
+
+
+def _number(text: str) -> float:
+    """Return a quality value; 0 for what is none."""
+    digits = text.replace(".", "", 1)
+    if not (digits.isascii() and digits.isdigit()) or len(text) > 5:
+        return 0.0
+    return min(float(text), 1.0)
