@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
-from mp_agent.alerting.links import ALERT_MARK, DASHBOARD_BASE, RUNBOOK_BASE
+from mp_agent.alerting.blind_spots import blind_spots, check_windows
+from mp_agent.alerting.durations import parse_seconds
+from mp_agent.alerting.links import ALERT_MARK
 from mp_agent.alerting.rules import render_rules, rules_heading
 from mp_agent.alerting.site import known_names, site_values
 from mp_agent.alerting.values import Values
@@ -18,6 +20,16 @@ from mp_agent.settings import load_settings
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"]+")
 _COUNTED_AGAINST = dict.fromkeys(name for metric in METRICS for name in metric.thresholds)
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    try:
+        seconds = parse_seconds("--scrape-interval", text)
+    except SettingError as error:
+        raise click.BadParameter(str(error), context, option) from error
+    if not seconds:
+        raise click.BadParameter("it must be above 0", context, option)
+    return seconds
 
 
 @click.command(
@@ -48,27 +60,36 @@ _COUNTED_AGAINST = dict.fromkeys(name for metric in METRICS for name in metric.t
     default=1.0,
     show_default=True,
     help="Multiply every window, `for` and `keep_firing_for`, those of --set too. Makes short "
-    "runs fire: 0.0167 turns minutes into seconds. Keep the shortest window (see --set: "
-    "alive_window) above two scrape intervals.",
+    "runs fire: 0.0167 turns minutes into seconds. Every window has to be longer than two scrape "
+    "intervals.",
+)
+@click.option(
+    "--scrape-interval",
+    "scrape_seconds",
+    default="15s",
+    show_default=True,
+    callback=_seconds,
+    help="How often your Prometheus scrapes the node agents. Changes no rule: windows that are too "
+    "short for it are told.",
 )
 @click.option(
     "--runbook-base",
-    default=RUNBOOK_BASE,
-    show_default=True,
+    default="",
     help="Address below which the runbooks lie as files, such as their folder in a repository; "
-    f"or, with {ALERT_MARK} for an alert's name in lower case, that of any page.",
+    f"or, with {ALERT_MARK} for an alert's name in lower case, that of any page. Without it the "
+    "alerts have no link to a runbook.",
 )
 @click.option(
     "--dashboard-base",
-    default=DASHBOARD_BASE,
-    show_default=True,
-    help="Address of Grafana.",
+    default="",
+    help="Address of Grafana. Without it the alerts have no link to a dashboard.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; fail if --output is out of date.")
 def rules_command(
     output: Path,
     assignments: tuple[str, ...],
     time_scale: float,
+    scrape_seconds: float,
     runbook_base: str,
     dashboard_base: str,
     check: bool,
@@ -78,6 +99,9 @@ def rules_command(
     _check_address("dashboard-base", dashboard_base)
     values = _values(assignments, time_scale)
     heading = _heading(assignments, time_scale, runbook_base, dashboard_base)
+    _tell_what_is_missing(runbook_base, dashboard_base)
+    for warning in blind_spots(values, scrape_seconds):
+        click.echo(f"warning: {warning}", err=True)
     text = render_rules(
         values, heading=heading, runbook_base=runbook_base, dashboard_base=dashboard_base
     )
@@ -89,16 +113,27 @@ def rules_command(
         write_whole(output, text)
 
 
+def _tell_what_is_missing(runbook_base: str, dashboard_base: str) -> None:
+    for option, base, link in (
+        ("--runbook-base", runbook_base, "runbook_url"),
+        ("--dashboard-base", dashboard_base, "dashboard_url"),
+    ):
+        if not base:
+            click.echo(f"note: without {option} the alerts have no {link}", err=True)
+
+
 def _check_address(name: str, address: str, *, mark: str = "") -> None:
     """Refuse what is no address, but for `mark`: Prometheus would fail on it as a template."""
-    if not _ADDRESS.fullmatch(address.replace(mark, "") if mark else address):
+    if address and not _ADDRESS.fullmatch(address.replace(mark, "") if mark else address):
         raise click.UsageError(f"--{name} has value {address!r}; it must be an http(s) address")
 
 
 def _values(assignments: tuple[str, ...], time_scale: float) -> Values:
     try:
         settings, _ = load_settings(refuse=("thresholds", "alerts"))
-        return site_values(settings, assignments, time_scale=time_scale)
+        values = site_values(settings, assignments, time_scale=time_scale)
+        check_windows(values)
+        return values
     except SettingError as error:
         raise click.UsageError(str(error)) from error
 
@@ -111,9 +146,9 @@ def _heading(
         words += ["--set", assignment]
     if time_scale != 1.0:
         words += ["--time-scale", f"{time_scale:g}"]
-    if runbook_base != RUNBOOK_BASE:
+    if runbook_base:
         words += ["--runbook-base", runbook_base]
-    if dashboard_base != DASHBOARD_BASE:
+    if dashboard_base:
         words += ["--dashboard-base", dashboard_base]
     return rules_heading(shlex.join(words))
 

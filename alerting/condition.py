@@ -12,8 +12,9 @@ from mp_agent.alerting.descriptions import Part, parse_description, prometheus_t
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.examples import Example
 from mp_agent.alerting.expressions import walk
-from mp_agent.alerting.links import DASHBOARD_BASE, RUNBOOK_BASE, dashboard_url, runbook_url
-from mp_agent.alerting.predicates import Gone, Predicate, Silent, kept_labels
+from mp_agent.alerting.links import dashboard_url, runbook_url
+from mp_agent.alerting.predicates import Gone, Predicate, Silent, Unreachable, kept_labels
+from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Series
 from mp_agent.alerting.values import Values
@@ -69,7 +70,8 @@ class Level:
     def metrics(self) -> frozenset[Metric]:
         """The metrics that the level looks at."""
         nodes = walk(self.when)
-        return frozenset(n.metric for n in nodes if isinstance(n, Count | Gone | Series | Silent))
+        kinds = Count | Gone | Series | Silent | Unreachable
+        return frozenset(node.metric for node in nodes if isinstance(node, kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +103,19 @@ class Condition:
         self,
         level: Level,
         values: Values,
-        runbook_base: str = RUNBOOK_BASE,
-        dashboard_base: str = DASHBOARD_BASE,
+        runbook_base: str = "",
+        dashboard_base: str = "",
     ) -> Mapping[str, str]:
-        """Return the annotations of the rule for one level."""
+        """Return the annotations of the rule for one level; no link where a base is empty."""
+        links = {
+            "runbook_url": runbook_url(runbook_base, self.name) if runbook_base else "",
+            "dashboard_url": dashboard_url(dashboard_base) if dashboard_base else "",
+        }
         return {
             "summary": self.summary,
             "description": prometheus_template(level.parts, values),
-            "remedy": " ".join(self.remedies),
-            "runbook_url": runbook_url(runbook_base, self.name),
-            "dashboard_url": dashboard_url(dashboard_base),
+            "remedy": remedy_template(self.remedies),
+            **{name: url for name, url in links.items() if url},
             "step": _SINCE_STEP.replace("NAME", self.name),
         }
 
@@ -121,6 +126,8 @@ class Condition:
         texts = (self.summary, self.meaning, self.confirm, *self.remedies, self.why)
         if not self.remedies or not all(text.endswith(".") for text in texts):
             problems.append("summary, meaning, confirm, remedies and why are whole sentences")
+        if self.remedies and isinstance(self.remedies[-1], Remedy):
+            problems.append("the last remedy is for every run")
         if any("{" in text or "<" in text for text in texts):
             problems.append("only descriptions are templates")
         return problems

@@ -11,20 +11,30 @@ from mp_agent.errors import CatalogError, SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duration:
-    """A default stretch of time with its meaning."""
+    """A default stretch of time with its meaning.
+
+    below: the duration that this one must be shorter than, such as the one of a worse severity.
+    """
 
     name: str
     seconds: float
     meaning: str
+    below: str = ""
 
 
 _MINUTE, _HOUR = 60.0, 3600.0
 
 DURATIONS = (
     Duration(
+        name="scrape_gap",
+        seconds=3 * _MINUTE,
+        meaning="how long a series keeps its last value when scrapes fail: two scrapes of a minute",
+        below="loss_scale_collapse_hold",
+    ),
+    Duration(
         name="birth_window",
         seconds=_HOUR,
-        meaning="how long a counter must have been unseen for its first value to count as news",
+        meaning="how far back an incident that names a rank is looked for before it is news",
     ),
     Duration(
         name="alive_window",
@@ -40,11 +50,22 @@ DURATIONS = (
         name="loss_scale_window",
         seconds=10 * _MINUTE,
         meaning="over which the loss scale's changes are counted",
+        below="loss_scale_fall_window",
+    ),
+    Duration(
+        name="loss_scale_fall_window",
+        seconds=12 * _HOUR,
+        meaning="over which the loss scale may fall slowly",
     ),
     Duration(
         name="loss_scale_keep",
         seconds=10 * _MINUTE,
         meaning="how long a loss scale alert outlasts its condition",
+    ),
+    Duration(
+        name="loss_scale_collapse_hold",
+        seconds=4 * _MINUTE,
+        meaning="how long a collapsed loss scale must last: more than what is left of an attempt",
     ),
     Duration(
         name="loss_scale_reduced_hold",
@@ -65,6 +86,12 @@ DURATIONS = (
         name="overflow_window",
         seconds=15 * _MINUTE,
         meaning="over which the share of skipped steps is taken",
+        below="overflow_long_window",
+    ),
+    Duration(
+        name="overflow_long_window",
+        seconds=2 * _HOUR,
+        meaning="over which the share of skipped steps is taken where steps are slow",
     ),
     Duration(
         name="explosion_window",
@@ -107,14 +134,14 @@ DURATIONS = (
         meaning="whose mean loss is compared with that of the same time before",
     ),
     Duration(
+        name="untrained_hold",
+        seconds=15 * _MINUTE,
+        meaning="how long steps must seem to teach nothing, unless that is certain",
+    ),
+    Duration(
         name="loss_spike_window",
         seconds=5 * _MINUTE,
         meaning="how long a spike of the loss stays news",
-    ),
-    Duration(
-        name="diverging_hold",
-        seconds=5 * _MINUTE,
-        meaning="how long the loss must be seen to rise",
     ),
     Duration(
         name="diverging_keep",
@@ -130,16 +157,34 @@ DURATIONS = (
         name="stall_window",
         seconds=10 * _MINUTE,
         meaning="without a step: a stall",
+        below="long_stall_window",
     ),
     Duration(
         name="long_stall_window",
         seconds=30 * _MINUTE,
         meaning="without a step: a stall that waits for nobody",
+        below="elsewhere_limit",
     ),
     Duration(
-        name="slow_stall_window",
+        name="first_step_window",
+        seconds=45 * _MINUTE,
+        meaning="without a first step: a stall, since nothing is known yet of how long one takes",
+        below="starting_limit",
+    ),
+    Duration(
+        name="pause_limit",
         seconds=2 * _HOUR,
-        meaning="without a step: a stall even where steps take many minutes",
+        meaning="without a step: a stall although the run has come back from pauses before",
+    ),
+    Duration(
+        name="starting_limit",
+        seconds=_HOUR,
+        meaning="before training begins: a start that hangs",
+    ),
+    Duration(
+        name="elsewhere_limit",
+        seconds=3 * _HOUR,
+        meaning="in evaluation, a checkpoint or a phase of the user's own: one that hangs",
     ),
     Duration(
         name="rank_stall_window",
@@ -175,6 +220,22 @@ DURATIONS = (
         name="end_window",
         seconds=5 * _MINUTE,
         meaning="how long a run's end stays news after its series are gone",
+        below="failed_window",
+    ),
+    Duration(
+        name="failed_window",
+        seconds=4 * _HOUR,
+        meaning="how long a failed run is reported that nobody brings back",
+    ),
+    Duration(
+        name="restarts_window",
+        seconds=_HOUR,
+        meaning="over which a run's attempts are counted",
+    ),
+    Duration(
+        name="unreachable_window",
+        seconds=10 * _MINUTE,
+        meaning="how long the target of an active run must fail before the run is missed",
     ),
     Duration(
         name="restart_hold",
@@ -199,6 +260,10 @@ _UNIT_MILLISECONDS = (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _PARTS = re.compile(rf"(?:{_PART.pattern})+")
+
+
+SCRAPE_GAP = BY_NAME["scrape_gap"]
+"""For so long a series that is not scraped stands at its last value, in every condition."""
 
 
 def duration(name: str) -> Duration:

@@ -59,6 +59,7 @@ class Example:
     minutes: how long the example lasts.
     tracks: replace the healthy run's series of the same name and labels, or add to them.
     without: metrics that this run does not have.
+    age_minutes: how long the node agent has been counting at minute 0.
     ends: minute at which all series of the healthy run end.
     fires: the condition's own severities that fire, each with its description as it comes out.
     labels: that the alerts have beside severity, component and those of the run; an empty one is
@@ -71,6 +72,7 @@ class Example:
     minutes: int
     tracks: tuple[Track, ...] = ()
     without: tuple[Metric, ...] = ()
+    age_minutes: float = 600
     ends: int | None = None
     fires: Mapping[Severity, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """Where an alert sends people: its runbook page and the dashboard of its run."""
 
 RUNBOOK_BASE = "https://mp-agent.example/runbooks"
-"""Where runbooks are published; a placeholder domain until `--runbook-base` names a real one."""
+"""Stands in the dashboards for the place where runbooks are published, until it is named.
 
-DASHBOARD_BASE = "https://mp-agent.example/grafana"
-"""Where Grafana is; a placeholder domain until `--dashboard-base` names a real one."""
+Alerts have no such link until then: nobody is to be sent to a host that does not exist.
+"""
 
 ALERT_MARK = "{alert}"
 """Stands for the alert's name, in lower case, in a runbook base whose pages are no `.md` files."""

@@ -48,6 +48,19 @@ class Gone(Predicate):
 
 
 @dataclass(frozen=True, slots=True)
+class Unreachable(Predicate):
+    """Runs whose metric was 1 when last seen, within `window`, at a target that only fails.
+
+    It is still listed, and every scrape of `failing` failed (`up` is 0). Only who scrapes can tell:
+    inside the node agent it never holds by itself.
+    """
+
+    metric: Metric
+    window: Duration
+    failing: Duration
+
+
+@dataclass(frozen=True, slots=True)
 class Silent(Predicate):
     """Jobs with targets that show no series of `metric` for `window`; the value: how many do not.
 

@@ -2,9 +2,18 @@
 
 from enum import IntEnum
 
-from mp_agent.alerting.durations import duration
+from mp_agent.alerting import metrics
+from mp_agent.alerting.durations import SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions import Expression
-from mp_agent.alerting.predicates import Compare, Gone, Joined, Seen, Silent, kept_labels
+from mp_agent.alerting.predicates import (
+    Compare,
+    Gone,
+    Joined,
+    Seen,
+    Silent,
+    Unreachable,
+    kept_labels,
+)
 from mp_agent.alerting.signals import (
     Arithmetic,
     Count,
@@ -18,6 +27,7 @@ from mp_agent.alerting.signals import (
 )
 from mp_agent.alerting.values import Values, number_text
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.thresholds import level_label
 
 __all__ = ["RUN_LABELS", "label_text", "number_text", "promql", "quoted"]
 
@@ -25,10 +35,10 @@ RUN_LABELS = ("cluster", "namespace", "job", "run")
 """What a scraper knows a run by; every alert is of one run."""
 
 _BY_RUN = f"by ({', '.join(RUN_LABELS)})"
+_ON_SOURCE = f"on ({', '.join((*RUN_LABELS, 'instance'))})"
 _ON_RUN = f"on ({', '.join(RUN_LABELS)})"
 _ON_TARGET = "on (cluster, namespace, job, instance)"
 _BY_JOB = f"by ({', '.join(RUN_LABELS[:-1])})"
-_BIRTH_WINDOW = duration("birth_window")
 _WIDTH = 120
 
 
@@ -69,6 +79,8 @@ def promql(expression: Expression, values: Values) -> str:
             return promql(signal, values)
         case Gone():
             return _gone(expression, values)
+        case Unreachable():
+            return _unreachable(expression, values)
         case Silent():
             return _silent(expression, values)
         case Joined():
@@ -82,33 +94,35 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def label_text(value: str | Limit, values: Values) -> str:
-    """Return a label's value; a threshold is written as the node agent writes it."""
-    return value if isinstance(value, str) else values.bound_text(value.threshold)
+def label_text(value: str | Limit) -> str:
+    """Return a label's value; a threshold stands for its level, as the node agent writes it."""
+    return value if isinstance(value, str) else level_label(value.threshold.name)
 
 
 def _series(series: Series, values: Values) -> str:
-    text = _selector(series.metric, series.matchers, values)
-    if series.over:
-        text += f"[{values.duration(series.over[1])}]"
-    if series.before:
-        text += f" offset {values.duration(*series.before)}"
-    if series.over:
-        text = f"{series.over[0]}({text})"
+    function, window = series.over or ("last_over_time", SCRAPE_GAP)
+    selector = _selector(series.metric, series.matchers, values)
+    text = f"{function}({selector}{_range(window, series.before, values)})"
     return f"{series.aggregate} by ({', '.join((*RUN_LABELS, *series.keep))}) ({text})"
 
 
 def _count(count: Count, values: Values) -> str:
+    """Of copies of one series (scraped twice, or by two Prometheis) the largest counts."""
     series = _selector(count.metric, count.matchers, values)
-    window, birth = values.duration(count.window), values.duration(_BIRTH_WINDOW)
-    offset = f" offset {values.duration(*count.before)}" if count.before else ""
-    earlier = values.duration(count.window, *count.before)
+    within = _range(count.window, count.before, values)
+    earlier = _range(SCRAPE_GAP, (count.window, *count.before), values)
+    counting = _selector(metrics.COUNTING, (), values)
+    age = f"last_over_time({counting}{_range(SCRAPE_GAP, count.before, values)})"
     born = (
-        f"last_over_time({series}[{window}]{offset})\n"
-        f"unless present_over_time({series}[{birth}] offset {earlier})"
+        f"last_over_time({series}{within})\n"
+        f"and {_ON_SOURCE} ({age} < {values.length_text(count.window)})\n"
+        f"unless last_over_time({series}{earlier})"
     )
-    either = f"{_enclosed(born)}\nor increase({series}[{window}]{offset})"
-    return f"sum {_BY_RUN} {_enclosed(either)}"
+    either = _enclosed(f"{_enclosed(born)}\nor increase({series}{within})")
+    if not count.labels:
+        return f"max {_BY_RUN} {either}"
+    each = f"max by ({', '.join((*RUN_LABELS, *count.labels))}) {either}"
+    return f"sum {_BY_RUN} {_enclosed(each)}"
 
 
 def _arithmetic(node: Arithmetic, values: Values) -> str:
@@ -130,6 +144,13 @@ def _comparison(node: Compare, values: Values) -> str:
 def _gone(node: Gone, values: Values) -> str:
     series = f"{_selector(node.metric, (), values)}[{values.duration(node.window)}]"
     at_target = f"(last_over_time({series}) == 1)\nunless {_ON_TARGET}\n(up == 0)"
+    return f"max {_BY_RUN} {_enclosed(at_target)}"
+
+
+def _unreachable(node: Unreachable, values: Values) -> str:
+    series = f"{_selector(node.metric, (), values)}[{values.duration(node.window)}]"
+    failing = f"max_over_time(up[{values.duration(node.failing)}])"
+    at_target = f"(last_over_time({series}) == 1)\nand {_ON_TARGET}\n({failing} == 0)"
     return f"max {_BY_RUN} {_enclosed(at_target)}"
 
 
@@ -175,9 +196,15 @@ def _operand(expression: Expression, values: Values, operator: _Binding) -> str:
     return text if _binding(expression) > operator else _enclosed(text)
 
 
+def _range(window: Duration, before: tuple[Duration, ...], values: Values) -> str:
+    """Return a range of time that ended `before` ago, as it stands after a selector."""
+    offset = f" offset {values.duration(*before)}" if before else ""
+    return f"[{values.duration(window)}]{offset}"
+
+
 def _selector(metric: Metric, matchers: tuple[Where, ...], values: Values) -> str:
     own = (
-        f"{matcher.label}{matcher.operator}{quoted(label_text(matcher.value, values))}"
+        f"{matcher.label}{matcher.operator}{quoted(label_text(matcher.value))}"
         for matcher in matchers
     )
     text = ",".join(filter(None, (*own, values.selectors["series"])))

@@ -4,14 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote_plus
 
+from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
 from mp_agent.alerting.examples import RUN, TARGET, Example, Track, Value
-from mp_agent.alerting.healthy import healthy_tracks, same_series
-from mp_agent.alerting.links import DASHBOARD_BASE, OF_CLUSTER, RUNBOOK_BASE
+from mp_agent.alerting.healthy import clocks, healthy_tracks, same_series
+from mp_agent.alerting.links import OF_CLUSTER
 from mp_agent.alerting.promql import label_text, number_text, quoted
+from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.alerting.routine import ROUTINE
 from mp_agent.alerting.values import Values
 from mp_agent.alerting.yaml_text import yaml_text
@@ -35,8 +37,8 @@ def render_tests(
     *,
     examples: Examples = ALL_EXAMPLES,
     heading: str,
-    runbook_base: str = RUNBOOK_BASE,
-    dashboard_base: str = DASHBOARD_BASE,
+    runbook_base: str = "",
+    dashboard_base: str = "",
 ) -> str:
     """Return the test file for `rules_file`, which was rendered with the same arguments."""
     bases = (runbook_base, dashboard_base)
@@ -62,7 +64,7 @@ def _test(
         "name": title,
         "interval": _minutes(1, values),
         "input_series": [
-            {"series": _series(track, values), "values": notation(_samples(track, example, values))}
+            {"series": _series(track), "values": notation(_samples(track, example, values))}
             for track in _tracks(example)
         ],
         "promql_expr_test": [_whatever_fired(condition, example, values)],
@@ -79,19 +81,27 @@ def _moments_test(
 
 
 def _tracks(example: Example) -> list[Track]:
+    usual = healthy_tracks(example.minutes)
+    step, steps = (_in_force(metric, example, usual) for metric in (metrics.STEP, metrics.STEPS))
     healthy = (
         track
-        for track in healthy_tracks(example.minutes)
+        for track in (*usual, *clocks(example, step, steps))
         if track.metric not in example.without
         and not any(same_series(track, other) for other in example.tracks)
     )
     return [*healthy, *example.tracks]
 
 
-def _series(track: Track, values: Values) -> str:
+def _in_force(metric: Metric, example: Example, usual: Sequence[Track]) -> Track:
+    """Return the example's own track of a metric without labels, or else the usual one."""
+    (track,) = [track for track in usual if track.metric is metric]
+    return next((own for own in example.tracks if same_series(own, track)), track)
+
+
+def _series(track: Track) -> str:
     of_run = {"run": RUN} if isinstance(track.metric, Metric) else {}
     labels = {**TARGET, **of_run, **track.labels}
-    matchers = ",".join(f"{key}={quoted(label_text(labels[key], values))}" for key in labels)
+    matchers = ",".join(f"{key}={quoted(label_text(labels[key]))}" for key in labels)
     return f"{track.name}{{{matchers}}}"
 
 
@@ -166,6 +176,7 @@ def _moments(
             labels = _alert_labels(example)
             annotations = {
                 **condition.annotations(level, values, *bases),
+                "remedy": " ".join(fitting(condition.remedies, _series_at(example, example.at))),
                 "description": values.fill(example.fires[level.severity]),
                 "step": "",  # of the detectors' own series, which an example does not have
             }
@@ -178,6 +189,17 @@ def _moments(
                 }
             )
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
+
+
+def _series_at(example: Example, minute: int) -> Lookup:
+    """Return what finds the labels of the series that a metric has at a minute of an example."""
+
+    def lookup(name: str) -> list[Labels]:
+        tracks = [track for track in _tracks(example) if track.name == name]
+        there = [t for t in tracks if isinstance(t.over(example.minutes)[minute], float | int)]
+        return [{k: v for k, v in t.labels.items() if isinstance(v, str)} for t in there]
+
+    return lookup
 
 
 def _with_labels(url: str, labels: Labels) -> str:

@@ -15,7 +15,6 @@ from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.expressions import walk
 from mp_agent.alerting.guidance.pages import runbook_pages
 from mp_agent.alerting.guidance.reference import REFERENCE, render_reference
-from mp_agent.alerting.links import DASHBOARD_BASE, RUNBOOK_BASE
 from mp_agent.alerting.promql import promql
 from mp_agent.alerting.promtool_tests import render_tests
 from mp_agent.alerting.severity import Severity
@@ -39,8 +38,8 @@ def render_rules(
     *,
     groups: Mapping[str, tuple[Condition, ...]] = GROUPS,
     heading: str | None = None,
-    runbook_base: str = RUNBOOK_BASE,
-    dashboard_base: str = DASHBOARD_BASE,
+    runbook_base: str = "",
+    dashboard_base: str = "",
 ) -> str:
     """Return the rule file: a group per part of the catalog, a rule per condition and severity.
 

@@ -4,8 +4,9 @@ The nodes here and in `predicates` are all there are, and each says what it mean
 of a query language: `promql` renders them as rules, the detectors work them out in the process, and
 both must come to the same result.
 
-A signal has one value per run, or none: where a series is not there now, or was not within the
-range of time, and where a division is by zero. With `keep` it has one per run and value of those
+A signal has one value per run, or none: where a series was not seen within the range of time, and
+where a division is by zero. A present value is the last one within `scrape_gap`: a scrape that
+fails interrupts nothing. With `keep` it has one per run and value of those
 labels.
 """
 
@@ -96,8 +97,8 @@ class Where:
 class Series(Signal):
     """The series of one metric that match `where`, made one per run by `aggregate`.
 
-    over: the function and the range that it is first applied to, per series; else the present
-    value is taken. before: how long ago all this was, added up.
+    over: the function and the range that it is first applied to, per series; else the last value
+    within `scrape_gap` is taken. before: how long ago all this was, added up.
     keep: labels that stay beside those of the run: one value for each of their values.
     Series with an optional label, such as those of further optimizers, are left alone unless
     `where` or `keep` names it.
@@ -121,10 +122,15 @@ class Count(Signal):
     """How often a counter's event happened within a `window` that ended `before` ago.
 
     All series of the run that match `where` are added up, but for those with an optional label
-    that it does not name; there is none when none was there within the window. A counter first
-    seen within the window counts from 0 rather than from its first value, since a run may be
-    scraped for the first time after the event. First seen means: not within `birth_window` before,
-    else one failed scrape would bring back the events of days ago.
+    that it does not name; there is none when none was there within the window. Of series that
+    differ only in labels that the scraper gave them, the one that rose most counts: they are one
+    series scraped twice, or of a target that moved.
+
+    A counter that was not there when the window began counts from 0 rather than from its first
+    value, since a run may be scraped for the first time after the event; but only while its node
+    agent has been counting for less than the window, by its own account: what an older one has
+    counted may have happened at any time, and a Prometheus that starts empty, a target under
+    another address or a failed scrape would bring back the events of days ago.
     """
 
     metric: Metric
@@ -136,6 +142,12 @@ class Count(Signal):
     def matchers(self) -> tuple[Where, ...]:
         """What the series must match."""
         return _matchers(self.metric, self.where)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The metric's own labels, beside the run, by whose values series are added up."""
+        fixed = {matcher.label for matcher in self.matchers if matcher.operator == "="}
+        return tuple(label for label in self.metric.label_names[1:] if label not in fixed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mp_agent.alerting.condition import Condition
@@ -96,6 +97,8 @@ def usable_values(settings: Settings, *, time_scale: float = 1.0) -> tuple[Value
     What `site_values` would refuse is logged by its name and left out: a wrong setting must not
     cost a run its detectors.
     """
+    with suppress(SettingError):
+        return site_values(settings, time_scale=time_scale), 0
     usable = settings.model_copy(update={"alerts": {}})
     values, ignored = site_values(usable, time_scale=time_scale), 0
     for name, value in settings.alerts.items():

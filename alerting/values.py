@@ -125,6 +125,13 @@ def values_in_force(
                 'cluster="a",namespace=~"ml-.*"'
             )
     seconds = {known.name: known.seconds for known in DURATIONS} | dict(durations or {})
+    for known in DURATIONS:
+        if known.below and seconds[known.name] >= seconds[known.below]:
+            raise SettingError(
+                f"durations: {known.name} has value {prometheus_duration(seconds[known.name])}; it "
+                f"must be below {known.below}, which is "
+                f"{prometheus_duration(seconds[known.below])}, or one of the alerts is blind"
+            )
     return Values(
         limits=resolve(thresholds or {}),
         seconds={name: value * time_scale for name, value in seconds.items()},

@@ -40,6 +40,18 @@ THRESHOLDS = (
         meaning="gradient norm that wrecks the weights in a step",
     ),
     Threshold(
+        name="grad_norm_growth",
+        value=10.0,
+        unit="{factor}",
+        meaning="gradient norm by the run's own usual one from which on a large norm is explosion",
+    ),
+    Threshold(
+        name="grad_norm_fall",
+        value=0.01,
+        unit="1",
+        meaning="share of the run's own largest usual norm above which a small one is its nature",
+    ),
+    Threshold(
         name="grad_norm_low",
         value=0.01,
         unit="{norm}",
@@ -70,6 +82,18 @@ THRESHOLDS = (
         value=3.0,
         unit="{sample}",
         meaning="looks in a row at a layer below layer_dead_abs_max that make it a dead one",
+    ),
+    Threshold(
+        name="layer_fall",
+        value=0.001,
+        unit="1",
+        meaning="share of a layer's own first gradients at which a tiny one has died",
+    ),
+    Threshold(
+        name="layer_growth",
+        value=100.0,
+        unit="{factor}",
+        meaning="norm of a layer by its own usual one, and by that of other layers, that explodes",
     ),
     Threshold(
         name="layer_zero_rise",
@@ -110,6 +134,12 @@ THRESHOLDS = (
         meaning="share of its initial value below which the loss scale has collapsed",
     ),
     Threshold(
+        name="loss_scale_share_of_calibrated",
+        value=0.125,
+        unit="1",
+        meaning="share of what its calibration came to at which the loss scale has fallen",
+    ),
+    Threshold(
         name="loss_scale_decreases_in_row",
         value=5.0,
         unit="{change}",
@@ -127,6 +157,7 @@ THRESHOLDS = (
         value=3.0,
         unit="{step}",
         meaning="skipped steps at the loss scale's floor that say lowering it does not help",
+        below="floor_skip_steps",
     ),
     Threshold(
         name="floor_skip_steps",
@@ -171,6 +202,13 @@ THRESHOLDS = (
         value=3.0,
         unit="{step}",
         meaning="skipped steps below which a share of slow steps says nothing",
+        below="overflow_steps",
+    ),
+    Threshold(
+        name="overflow_steps",
+        value=100.0,
+        unit="{step}",
+        meaning="steps below which overflow_window says little, and overflow_long_window counts",
     ),
     Threshold(
         name="nonfinite_losses",
@@ -183,6 +221,54 @@ THRESHOLDS = (
         value=6.0,
         unit="{deviation}",
         meaning="median absolute deviations above its rolling median that make a loss a spike",
+    ),
+    Threshold(
+        name="loss_spike_noisy_deviations",
+        value=12.0,
+        unit="{deviation}",
+        meaning="the same for losses that often are above loss_spike_deviations by themselves",
+    ),
+    Threshold(
+        name="loss_rising_steps",
+        value=64.0,
+        unit="{step}",
+        meaning="losses in a row with a trend above loss_trend_deviations that are divergence",
+    ),
+    Threshold(
+        name="loss_lost_steps",
+        value=64.0,
+        unit="{step}",
+        meaning="losses in a row far above the best level after which the run is lost",
+    ),
+    Threshold(
+        name="nonfinite_gradients",
+        value=3.0,
+        unit="{step}",
+        meaning="steps in a row with non-finite gradients that no scaler's calibration explains",
+    ),
+    Threshold(
+        name="untrained_steps",
+        value=64.0,
+        unit="{step}",
+        meaning="steps in a row that can have changed nothing after which nothing is trained",
+    ),
+    Threshold(
+        name="constant_loss_steps",
+        value=500.0,
+        unit="{step}",
+        meaning="losses in a row that are exactly the same after which nothing is trained",
+    ),
+    Threshold(
+        name="learning_rate_jump",
+        value=10.0,
+        unit="{factor}",
+        meaning="learning rate by the highest one so far that no warm-up explains",
+    ),
+    Threshold(
+        name="scaled_clip_steps",
+        value=16.0,
+        unit="{step}",
+        meaning="steps in a row whose clipping saw gradients still multiplied by the loss scale",
     ),
     Threshold(
         name="loss_trend_deviations",
@@ -207,6 +293,12 @@ THRESHOLDS = (
         value=0.05,
         unit="1",
         meaning="share of the usual step time that a straggler must cost to matter",
+    ),
+    Threshold(
+        name="restarts",
+        value=7.0,
+        unit="{attempt}",
+        meaning="attempts within restarts_window that pre-emption alone does not explain",
     ),
     Threshold(
         name="stall_steps",
@@ -244,6 +336,14 @@ def resolve(overrides: Mapping[str, float]) -> dict[str, float]:
     return values
 
 
+def level_label(name: str) -> str:
+    """Return what stands for a threshold in a label: the level that its name ends with.
+
+    The same whatever the number is: a job with thresholds of its own is found by the same rules.
+    """
+    return name.rpartition("_")[2]
+
+
 def bound_label(value: float) -> str:
-    """Return a threshold as a label value: `100`, `0.001`, `1e-06`."""
+    """Return a threshold as texts have it: `100`, `0.001`, `1e-06`."""
     return f"{value:g}"

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 
 from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.conditions.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
 from mp_agent.alerting.conditions.coverage_low import COVERAGE_LOW
 from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradient_underflow import GRADIENT_UNDERFLOW
 from mp_agent.alerting.conditions.gradient_vanishing import GRADIENT_VANISHING
 from mp_agent.alerting.conditions.layer_gradient_dead import LAYER_GRADIENT_DEAD
+from mp_agent.alerting.conditions.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.learning_rate_jump import LEARNING_RATE_JUMP
 from mp_agent.alerting.conditions.loss_diverging import LOSS_DIVERGING
 from mp_agent.alerting.conditions.loss_nonfinite import LOSS_NONFINITE
 from mp_agent.alerting.conditions.loss_scale_at_floor import LOSS_SCALE_AT_FLOOR
@@ -18,13 +21,16 @@ from mp_agent.alerting.conditions.loss_scale_far_below_initial import LOSS_SCALE
 from mp_agent.alerting.conditions.loss_scale_low import LOSS_SCALE_LOW
 from mp_agent.alerting.conditions.loss_scale_low_and_falling import LOSS_SCALE_LOW_AND_FALLING
 from mp_agent.alerting.conditions.loss_spike import LOSS_SPIKE
+from mp_agent.alerting.conditions.nonfinite_gradients import GRADIENT_NONFINITE
 from mp_agent.alerting.conditions.nonfinite_update import NONFINITE_UPDATE
+from mp_agent.alerting.conditions.nothing_trained import NOTHING_TRAINED
 from mp_agent.alerting.conditions.overflow_ratio_high import OVERFLOW_RATIO_HIGH
 from mp_agent.alerting.conditions.rank_nonfinite import RANK_NONFINITE
 from mp_agent.alerting.conditions.rank_stalled import RANK_STALLED
 from mp_agent.alerting.conditions.rank_straggler import RANK_STRAGGLER
 from mp_agent.alerting.conditions.replica_divergence import REPLICA_DIVERGENCE
 from mp_agent.alerting.conditions.run_failed import RUN_FAILED
+from mp_agent.alerting.conditions.run_restarting import RUN_RESTARTING
 from mp_agent.alerting.conditions.run_stalled import RUN_STALLED
 from mp_agent.alerting.conditions.run_vanished import RUN_VANISHED
 from mp_agent.alerting.conditions.telemetry_degraded import TELEMETRY_DEGRADED
@@ -36,9 +42,13 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         GRADIENT_VANISHING,
         GRADIENT_UNDERFLOW,
         LAYER_GRADIENT_DEAD,
+        LAYER_GRADIENT_EXPLOSION,
         NONFINITE_UPDATE,
+        GRADIENT_NONFINITE,
+        CLIPPING_BEFORE_UNSCALE,
+        NOTHING_TRAINED,
     ),
-    "loss": (LOSS_NONFINITE, LOSS_SPIKE, LOSS_DIVERGING),
+    "loss": (LOSS_NONFINITE, LOSS_SPIKE, LOSS_DIVERGING, LEARNING_RATE_JUMP),
     "loss-scale": (
         LOSS_SCALE_LOW_AND_FALLING,
         LOSS_SCALE_AT_FLOOR,
@@ -48,7 +58,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         OVERFLOW_RATIO_HIGH,
     ),
     "ranks": (RANK_NONFINITE, RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE),
-    "run": (RUN_STALLED, RUN_FAILED, RUN_VANISHED),
+    "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED),
     "agent": (COVERAGE_LOW, TELEMETRY_DEGRADED),
 }
 """Rule group to its conditions, in the order in which they are rendered."""

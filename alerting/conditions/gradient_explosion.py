@@ -13,6 +13,7 @@ from mp_agent.alerting.conditions.gradient_explosion_examples import (
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.predicates import Compare, Joined, Predicate, Seen, all_of, unless
+from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Limit, Number, Recorded, Series, Where
 from mp_agent.catalog.metric import Metric
@@ -26,19 +27,25 @@ def _steps(metric: Metric, bound: Limit, name: str) -> Recorded:
 
 
 def _steps_above(bound: Limit) -> Recorded:
-    return _steps(metrics.GRAD_NORM_EXCEEDED, bound, "steps")
+    return _steps(metrics.GRAD_EXPLODED, bound, "exploded_steps")
 
 
 def _all_clipped(bound: Limit) -> Predicate:
-    return Compare(_steps(metrics.GRAD_NORM_UNCLIPPED, bound, "unclipped_steps"), "==", Number(0))
+    return Compare(
+        _steps(metrics.GRAD_EXPLODED_UNCLIPPED, bound, "unclipped_steps"), "==", Number(0)
+    )
 
 
 def _loss_calm() -> Joined:
-    """Tell whether the loss stayed within its baseline; without one it is not calm."""
+    """Tell whether the loss stayed within its baseline; without one it is not calm.
+
+    The rolling median follows the loss of a run that was thrown back; the best level does not.
+    """
     return unless(
         Seen(Series(metric=metrics.LOSS_MEDIAN)),
         happened(Count(metric=metrics.LOSS_SPIKE_STEPS, window=_WINDOW)),
         happened(Count(metric=metrics.LOSS_NONFINITE_STEPS, window=_WINDOW)),
+        happened(Series(metric=metrics.LOSS_LOST_STEPS)),
     )
 
 
@@ -54,11 +61,18 @@ GRADIENT_EXPLOSION = Condition(
     name="MpAgentGradientExplosion",
     summary="Gradients are exploding.",
     meaning="Single updates become large enough to wreck the weights; the loss jumps or diverges.",
-    confirm="Plot mp_agent_grad_norm_window_max and mp_agent_loss; mp_agent_layer_grad_norm shows "
-    "the layer.",
+    confirm="Plot mp_agent_grad_norm_window_max, mp_agent_grad_norm_usual and mp_agent_loss; "
+    "mp_agent_layer_grad_norm shows the layer, mp_agent_grad_norm by optimizer the model.",
     remedies=(
-        "Clip gradients after unscale_ and before step: max norm 1.0 is usual, 0.5 for large or "
-        "unstable models, 5.0 for small stable ones.",
+        Remedy(
+            "Clip gradients after unscale_ and before step: max norm 1.0 is usual, 0.5 for large "
+            "or unstable models, 5.0 for small stable ones.",
+            CLIPS_NOT,
+        ),
+        Remedy(
+            "Gradients are clipped already, so a lower limit hardly helps: look for what changed.",
+            CLIPS,
+        ),
         "Lower the learning rate tenfold.",
         "Check that inputs are normalised and that residual branches have a normalisation.",
     ),

@@ -10,8 +10,8 @@ HIGH, EXTREME = limit("grad_norm_high"), limit("grad_norm_extreme")
 
 _COUNT = "{value|count}"
 _DESCRIPTION = (
-    f"The gradient norm of run {{run}} was above <LIMIT> on {_COUNT} step(s) in "
-    "the last <explosion_window>"
+    f"The gradient norm of run {{run}} was above <LIMIT>, and <grad_norm_growth> times its usual "
+    f"value or more, on {_COUNT} step(s) in the last <explosion_window>"
 )
 CONTAINED = "; all of them were clipped, and the loss stayed within its baseline"
 
@@ -33,13 +33,13 @@ def _above(
         ()
         if clipped
         else (
-            Track(metrics.GRAD_NORM_UNCLIPPED, high, {"bound": HIGH}),
-            Track(metrics.GRAD_NORM_UNCLIPPED, extreme, {"bound": EXTREME}),
+            Track(metrics.GRAD_EXPLODED_UNCLIPPED, high, {"bound": HIGH}),
+            Track(metrics.GRAD_EXPLODED_UNCLIPPED, extreme, {"bound": EXTREME}),
         )
     )
     return (
-        Track(metrics.GRAD_NORM_EXCEEDED, high, {"bound": HIGH}),
-        Track(metrics.GRAD_NORM_EXCEEDED, extreme, {"bound": EXTREME}),
+        Track(metrics.GRAD_EXPLODED, high, {"bound": HIGH}),
+        Track(metrics.GRAD_EXPLODED, extreme, {"bound": EXTREME}),
         *unclipped,
     )
 
@@ -51,10 +51,6 @@ _SOARING = (
     Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 10), *ramp(59, 60, 11))),
 )
 _SPIKE = {"MpAgentLossSpike": (Severity.WARNING,)}
-_SECOND: tuple[dict[str, str | Limit], ...] = (
-    {"bound": HIGH, "optimizer": "2"},
-    {"bound": EXTREME, "optimizer": "2"},
-)
 
 _UNCLIPPED = Example(
     title="one unclipped step above the extreme limit",
@@ -67,6 +63,7 @@ _UNCLIPPED = Example(
 
 _BORN = Example(
     title="a run that exploded before its first scrape",
+    age_minutes=0,
     minutes=12,
     tracks=_above((None, None, 7), (None, None, 3)),
     fires={Severity.CRITICAL: _fires(EXTREME, 3), Severity.WARNING: _fires(HIGH, 7)},
@@ -177,17 +174,43 @@ _SINGLE_CLIPPED_SPIKE = Example(
     not_yet=(11,),
 )
 
-_TWO_OPTIMIZERS = Example(
-    title="one high step of the first of two optimizers, and many of the second",
+_LOST = Example(
+    title="clipped norms of a run whose loss went up for good, so that its median followed",
     minutes=20,
     tracks=(
-        *_above(_ONE, (0,)),
-        *(Track(metrics.GRAD_NORM_EXCEEDED, ramp(0, 60, 21), labels) for labels in _SECOND),
-        *(Track(metrics.GRAD_NORM_UNCLIPPED, ramp(0, 60, 21), labels) for labels in _SECOND),
+        *_above(_EVERY, _EVERY, clipped=True),
+        Track(metrics.LOSS_LOST_STEPS, (*flat(0, 10), *ramp(60, 60, 11))),
     ),
-    fires={Severity.WARNING: _fires(HIGH, 1)},
-    at=12,
-    not_yet=(9, 18),
+    also={"MpAgentLossDiverging": (Severity.CRITICAL,)},
+    fires={Severity.CRITICAL: _fires(EXTREME, 300), Severity.WARNING: _fires(HIGH, 300)},
+    at=18,
+    not_yet=(9,),
+)
+
+_LOST_HIGH = Example(
+    title="clipped norms above the high limit of a run that has lost what it had learned",
+    minutes=20,
+    tracks=(
+        *_above(_EVERY, (0,), clipped=True),
+        Track(metrics.LOSS_LOST_STEPS, (*flat(0, 10), *ramp(60, 60, 11))),
+    ),
+    also={"MpAgentLossDiverging": (Severity.CRITICAL,)},
+    fires={Severity.WARNING: _fires(HIGH, 300)},
+    at=18,
+    not_yet=(9,),
+)
+
+_LARGE_BY_NATURE = Example(
+    title="norms of thousands since the first step, as of a loss that is a sum",
+    minutes=15,
+    tracks=(
+        Track(metrics.GRAD_NORM, (4000,)),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, (9000,)),
+        *(
+            Track(metrics.GRAD_NORM_EXCEEDED, ramp(0, 60, 16), {"bound": bound})
+            for bound in (HIGH, EXTREME)
+        ),
+    ),
 )
 
 _BELOW = Example(
@@ -209,6 +232,7 @@ _SKIPPED = Example(
 
 _BEFORE_FAILED_SCRAPE = Example(
     title="an explosion, but not again when half an hour later a scrape fails",
+    age_minutes=0,
     minutes=60,
     tracks=(
         *_above((*flat(4, 40), "stale", *flat(4, 20)), (*flat(4, 40), "stale", *flat(4, 20))),
@@ -232,7 +256,8 @@ FIRING = (
     _YOUNG_EXTREME,
     _YOUNG_HIGH,
     _SINGLE_CLIPPED_SPIKE,
-    _TWO_OPTIMIZERS,
+    _LOST,
+    _LOST_HIGH,
     _BEFORE_FAILED_SCRAPE,
 )
-QUIET = (_BELOW, _SKIPPED)
+QUIET = (_BELOW, _SKIPPED, _LARGE_BY_NATURE)

@@ -6,6 +6,7 @@ from mp_agent.alerting.conditions.guards import standing
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
 from mp_agent.alerting.predicates import Compare, unless
+from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Series, limit
 
@@ -78,9 +79,12 @@ GRADIENT_UNDERFLOW = Condition(
     confirm="mp_agent_layers_underflowing_ratio, and mp_agent_layer_grad_zero_ratio of the layers "
     "that mp_agent_underflowing_layer_info names.",
     remedies=(
-        "Use a larger loss scale: raise growth_factor or lower growth_interval if GradScaler has "
-        "room, which mp_agent_grad_fp16_headroom shows.",
-        "Train in BF16, whose smallest numbers are those of FP32.",
+        Remedy(
+            "Use a larger loss scale: raise growth_factor or lower growth_interval if GradScaler "
+            "has room, which mp_agent_grad_fp16_headroom shows.",
+            FP16,
+        ),
+        Remedy("Train in BF16, whose smallest numbers are those of FP32.", FP16),
         "Add normalisation and residual paths, and check for frozen or detached branches.",
     ),
     why="FP16 knows nothing between zero and 6e-8: a larger scale moves gradients up from there, "

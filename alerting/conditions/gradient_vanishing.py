@@ -2,33 +2,40 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import standing, unjudgeable
+from mp_agent.alerting.conditions.guards import loss_falling, unjudgeable
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples import Example, Track, Value, flat
 from mp_agent.alerting.healthy import noisy
-from mp_agent.alerting.predicates import Compare, Predicate, unless
+from mp_agent.alerting.predicates import Compare, Predicate, all_of, unless
+from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Either, Limit, Series, limit
+from mp_agent.alerting.signals import Either, Limit, Number, Series, Where, limit
 
-_TREND = duration("loss_trend_window")
+_STEPS = Number(3)
+"""Below which a step or two say nothing."""
 _HIGHEST_NORM = Either(
     Series(metric=metrics.GRAD_NORM_WINDOW_MAX), Series(metric=metrics.GRAD_NORM)
 )
 """Steps slower than the window leave it empty; then the last norm is the highest."""
 
 
-def _loss_falling() -> Predicate:
-    """Tell whether the loss falls by more than it jumps about: the run converges."""
-    before = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
-    recent = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND))
-    return Compare(
-        before - recent, ">", Series(metric=metrics.LOSS, over=("stddev_over_time", _TREND))
+def _below(bound: Limit) -> tuple[Predicate, Predicate]:
+    """Return what to hold, and the excuse that every level accepts.
+
+    Of a run that hangs after a step with a tiny norm nothing more is known than that step.
+    """
+    steps = Series(
+        metric=metrics.GRAD_NORM_BELOW, where=(Where("limit", "=", bound.threshold.name),)
     )
+    below = all_of(Compare(_HIGHEST_NORM, "<", bound), Compare(steps, ">=", _STEPS))
+    return below, unjudgeable()
 
 
-def _below(bound: Limit, hold: Duration) -> tuple[Predicate, Predicate, Predicate]:
-    """Return what to hold `hold` long, and the two excuses that every level accepts."""
-    return Compare(_HIGHEST_NORM, "<", bound), unjudgeable(), standing(hold)
+def _small_by_nature() -> Predicate:
+    """Tell whether the norm is about what it was when it was largest: the loss has small units."""
+    return Compare(
+        _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=metrics.GRAD_NORM_PEAK)
+    )
 
 
 def _description(bound: Limit, hold: Duration) -> str:
@@ -53,7 +60,20 @@ def _fires(bound: Limit, hold: Duration, norm: str) -> str:
 
 
 def _norms(*values: Value) -> tuple[Track, ...]:
-    return (Track(metrics.GRAD_NORM, values), Track(metrics.GRAD_NORM_WINDOW_MAX, values))
+    return (
+        Track(metrics.GRAD_NORM, values),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, values),
+        *_many_below(len(values) - 1),
+    )
+
+
+def _many_below(healthy: int = 0, steps: Value = 600) -> tuple[Track, ...]:
+    """Return the counts of steps in a row below all limits, after so many healthy minutes."""
+    counts = (*flat(0, healthy), steps)
+    return tuple(
+        Track(metrics.GRAD_NORM_BELOW, counts, {"limit": bound.threshold.name})
+        for bound in (_LOW, _VERY_LOW, _VANISHED)
+    )
 
 
 _ALL_THREE = Example(
@@ -83,6 +103,7 @@ _SLOW_STEPS = Example(
     minutes=46,
     tracks=(
         Track(metrics.GRAD_NORM, (0.005,)),
+        *_many_below(steps=20),
         Track(metrics.STEP, tuple(float(5000 + minute // 4) for minute in range(47))),
         Track(metrics.STEPS, tuple(float(5000 + minute // 4) for minute in range(47))),
     ),
@@ -97,6 +118,7 @@ _OF_TWO_OPTIMIZERS = Example(
     minutes=15,
     tracks=(
         Track(metrics.GRAD_NORM, (*flat(1.2, 10), 1e-7)),
+        *_many_below(10),
         Track(metrics.GRAD_NORM, (1.2,), {"optimizer": "2"}),
         Track(metrics.GRAD_FINITE, (0,), {"optimizer": "2"}),
     ),
@@ -118,6 +140,15 @@ _CONVERGING = Example(
     not_yet=(39,),
 )
 
+_TINY_UNITS = Example(
+    title="a loss in tiny units, whose norm was never larger: a hint at most",
+    minutes=46,
+    tracks=(*_norms(3e-7), Track(metrics.GRAD_NORM_PEAK, (9e-7,))),
+    fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "3e-07")},
+    at=45,
+    not_yet=(25,),
+)
+
 _AFTER_CLIPPED_INF = Example(
     title="zeros that clipping left after an Inf",
     minutes=46,
@@ -128,7 +159,9 @@ _FROZEN = Example(
     title="a run that hangs after a step with a tiny norm",
     minutes=40,
     tracks=(
-        *_norms(1e-7),
+        Track(metrics.GRAD_NORM, (1e-7,)),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, (1e-7,)),
+        *_many_below(steps=1),
         Track(metrics.STEP, (5000,)),
         Track(metrics.STEPS, (5000,)),
     ),
@@ -148,6 +181,7 @@ _INTERRUPTED = Example(
     tracks=(
         Track(metrics.GRAD_NORM, (0.0005,)),
         Track(metrics.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 10),
+        *_many_below(),
     ),
 )
 
@@ -158,7 +192,7 @@ GRADIENT_VANISHING = Condition(
     confirm="Plot mp_agent_grad_norm and mp_agent_loss; mp_agent_layer_grad_zero_ratio shows where "
     "gradients underflow.",
     remedies=(
-        "Use a larger loss scale, or BF16, if gradients underflow FP16.",
+        Remedy("Use a larger loss scale, or BF16, if gradients underflow FP16.", FP16),
         "Add normalisation and residual paths.",
         "Check for frozen or detached branches, and for a learning rate that has decayed to zero.",
     ),
@@ -167,26 +201,26 @@ GRADIENT_VANISHING = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            when=unless(*_below(_VANISHED, _HOLD), _loss_falling()),
+            when=unless(*_below(_VANISHED), loss_falling(), _small_by_nature()),
             hold=_HOLD,
             reason=_REASON,
             description=_description(_VANISHED, _HOLD),
         ),
         Level(
             severity=Severity.WARNING,
-            when=unless(*_below(_VERY_LOW, _VERY_LOW_HOLD), _loss_falling()),
+            when=unless(*_below(_VERY_LOW), loss_falling(), _small_by_nature()),
             hold=_VERY_LOW_HOLD,
             reason=_REASON,
             description=_description(_VERY_LOW, _VERY_LOW_HOLD),
         ),
         Level(
             severity=Severity.INFO,
-            when=unless(*_below(_LOW, _LOW_HOLD)),
+            when=unless(*_below(_LOW)),
             hold=_LOW_HOLD,
             reason=_REASON,
             description=_description(_LOW, _LOW_HOLD),
         ),
     ),
-    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _OF_TWO_OPTIMIZERS, _CONVERGING),
+    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _OF_TWO_OPTIMIZERS, _CONVERGING, _TINY_UNITS),
     quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED),
 )

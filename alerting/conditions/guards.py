@@ -12,7 +12,6 @@ from mp_agent.alerting.predicates import (
     unless,
 )
 from mp_agent.alerting.signals import (
-    Either,
     Length,
     Number,
     Recorded,
@@ -21,62 +20,79 @@ from mp_agent.alerting.signals import (
     Where,
     limit,
 )
-from mp_agent.catalog.metric import Metric
 from mp_agent.records.steps import Phase
 
 _ZERO = Number(0)
+_TREND = duration("loss_trend_window")
 _TRAINING = "|".join(
     phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 )
 
 
-def calibrated(window: Duration) -> Joined:
+def calibrated(window: Duration) -> Predicate:
     """Tell whether GradScaler's search for its scale was over before the window.
 
-    Both counts are asked: a job resumed at step 90 000 starts a new search with a new scaler.
+    By the steps of this attempt: a job resumed at step 90 000 starts a new search with a new
+    scaler, and a trainer may give its epoch as the step.
     """
-    return all_of(
-        *(
-            Compare(_lowest(metric, window), ">", limit("calibration_steps"))
-            for metric in (metrics.STEP, metrics.STEPS)
-        )
-    )
-
-
-def _lowest(metric: Metric, window: Duration) -> Recorded:
-    signal = Series(metric=metric, aggregate="min", over=("min_over_time", window))
-    name = metric.prometheus_name.removesuffix("_total")
-    return Recorded(f"run:{name}:min_{window.name}", signal)
+    signal = Series(metric=metrics.ATTEMPT_STEP, aggregate="min", over=("min_over_time", window))
+    lowest = Recorded(f"run:mp_agent_attempt_step:min_{window.name}", signal)
+    return Compare(lowest, ">", limit("calibration_steps"))
 
 
 def restarted() -> Predicate:
-    """Tell whether the step went back: the job was resumed, its scaler may start anew."""
-    resets = Series(metric=metrics.STEP, over=("resets", duration("restart_window")))
-    return Compare(Recorded("run:mp_agent_step:resets", resets), ">", _ZERO)
+    """Tell whether the job was resumed a while ago: its scaler may start anew."""
+    resets = Series(metric=metrics.ATTEMPT_STEP, over=("resets", duration("restart_window")))
+    return Compare(Recorded("run:mp_agent_attempt_step:resets", resets), ">", _ZERO)
 
 
-def standing(window: Duration) -> Predicate:
-    """Tell whether no step was made in the window. By change: clocks of nodes differ."""
-    return Compare(Series(metric=metrics.STEP, over=("changes", window)), "==", _ZERO)
+STANDING = Series(metric=metrics.STANDING, aggregate="min")
+"""Time without a step, by the clock of the node agent: whatever was scraped of it, and when.
+
+Of two attempts that overlap, that of the one which makes steps.
+"""
+_USUAL = Series(metric=metrics.STEP_USUAL)
+_USUAL_PAUSE = Compare(limit("stall_steps") * _USUAL, ">=", STANDING)
 
 
-def stopped(window: Duration) -> Joined:
-    """Tell whether no step was made for `window`, active at its start and training throughout.
+def standing(hold: Duration) -> Compare:
+    """Tell whether no step was made for half of a hold and three usual steps.
 
-    A run whose usual step takes a tenth of the window or more is not judged.
+    What holds longer than that may be of a single step, the last that a run made.
     """
-    changes = Either(
-        Series(metric=metrics.STEP, over=("changes", window)),
-        Series(metric=metrics.STEPS, over=("changes", window)),
+    patience = Number(0.5) * Length(hold) + Number(3) * _USUAL
+    return Compare(STANDING, ">=", patience)
+
+
+def stopped(window: Duration, *, first_step: Duration | None = None) -> Joined:
+    """Tell whether a run in training has made no step for longer than `window`.
+
+    Not when ten usual steps take as long, nor when it came back from a pause half as long before:
+    rollouts, and evaluations that nothing marks. Before its first step nothing is usual, and
+    `first_step` counts, if it is given.
+    """
+    elsewhere = Seen(Series(metric=metrics.PHASE, where=(Where("phase", "!~", _TRAINING),)))
+    pauses = Compare(Number(2) * Series(metric=metrics.PAUSE_LONGEST), ">=", STANDING)
+    within_limit = Compare(STANDING, "<=", Length(duration("pause_limit")))
+    stands = Compare(STANDING, ">", Length(window))
+    excuses = (elsewhere, _USUAL_PAUSE, all_of(pauses, within_limit))
+    if first_step is None:
+        return unless(stands, *excuses)
+    return any_of(
+        unless(all_of(stands, Seen(_USUAL)), *excuses),
+        unless(Compare(STANDING, ">", Length(first_step)), Seen(_USUAL), elsewhere),
     )
-    elsewhere = (Where("phase", "!~", _TRAINING),)
-    return unless(
-        all_of(
-            Compare(changes, "==", _ZERO),
-            Compare(Series(metric=metrics.RUN_ACTIVE, before=(window,)), "==", Number(1)),
-        ),
-        Seen(Series(metric=metrics.PHASE, over=("present_over_time", window), where=elsewhere)),
-        Compare(limit("stall_steps") * Series(metric=metrics.STEP_USUAL), ">", Length(window)),
+
+
+def loss_falling() -> Predicate:
+    """Tell whether the loss falls by more than it jumps about: the run learns."""
+    before = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
+    recent = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND))
+    jumps = Series(metric=metrics.LOSS, over=("stddev_over_time", _TREND))
+    return Compare(
+        Recorded("run:mp_agent_loss:fall", before - recent),
+        ">",
+        Recorded("run:mp_agent_loss:stddev", jumps),
     )
 
 

@@ -5,6 +5,7 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat
 from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Number, Series
 
@@ -61,7 +62,7 @@ LAYER_GRADIENT_DEAD = Condition(
     "of the model trains around it.",
     confirm="mp_agent_dead_layer_info names the layers; plot their mp_agent_layer_grad_abs_max.",
     remedies=(
-        "Use a larger loss scale, or BF16, if the gradient underflows FP16.",
+        Remedy("Use a larger loss scale, or BF16, if the gradient underflows FP16.", FP16),
         "Add normalisation or a residual path around the layer, and check its activations: a ReLU "
         "that is never above zero passes no gradient.",
         "Check whether the layer was frozen or detached on purpose.",

@@ -2,26 +2,58 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import standing
+from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
-from mp_agent.alerting.predicates import Compare, unless
+from mp_agent.alerting.predicates import Compare, all_of
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Series, limit
 
-_HOLD = duration("diverging_hold")
 _TREND = Series(metric=metrics.LOSS_TREND)
+_RISING = Series(metric=metrics.LOSS_RISING_STEPS)
+_LOST = Series(metric=metrics.LOSS_LOST_STEPS)
+_LOST_TEXT = (
+    "Run {run} has lost what it had learned: for {value|count} losses the loss has been far above "
+    "the best level that it ever had."
+)
 
-_RISING = Example(
+_RISEN = Example(
     title="a loss that rises from one long window to the next; the alert outlasts its end",
     minutes=51,
-    tracks=(Track(metrics.LOSS_TREND, (*flat(-0.4, 10), *flat(5.5, 21), 0)),),
+    tracks=(
+        Track(metrics.LOSS_TREND, (*flat(-0.4, 10), *flat(5.5, 21), 0)),
+        Track(metrics.LOSS_RISING_STEPS, (*flat(0, 10), *ramp(60, 60, 21), 0)),
+    ),
     fires={
         Severity.WARNING: "The loss of run demo has risen by 5.5 deviations from one long window "
         "to the next."
     },
     at=35,
-    not_yet=(13, 50),
+    not_yet=(10, 50),
+)
+
+_THROWN_BACK = Example(
+    title="a run that an explosion threw back for good, at many steps a second",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS, (*flat(2.6, 10), 300.0)),
+        Track(metrics.LOSS_TREND, (*flat(-0.4, 10), 900.0, 0)),
+        Track(metrics.LOSS_LOST_STEPS, (*flat(0, 11), *ramp(600, 600, 50))),
+    ),
+    fires={
+        Severity.CRITICAL: _LOST_TEXT.replace("{run}", "demo").replace("{value|count}", "29400")
+    },
+    at=59,
+    not_yet=(10,),
+)
+
+_RECOVERED = Example(
+    title="a run that was thrown back, and has learned it again; the alert outlasts it",
+    minutes=40,
+    tracks=(Track(metrics.LOSS_LOST_STEPS, (*flat(0, 5), *ramp(60, 60, 10), 0)),),
+    fires={Severity.CRITICAL: _LOST_TEXT.replace("{run}", "demo").replace("{value|count}", "600")},
+    at=18,
+    not_yet=(4, 36),
 )
 
 _FALLING = Example(
@@ -35,23 +67,16 @@ _WAVES = Example(
 )
 
 _TOUCHES = Example(
-    title="a trend that only touches the limit",
+    title="a trend that only touches the limit, however slow the steps are",
     minutes=30,
-    tracks=(Track(metrics.LOSS_TREND, (*flat(1, 20), *flat(3.4, 4), 1)),),
+    tracks=(
+        Track(metrics.LOSS_TREND, (*flat(1, 10), *flat(3.4, 14), 1)),
+        Track(metrics.LOSS_RISING_STEPS, (*flat(0, 10), *ramp(4, 4, 14), 0)),
+    ),
 )
 
 _YOUNG = Example(
     title="a run that has no two long windows yet", minutes=20, without=(metrics.LOSS_TREND,)
-)
-
-_HUNG = Example(
-    title="a run that hung as soon as its trend was above the limit",
-    minutes=18,
-    tracks=(
-        Track(metrics.LOSS_TREND, (*flat(1, 9), 3.4)),
-        Track(metrics.STEP, ramp(5000, 60, 10)),
-        Track(metrics.STEPS, ramp(5000, 60, 10)),
-    ),
 )
 
 LOSS_DIVERGING = Condition(
@@ -59,8 +84,8 @@ LOSS_DIVERGING = Condition(
     summary="The loss is rising.",
     meaning="The run unlearns: whatever it does now makes the model worse, and what it costs is "
     "lost.",
-    confirm="Plot mp_agent_loss_median over the last hours, with mp_agent_learning_rate and "
-    "mp_agent_grad_norm beside it; look for what changed when it turned.",
+    confirm="Plot mp_agent_loss_median and mp_agent_loss_best over the last hours, with "
+    "mp_agent_learning_rate and mp_agent_grad_norm; look for what changed when it turned.",
     remedies=(
         "Resume from a checkpoint from before the loss turned, with a learning rate of a third to "
         "a tenth.",
@@ -72,16 +97,26 @@ LOSS_DIVERGING = Condition(
     "left the region where the learning rate is small enough.",
     levels=(
         Level(
+            severity=Severity.CRITICAL,
+            when=happened(_LOST),
+            keep=duration("diverging_keep"),
+            description=_LOST_TEXT,
+            reason="It does not wait: the node agent counts loss_lost_steps losses first, so that "
+            "fast steps wait no longer than slow ones, and it lasts until the loss has recovered.",
+        ),
+        Level(
             severity=Severity.WARNING,
-            when=unless(Compare(_TREND, ">", limit("loss_trend_deviations")), standing(_HOLD)),
-            hold=_HOLD,
+            when=all_of(
+                Compare(_TREND, ">", limit("loss_trend_deviations")),
+                Compare(_RISING, ">=", limit("loss_rising_steps")),
+            ),
             keep=duration("diverging_keep"),
             description="The loss of run {run} has risen by {value|number} deviations from one "
             "long window to the next.",
-            reason="The windows are long; the wait only lets the trend leave the limit, and the "
-            "alert outlasts its coming back to it.",
+            reason="The windows are long; loss_rising_steps losses let the trend leave the limit, "
+            "and the alert outlasts its coming back to it.",
         ),
     ),
-    firing=(_RISING,),
-    quiet=(_FALLING, _WAVES, _TOUCHES, _YOUNG, _HUNG),
+    firing=(_RISEN, _THROWN_BACK, _RECOVERED),
+    quiet=(_FALLING, _WAVES, _TOUCHES, _YOUNG),
 )

@@ -34,6 +34,7 @@ _ONE_UNSKIPPED = Example(
 
 _BORN = Example(
     title="NaN losses before the first scrape",
+    age_minutes=0,
     minutes=16,
     tracks=(
         Track(metrics.LOSS_NONFINITE_STEPS, (None, None, 5)),

@@ -1,29 +1,29 @@
 """What the conditions of the loss scale have in common."""
 
 from mp_agent.alerting import metrics
-from mp_agent.alerting.conditions.guards import calibrated, restarted
+from mp_agent.alerting.conditions.guards import calibrated, restarted, standing
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Track, ramp
 from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, unless
-from mp_agent.alerting.signals import Count, Number, Recorded, Series
+from mp_agent.alerting.signals import Count, Recorded, Series, limit
 
 WINDOW = duration("loss_scale_window")
 SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
+CALIBRATED = Series(metric=metrics.LOSS_SCALE_CALIBRATED)
 INITIAL = Series(metric=metrics.LOSS_SCALE_INITIAL)
+FALLEN = Compare(SCALE, "<=", limit("loss_scale_share_of_calibrated") * CALIBRATED)
+"""Three times halved since calibration: a halving or two come and go in any healthy run."""
 DECREASES = Recorded(
     "run:mp_agent_loss_scale_decreases:increase",
     Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW),
 )
 
 _ALIVE = duration("alive_window")
-_STEPPED = Recorded(
-    "run:mp_agent_step:changes", Series(metric=metrics.STEP, over=("changes", _ALIVE))
-)
 
 
 def hung() -> Predicate:
     """Tell whether the run has ceased to make steps: its scale says nothing new."""
-    return Compare(_STEPPED, "==", Number(0))
+    return standing(_ALIVE)
 
 
 def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...]:

@@ -2,16 +2,15 @@
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.loss_scale import INITIAL, SCALE, hung
+from mp_agent.alerting.conditions.loss_scale import FALLEN, INITIAL, SCALE, hung
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
 from mp_agent.alerting.predicates import Compare, all_of, unless
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Series, limit
+from mp_agent.alerting.signals import limit
 
 _BOUND = limit("loss_scale_share_of_initial") * INITIAL
-_CALIBRATED = Series(metric=metrics.LOSS_SCALE_CALIBRATED)
 
 _COLLAPSED = Example(
     title="a scale that falls from 65536 to 512 over an afternoon; the alert outlasts it",
@@ -58,6 +57,16 @@ _CALIBRATED_LOW = Example(
     also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
 )
 
+_AT_THE_BORDER = Example(
+    title="one halving of a scale that calibration left just above the limit",
+    minutes=12,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (1024, 512)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (1024,)),
+    ),
+    also={"MpAgentLossScaleLow": (Severity.WARNING,)},
+)
+
 _CALIBRATION_AGAIN = Example(
     title="a resumed run that begins its calibration anew",
     minutes=25,
@@ -98,9 +107,10 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
         Level(
             severity=Severity.CRITICAL,
             when=unless(
-                all_of(Compare(SCALE, "<", _BOUND), Compare(_CALIBRATED, ">=", _BOUND)), hung()
+                all_of(Compare(SCALE, "<", _BOUND), FALLEN),
+                hung(),
             ),
-            hold=duration("alive_window"),
+            hold=duration("loss_scale_collapse_hold"),
             keep=duration("loss_scale_keep"),
             description="The loss scale of run {run} has fallen to {value|number}, less than "
             "<loss_scale_share_of_initial> of what it began with.",
@@ -109,5 +119,5 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
         ),
     ),
     firing=(_COLLAPSED,),
-    quiet=(_CALIBRATING, _CALIBRATED_LOW, _CALIBRATION_AGAIN, _BRIEF, _HUNG),
+    quiet=(_CALIBRATING, _CALIBRATED_LOW, _AT_THE_BORDER, _CALIBRATION_AGAIN, _BRIEF, _HUNG),
 )

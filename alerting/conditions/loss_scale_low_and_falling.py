@@ -4,6 +4,7 @@ from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.loss_scale import (
     DECREASES,
+    FALLEN,
     INITIAL,
     SCALE,
     WINDOW,
@@ -12,12 +13,74 @@ from mp_agent.alerting.conditions.loss_scale import (
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
-from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.predicates import Compare, all_of, any_of
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, limit
+from mp_agent.alerting.signals import Count, Series, limit
 
 _LOW = limit("loss_scale_low")
+_LATELY = Series(
+    metric=metrics.LOSS_SCALE, over=("max_over_time", duration("loss_scale_fall_window"))
+)
+_FALLEN_LATELY = Compare(SCALE, "<=", limit("loss_scale_share_of_calibrated") * _LATELY)
 _NET_DECREASES = DECREASES - Count(metric=metrics.LOSS_SCALE_INCREASES, window=WINDOW)
+
+_DESCRIPTION = (
+    "The loss scale of run {run} is {value|number}: below <loss_scale_low> and falling, by "
+    "<loss_scale_net_decreases> or more net decreases in the last <loss_scale_window>, or within "
+    "<loss_scale_fall_window> to <loss_scale_share_of_calibrated> of what calibration came to."
+)
+
+
+def _fires(scale: int) -> str:
+    return _DESCRIPTION.replace("{run}", "demo").replace("{value|number}", str(scale))
+
+
+_SLOWLY = Example(
+    title="a run calibrated to 512 whose scale is halved every twenty minutes",
+    minutes=66,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
+        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+    ),
+    fires={Severity.WARNING: _fires(64)},
+    at=64,
+    not_yet=(59, 61),
+)
+
+_AT_ONCE = Example(
+    title="three decreases within minutes, to a quarter of what calibration came to",
+    minutes=28,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(512, 20), 256, 128, 64)),
+        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (256,)),
+        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), 1, 2, 3)),
+    ),
+    fires={Severity.WARNING: _fires(64)},
+    at=25,
+    not_yet=(22,),
+)
+
+_SETTLED = Example(
+    title="a scale that fell before all memory, and has stayed at 64 for days",
+    minutes=15,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (64,)),
+        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+    ),
+)
+
+_CALIBRATED_LOW = Example(
+    title="a scale of 64 that calibration came to from 512",
+    minutes=15,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (512, 64)),
+        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (64,)),
+    ),
+)
 
 _COLLAPSE = Example(
     title="the scale collapses long after calibration; the alert outlasts it",
@@ -27,11 +90,7 @@ _COLLAPSE = Example(
         Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 14))),
         Track(metrics.SKIPPED_STEPS, (*flat(0, 20), *ramp(1, 1, 14))),
     ),
-    fires={
-        Severity.WARNING: "The loss scale of run demo is 4: below <loss_scale_low>, with at "
-        "least <loss_scale_net_decreases> more decreases than increases in the last "
-        "<loss_scale_window>."
-    },
+    fires={Severity.WARNING: _fires(4)},
     at=40,
     not_yet=(28, 30),
     also={
@@ -142,20 +201,20 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
             severity=Severity.WARNING,
             when=after_calibration(
                 Compare(SCALE, "<", _LOW),
-                Compare(_NET_DECREASES, ">=", limit("loss_scale_net_decreases")),
+                any_of(
+                    Compare(_NET_DECREASES, ">=", limit("loss_scale_net_decreases")),
+                    all_of(FALLEN, _FALLEN_LATELY),
+                ),
                 Compare(INITIAL, ">=", _LOW),
             ),
             hold=duration("alive_window"),
             keep=duration("loss_scale_keep"),
             reason="It waits for as long as tells a run that goes on from one that hung in its "
             "fall, and outlasts the pauses between two overflows.",
-            description="The loss scale of run {run} is "
-            "{value|number}: below <loss_scale_low>, with at least "
-            "<loss_scale_net_decreases> more decreases than increases in the last "
-            "<loss_scale_window>.",
+            description=_DESCRIPTION,
         ),
     ),
-    firing=(_COLLAPSE,),
+    firing=(_COLLAPSE, _SLOWLY, _AT_ONCE),
     quiet=(
         _SAWTOOTH,
         _CALIBRATION,
@@ -163,6 +222,8 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
         _CALIBRATION_AGAIN,
         _SLOW_CALIBRATION_AGAIN,
         _HUNG,
+        _SETTLED,
+        _CALIBRATED_LOW,
         _LOW_ON_PURPOSE,
     ),
 )

@@ -5,6 +5,7 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.remedies import CLIPS_NOT, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count
 
@@ -13,8 +14,8 @@ _STEPS = Count(metric=metrics.LOSS_SPIKE_STEPS, window=duration("loss_spike_wind
 
 def _fires(steps: int) -> str:
     return (
-        f"The loss of run demo was more than <loss_spike_deviations> deviations above its median "
-        f"on {steps} recent step(s)."
+        f"The loss of run demo was far above its usual level on {steps} step(s) within the last "
+        f"<loss_spike_window>."
     )
 
 
@@ -32,6 +33,7 @@ _SPIKE = Example(
 
 _BORN = Example(
     title="a spike before the first scrape",
+    age_minutes=0,
     minutes=12,
     tracks=(Track(metrics.LOSS_SPIKE_STEPS, (None, None, 3)),),
     fires={Severity.WARNING: _fires(3)},
@@ -70,7 +72,8 @@ LOSS_SPIKE = Condition(
     remedies=(
         "Wait for some hundred steps: if the loss does not come back, resume from a checkpoint "
         "from before the spike, and skip the batches that it fell on.",
-        "Clip gradients, max norm 1.0 or less, and lower the learning rate if spikes return.",
+        Remedy("Clip gradients, max norm 1.0 or less.", CLIPS_NOT),
+        "Lower the learning rate if spikes return.",
         "Look at the batches of those steps: duplicates, broken records, sequences of one token.",
     ),
     why="A spike is one step too large, or one batch too strange; clipping and a smaller learning "
@@ -79,8 +82,8 @@ LOSS_SPIKE = Condition(
         Level(
             severity=Severity.WARNING,
             when=happened(_STEPS),
-            description="The loss of run {run} was more than <loss_spike_deviations> deviations "
-            "above its median on {value|count} recent step(s).",
+            description="The loss of run {run} was far above its usual level on {value|count} "
+            "step(s) within the last <loss_spike_window>.",
             reason="It does not wait: two of three steps are the proof, and the counter keeps them "
             "in sight for as long as loss_spike_window.",
         ),

@@ -50,6 +50,7 @@ _WITHOUT_SCALER = Example(
 
 _BORN_IN_BACKWARD = Example(
     title="a NaN born in backward before the first scrape, which names no rank",
+    age_minutes=0,
     minutes=15,
     tracks=(
         Track(metrics.NONFINITE_UPDATES, (None, None, 1)),
@@ -77,6 +78,7 @@ _SKIPPED = Example(
 
 _BEFORE_FAILED_SCRAPE = Example(
     title="an incident, but not again when half an hour later a scrape fails",
+    age_minutes=0,
     minutes=52,
     tracks=(
         Track(metrics.NONFINITE_UPDATES, (*flat(1, 40), "stale", *flat(1, 12))),

@@ -4,18 +4,18 @@ from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import calibrated, restarted
 from mp_agent.alerting.conditions.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
-from mp_agent.alerting.durations import duration
+from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
-from mp_agent.alerting.predicates import Compare, Joined, Predicate, Seen, all_of, any_of, unless
+from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, any_of, unless
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Arithmetic, Count, Recorded, Series, limit
+from mp_agent.alerting.signals import Arithmetic, Count, Limit, Recorded, Signal, limit
 from mp_agent.catalog.metric import Metric
 
-_WINDOW = duration("overflow_window")
+_WINDOW, _LONG = duration("overflow_window"), duration("overflow_long_window")
 
 
-def _count(metric: Metric, windows_ago: int = 0) -> Count:
-    return Count(metric=metric, window=_WINDOW, before=(_WINDOW,) * windows_ago)
+def _count(metric: Metric, windows_ago: int = 0, *, window: Duration = _WINDOW) -> Count:
+    return Count(metric=metric, window=window, before=(_WINDOW,) * windows_ago)
 
 
 def _ratio(windows_ago: int = 0) -> Arithmetic:
@@ -24,6 +24,8 @@ def _ratio(windows_ago: int = 0) -> Arithmetic:
 
 
 _SHARE = Recorded("run:mp_agent_skipped_steps_per_step:ratio_increase", _ratio())
+_LONG_SKIPS = _count(metrics.SKIPPED_STEPS, window=_LONG)
+_LONG_SHARE = _LONG_SKIPS / _count(metrics.STEPS, window=_LONG)
 _RISE = (_SHARE - _ratio(2)) * _count(metrics.STEPS)
 """Skips beyond those that the share of two windows ago would make: a few are chance."""
 
@@ -32,7 +34,6 @@ _RISING = all_of(
     Compare(_SHARE, ">", _ratio(1)),
     Compare(_ratio(1), ">", _ratio(2)),
     Compare(_RISE, ">=", limit("overflow_skips")),
-    Seen(Series(metric=metrics.STEPS, before=(_WINDOW,) * 3)),
 )
 
 
@@ -42,9 +43,26 @@ def _judged(claim: Predicate) -> Joined:
     return unless(all_of(claim, enough, calibrated(_WINDOW)), restarted())
 
 
+def _above(share: Limit, *others: Predicate) -> Joined:
+    """Tell whether the share is above a limit, over as many steps as it takes to say so."""
+    return any_of(
+        _judged(any_of(_over(_SHARE, share), *others) if others else _over(_SHARE, share)),
+        all_of(
+            _over(_LONG_SHARE, share),
+            Compare(_LONG_SKIPS, ">=", limit("overflow_skips")),
+            Compare(_count(metrics.STEPS), "<", limit("overflow_steps")),
+            calibrated(_LONG),
+        ),
+    )
+
+
+def _over(share: Signal, bound: Limit) -> Compare:
+    return Compare(share, ">", bound)
+
+
 _DESCRIPTION = (
-    "Run {run} skipped {value|percent} of its steps in the last "
-    "<overflow_window> because gradients overflowed; healthy is 0.05%."
+    "Run {run} skips {value|percent} of its steps because gradients overflow, as of the last "
+    "<overflow_window>, or <overflow_long_window> where steps are slow; healthy is 0.05%."
 )
 
 
@@ -66,6 +84,29 @@ _FIFTH = Example(
     tracks=(Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(12, 12, 23))),),
     fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
     at=30,
+)
+
+_FIFTH_OF_SLOW_STEPS = Example(
+    title="every fifth step of two minutes overflows",
+    minutes=50,
+    tracks=(
+        Track(metrics.STEP, tuple(float(5000 + minute // 2) for minute in range(51))),
+        Track(metrics.STEPS, tuple(float(5000 + minute // 2) for minute in range(51))),
+        Track(metrics.SKIPPED_STEPS, tuple(100.0 + minute // 10 for minute in range(51))),
+        Track(metrics.STEP_USUAL, (120,)),
+    ),
+    fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
+    at=50,
+    not_yet=(29,),
+)
+
+_STORM = Example(
+    title="a storm of overflow among fast steps, until its quarter of an hour is over",
+    minutes=24,
+    tracks=(Track(metrics.SKIPPED_STEPS, (*ramp(100, 12, 6), 160)),),
+    fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
+    at=4,
+    not_yet=(24,),
 )
 
 _SLOWLY_RISING = Example(
@@ -198,18 +239,20 @@ OVERFLOW_RATIO_HIGH = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            when=_judged(Compare(_SHARE, ">", limit("overflow_critical"))),
+            when=_above(limit("overflow_critical")),
             description=_DESCRIPTION,
-            reason="It does not wait: the share is one over a quarter of an hour.",
+            reason="It does not wait: the share is one over a quarter of an hour, or over as "
+            "many slow steps as tell a share from chance.",
         ),
         Level(
             severity=Severity.WARNING,
-            when=_judged(any_of(Compare(_SHARE, ">", limit("overflow_warning")), _RISING)),
+            when=_above(limit("overflow_warning"), _RISING),
             description=_DESCRIPTION,
-            reason="It does not wait: the share is one over a quarter of an hour.",
+            reason="It does not wait: the share is one over a quarter of an hour, or over as "
+            "many slow steps as tell a share from chance.",
         ),
     ),
-    firing=(_TWO_IN_A_HUNDRED, _FIFTH, _SLOWLY_RISING),
+    firing=(_TWO_IN_A_HUNDRED, _FIFTH, _FIFTH_OF_SLOW_STEPS, _STORM, _SLOWLY_RISING),
     quiet=(
         _HEALTHY,
         _SLOW_STEPS,

@@ -83,6 +83,46 @@ _ENDED = Example(
     ),
 )
 
+_IN_FIRST_STEP = Example(
+    title="a rank that never enters the first collective of all",
+    minutes=9,
+    tracks=(Track(metrics.STEPS, (0,)), Track(metrics.RANKS_LAGGING, (1,))),
+    without=(metrics.STEP, metrics.STEP_USUAL),
+    fires={
+        Severity.CRITICAL: "1 rank(s) of run demo have not come as far as the others, and no step "
+        "was made for <rank_stall_window>."
+    },
+    at=6,
+    not_yet=(4,),
+)
+
+_AFTER_PAUSES = Example(
+    title="a rank that came back from pauses of an hour and a quarter, and now does not",
+    minutes=8,
+    tracks=(
+        Track(metrics.RANKS_LAGGING, (1,)),
+        Track(metrics.STANDING, ramp(7000, 60, 9)),
+        Track(metrics.PAUSE_LONGEST, (4500,)),
+    ),
+    fires={
+        Severity.CRITICAL: "1 rank(s) of run demo have not come as far as the others, and no step "
+        "was made for <rank_stall_window>."
+    },
+    at=5,
+    not_yet=(3,),
+    also={"MpAgentRunStalled": (Severity.CRITICAL, Severity.WARNING)},
+)
+
+_ROLLOUTS = Example(
+    title="rollouts of one rank, for which the others wait, like one that took as long before",
+    minutes=8,
+    tracks=(
+        Track(metrics.RANKS_LAGGING, (1,)),
+        Track(metrics.STANDING, ramp(100, 60, 9)),
+        Track(metrics.PAUSE_LONGEST, (400,)),
+    ),
+)
+
 _YOUNG = Example(
     title="ranks that start one after the other",
     minutes=4,
@@ -116,6 +156,6 @@ RANK_STALLED = Condition(
             reason="It does not wait: the condition spans five minutes, and ten usual steps.",
         ),
     ),
-    firing=(_LATE,),
-    quiet=(_ALL_ALIKE, _IN_STEP, _SLOW_STEPS, _EVALUATION, _ENDED, _YOUNG),
+    firing=(_LATE, _IN_FIRST_STEP, _AFTER_PAUSES),
+    quiet=(_ALL_ALIKE, _IN_STEP, _SLOW_STEPS, _EVALUATION, _ROLLOUTS, _ENDED, _YOUNG),
 )

@@ -4,22 +4,31 @@ from typing import Literal
 
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.durations import duration
+from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples import Example, Track, Value, flat
-from mp_agent.alerting.predicates import Compare, Seen, unless
+from mp_agent.alerting.predicates import Compare, Joined, Seen, any_of, unless
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Number, Series, Where
 from mp_agent.records.steps import EndReason
 
-_WINDOW = duration("end_window")
+_NEWS, _WINDOW = duration("end_window"), duration("failed_window")
 _COMPLETED = EndReason.COMPLETED.name.lower()
 
 
-def _ended(operator: Literal["=", "!="], *keep: str) -> Seen:
+def _ended(operator: Literal["=", "!="], window: Duration, *keep: str) -> Seen:
     """Tell whether the run ended, its reason compared so with completion."""
     where = (Where("reason", operator, _COMPLETED),)
-    end = Series(metric=metrics.RUN_END, over=("last_over_time", _WINDOW), where=where, keep=keep)
+    end = Series(metric=metrics.RUN_END, over=("last_over_time", window), where=where, keep=keep)
     return Seen(end)
+
+
+def _failed(window: Duration) -> Joined:
+    """Tell whether the run failed, and neither goes on nor was completed in the same time."""
+    return unless(
+        _ended("!=", window, "reason"),
+        Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1)),
+        _ended("=", window),
+    )
 
 
 def _end(minute: int, reason: str, seen_for: int = 2) -> Track:
@@ -34,19 +43,47 @@ _EXCEPTION = Example(
     ends=12,
     fires={Severity.CRITICAL: "Run demo ended, and not by completion: failed."},
     labels={"reason": "failed"},
-    at=13,
-    not_yet=(10, 25),
+    at=25,
+    not_yet=(10,),
 )
 
 _KILLED = Example(
     title="all ranks are killed",
-    minutes=26,
+    minutes=14,
     tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "killed")),
     ends=12,
     fires={Severity.CRITICAL: "Run demo ended, and not by completion: killed."},
     labels={"reason": "killed"},
     at=13,
-    not_yet=(10, 25),
+    not_yet=(10,),
+)
+
+_BROUGHT_BACK = Example(
+    title="a run that somebody brings back ten minutes after it failed",
+    minutes=24,
+    tracks=(
+        Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale", *flat(None, 7), 1)),
+        _end(10, "failed"),
+    ),
+    fires={Severity.CRITICAL: "Run demo ended, and not by completion: failed."},
+    labels={"reason": "failed"},
+    at=19,
+    not_yet=(10, 20, 24),
+)
+
+_NAME_OF_COMPLETED = Example(
+    title="a run that fails under the name of one that was completed an hour before",
+    minutes=17,
+    tracks=(
+        Track(metrics.RUN_ACTIVE, (0, 0, "stale", None, *flat(1, 6), 0, 0, "stale")),
+        _end(0, "completed"),
+        _end(10, "failed"),
+    ),
+    ends=12,
+    fires={Severity.CRITICAL: "Run demo ended, and not by completion: failed."},
+    labels={"reason": "failed"},
+    at=13,
+    not_yet=(10,),
 )
 
 _COMPLETES = Example(
@@ -88,16 +125,13 @@ RUN_FAILED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            when=unless(
-                _ended("!=", "reason"),
-                Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1)),
-                _ended("="),
-            ),
+            when=any_of(_failed(_WINDOW), _failed(_NEWS)),
             hold=duration("restart_hold"),
-            reason="A launcher that brings the run back within that time has dealt with it.",
+            reason="A launcher that brings the run back within that time has dealt with it; if "
+            "nobody does, the alert stays for hours.",
             description="Run {run} ended, and not by completion: {reason}.",
         ),
     ),
-    firing=(_EXCEPTION, _KILLED),
+    firing=(_EXCEPTION, _KILLED, _BROUGHT_BACK, _NAME_OF_COMPLETED),
     quiet=(_COMPLETES, _RESTARTED, _RESTARTED_AND_DONE),
 )

@@ -1,20 +1,39 @@
 """MpAgentRunStalled."""
 
+from typing import Literal
+
 from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import active, stopped
+from mp_agent.alerting.conditions.guards import STANDING, active, stopped
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
-from mp_agent.alerting.predicates import Joined, all_of, any_of
+from mp_agent.alerting.predicates import Compare, Joined, Seen, all_of, any_of
 from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Length, Series, Where
+from mp_agent.records.steps import Phase
 
-_WINDOW, _LONG, _SLOW = (
-    duration(name) for name in ("stall_window", "long_stall_window", "slow_stall_window")
+_WINDOW, _LONG = duration("stall_window"), duration("long_stall_window")
+_FIRST, _STARTING = duration("first_step_window"), duration("starting_limit")
+_LIMIT = duration("elsewhere_limit")
+_TRAINING_OR_STARTING = "|".join(
+    phase.name.lower()
+    for phase in (Phase.STARTING, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.ENDED)
 )
 
 
-def _stalled(window: Duration) -> Joined:
-    return all_of(any_of(stopped(window), stopped(_SLOW)), active())
+def _in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
+    return Seen(Series(metric=metrics.PHASE, where=(Where("phase", operator, name),)))
+
+
+def _hung_in(limit: Duration, phase: Seen) -> Joined:
+    """Tell whether the run has been for longer than a limit in a phase outside training."""
+    return all_of(Compare(STANDING, ">", Length(limit)), phase)
+
+
+_ELSEWHERE = any_of(
+    _hung_in(_STARTING, _in_phase("=", Phase.STARTING.name.lower())),
+    _hung_in(_LIMIT, _in_phase("!~", _TRAINING_OR_STARTING)),
+)
 
 
 def _description(window: Duration) -> str:
@@ -34,6 +53,11 @@ def _usual_step(seconds: float) -> Track:
     return Track(metrics.STEP_USUAL, (seconds,))
 
 
+def _in(phase: str) -> Track:
+    """Return the phase, in place of the healthy run's."""
+    return Track(metrics.PHASE, (1,), {"phase": phase})
+
+
 _HUNG = Example(
     title="a run that hangs",
     minutes=46,
@@ -45,47 +69,108 @@ _HUNG = Example(
 
 _HUNG_IN_FIRST_STEP = Example(
     title="a run that hangs in its first step",
-    minutes=16,
+    minutes=62,
     tracks=(Track(metrics.STEPS, (0,)),),
     without=(metrics.STEP, metrics.STEP_USUAL),
-    fires={Severity.WARNING: _fires(_WINDOW)},
-    at=15,
-    not_yet=(9,),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=62,
+    not_yet=(44,),
 )
 
 _HUNG_SLOW = Example(
     title="a run of four-minute steps that hangs",
-    minutes=141,
+    minutes=55,
     tracks=(*_stops_at(10, 0.25), _usual_step(240)),
     fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
-    at=140,
-    not_yet=(60,),
+    at=54,
+    not_yet=(49,),
+)
+
+_HUNG_AFTER_PAUSES = Example(
+    title="a run that came back from pauses of an hour and a quarter, and now does not",
+    minutes=10,
+    tracks=(Track(metrics.STANDING, ramp(7000, 60, 11)), Track(metrics.PAUSE_LONGEST, (4500,))),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=5,
+    not_yet=(3,),
+)
+
+_HUNG_IN_START = Example(
+    title="a start that hangs",
+    minutes=10,
+    tracks=(_in("starting"), Track(metrics.STANDING, ramp(3400, 60, 11))),
+    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+    fires={Severity.CRITICAL: _fires(_LONG)},
+    at=5,
+    not_yet=(3,),
+)
+
+_HUNG_IN_CHECKPOINT = Example(
+    title="a checkpoint that hangs",
+    minutes=10,
+    tracks=(_in("checkpoint"), Track(metrics.STANDING, ramp(10600, 60, 11))),
+    without=(metrics.PHASE,),
+    fires={Severity.CRITICAL: _fires(_LONG)},
+    at=5,
+    not_yet=(3,),
 )
 
 _SLOW_STEPS = Example(
-    title="a run of twelve-minute steps",
-    minutes=125,
+    title="a run of steps of half an hour, which seem longer than usual by noise",
+    minutes=40,
     tracks=(
-        Track(metrics.STEP, tuple(float(5000 + minute // 12) for minute in range(126))),
-        Track(metrics.STEPS, tuple(float(5000 + minute // 12) for minute in range(126))),
-        _usual_step(720),
+        Track(metrics.STEPS, tuple(float(5000 + minute // 33) for minute in range(41))),
+        _usual_step(1800),
+    ),
+)
+
+_EPOCHS = Example(
+    title="a trainer that gives its epoch as the step",
+    minutes=35,
+    tracks=(Track(metrics.STEP, (3,)),),
+)
+
+_SLOW_FIRST_STEP = Example(
+    title="a first step that takes forty minutes",
+    minutes=43,
+    tracks=(
+        Track(metrics.STEPS, (*flat(0, 41), 1)),
+        Track(metrics.STEP, (*flat(None, 41), 1)),
+        Track(metrics.STEP_USUAL, (*flat(None, 41), 2400)),
     ),
 )
 
 _SLOWER_STEP = Example(
-    title="a step of more than two hours where one hour is usual",
-    minutes=125,
-    tracks=(*_stops_at(0), _usual_step(3600)),
+    title="a step of more than three hours where one hour is usual",
+    minutes=8,
+    tracks=(Track(metrics.STANDING, ramp(10600, 60, 9)), _usual_step(3600)),
+)
+
+_ROLLOUTS = Example(
+    title="rollouts of up to forty minutes between fast updates, after one that took half an hour",
+    minutes=10,
+    tracks=(Track(metrics.STANDING, ramp(1800, 60, 11)), Track(metrics.PAUSE_LONGEST, (1800,))),
 )
 
 _EVALUATION = Example(
-    title="more than two hours of evaluation",
-    minutes=135,
-    tracks=(
-        *_stops_at(10),
-        Track(metrics.PHASE, (*flat(1, 11), "stale"), {"phase": "forward"}),
-        Track(metrics.PHASE, (*(None,) * 11, 1), {"phase": "eval"}),
-    ),
+    title="nearly three hours of evaluation",
+    minutes=15,
+    tracks=(_in("eval"), Track(metrics.STANDING, ramp(9800, 60, 16))),
+    without=(metrics.PHASE,),
+)
+
+_EVALUATED_FIRST = Example(
+    title="an evaluation of more than an hour before the first step",
+    minutes=8,
+    tracks=(_in("eval"), Track(metrics.STANDING, ramp(3400, 60, 9))),
+    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+)
+
+_STARTING_UP = Example(
+    title="nearly an hour of start",
+    minutes=12,
+    tracks=(_in("starting"), Track(metrics.STANDING, ramp(2850, 60, 13))),
+    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
 )
 
 _AFTER_CHECKPOINT = Example(
@@ -94,6 +179,7 @@ _AFTER_CHECKPOINT = Example(
     tracks=(
         Track(metrics.STEP, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
         Track(metrics.STEPS, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
+        Track(metrics.STANDING, (*flat(0, 11), *ramp(0, 60, 10), *flat(0, 10))),
         Track(metrics.PHASE, (*flat(1, 11), "stale", *(None,) * 8, 1), {"phase": "forward"}),
         Track(metrics.PHASE, (*(None,) * 11, *flat(1, 9), "stale"), {"phase": "checkpoint"}),
     ),
@@ -142,21 +228,34 @@ RUN_STALLED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            when=_stalled(_LONG),
+            when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
             description=_description(_LONG),
-            reason="It does not wait: the condition spans half an hour, and ten usual steps.",
+            reason="It does not wait: the condition spans half an hour, and ten usual steps; an "
+            "hour of starting, and three of evaluation or of a checkpoint.",
         ),
         Level(
             severity=Severity.WARNING,
-            when=_stalled(_WINDOW),
+            when=all_of(stopped(_WINDOW, first_step=_FIRST), active()),
             description=_description(_WINDOW),
             reason="It does not wait: the condition spans ten minutes, and ten usual steps.",
         ),
     ),
-    firing=(_HUNG, _HUNG_IN_FIRST_STEP, _HUNG_SLOW),
+    firing=(
+        _HUNG,
+        _HUNG_IN_FIRST_STEP,
+        _HUNG_SLOW,
+        _HUNG_AFTER_PAUSES,
+        _HUNG_IN_START,
+        _HUNG_IN_CHECKPOINT,
+    ),
     quiet=(
         _SLOW_STEPS,
+        _EPOCHS,
+        _SLOW_FIRST_STEP,
         _SLOWER_STEP,
+        _ROLLOUTS,
+        _STARTING_UP,
+        _EVALUATED_FIRST,
         _EVALUATION,
         _AFTER_CHECKPOINT,
         _ENDED,

@@ -4,7 +4,7 @@ from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, Value, flat, ramp
-from mp_agent.alerting.predicates import Compare, Gone, Seen, unless
+from mp_agent.alerting.predicates import Compare, Gone, Seen, Unreachable, any_of, unless
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Number, Series
 
@@ -21,15 +21,27 @@ _VANISHED = Example(
     tracks=(Track("up", _GONE_AT_TEN),),
     ends=10,
     fires={Severity.WARNING: "The series of run demo ended, and its end was not seen."},
-    at=13,
-    not_yet=(11, 45),
+    at=16,
+    not_yet=(11, 14, 45),
+)
+
+_DEAD_BUT_LISTED = Example(
+    title="a node that dies and stays among the targets",
+    minutes=24,
+    tracks=(Track("up", (*flat(1, 10), 0)),),
+    ends=10,
+    fires={Severity.WARNING: "The series of run demo ended, and its end was not seen."},
+    at=24,
+    not_yet=(19,),
 )
 
 _UNREACHABLE = Example(
-    title="a scrape that fails while the target is still listed",
-    minutes=46,
-    tracks=(Track("up", (*flat(1, 10), 0)),),
-    ends=10,
+    title="scrapes that fail for some minutes while the target is still listed",
+    minutes=30,
+    tracks=(
+        Track("up", (*flat(1, 10), *flat(0, 9), 1)),
+        Track(metrics.RUN_ACTIVE, (*flat(1, 10), "stale", *flat(None, 8), 1)),
+    ),
 )
 
 _COMPLETES = Example(
@@ -84,15 +96,19 @@ RUN_VANISHED = Condition(
         Level(
             severity=Severity.WARNING,
             when=unless(
-                Gone(metrics.RUN_ACTIVE, _WINDOW),
+                any_of(
+                    Gone(metrics.RUN_ACTIVE, _WINDOW),
+                    Unreachable(metrics.RUN_ACTIVE, _WINDOW, duration("unreachable_window")),
+                ),
                 Seen(Series(metric=metrics.RUN_ACTIVE)),
                 Compare(_LAST_ACTIVE, "==", Number(0)),
             ),
             hold=duration("vanished_hold"),
-            reason="A pod that is replaced, and a discovery that lags, take that long.",
+            reason="A pod that is replaced, and a discovery that lags, take that long; a target "
+            "that is listed and fails is given ten minutes.",
             description="The series of run {run} ended, and its end was not seen.",
         ),
     ),
-    firing=(_VANISHED,),
+    firing=(_VANISHED, _DEAD_BUT_LISTED),
     quiet=(_UNREACHABLE, _COMPLETES, _GOES_ON_ELSEWHERE, _ENDED_ELSEWHERE),
 )

@@ -46,6 +46,7 @@ def _rises(metric: Metric, by: float) -> Example:
 
 _WRONG_FROM_THE_START = Example(
     title="a wrong setting that is known before the first scrape",
+    age_minutes=0,
     minutes=21,
     tracks=(Track(metrics.SETTING_ERRORS, (None, None, 1), NODE),),
     fires={Severity.WARNING: _fires(1)},
@@ -84,6 +85,7 @@ _OLD: tuple[Value, ...] = (*flat(3, 30), "stale", 3)
 
 _AFTER_FAILED_SCRAPE = Example(
     title="errors of long ago, but not again when a scrape fails",
+    age_minutes=0,
     minutes=42,
     tracks=(Track(metrics.PROBE_ERRORS, _OLD, NODE), Track("up", (*flat(1, 30), 0, 1))),
     fires={Severity.WARNING: _fires(3)},

@@ -12,6 +12,7 @@ from mp_agent.alerting.detector.readings import KnownValue, Readings, nothing_kn
 from mp_agent.alerting.detector.vectors import Kept, Moment, Vector
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.remedies import facts_of
 from mp_agent.alerting.signals import Count, Series
 from mp_agent.alerting.values import Values
 
@@ -115,6 +116,8 @@ class Detector:
         self.readings = Readings(period_seconds, known_value=known_value or nothing_known)
         interpreter = Interpreter(self.readings, values)
         self._watches = [self._watch(interpreter, condition, level) for condition, level in levels]
+        for fact in (fact for condition, _ in levels for fact in facts_of(condition.remedies)):
+            self.readings.need(fact.metric.prometheus_name, 0.0)
         for part in (part for _, level in levels for part in level.parts):
             if isinstance(part, InfoMark):
                 self.readings.need(part.metric, 0.0)

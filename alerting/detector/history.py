@@ -57,6 +57,8 @@ class History:
     """
 
     __slots__ = (
+        "_born_seconds",
+        "_born_value",
         "_changes",
         "_forgotten",
         "_horizon_seconds",
@@ -79,6 +81,8 @@ class History:
         self._period_seconds = period_seconds
         self._horizon_seconds = horizon_seconds
         self._known_before = known_value is not None
+        self._born_seconds = float("-inf")
+        self._born_value = 0.0
         self._round = -1
         self._rise = 0.0
         self._changes = self._resets = 0
@@ -93,6 +97,8 @@ class History:
 
     def add(self, value: float, now_seconds: float, round_: int) -> None:
         """Take a reading. Extremes start anew with each `round_`; times never go back."""
+        if not self.stretches and not self._known_before:
+            self._born_seconds, self._born_value = now_seconds, value
         self._count(value)
         if round_ != self._round:
             self._round = round_
@@ -160,6 +166,10 @@ class History:
             return self._forgotten
         stretch = self.stretches[index]
         return Standing(stretch.rise, stretch.changes, stretch.resets)
+
+    def born_with(self, start_seconds: float) -> float:
+        """Return the first value of a counter that was first seen after a moment, else 0."""
+        return self._born_value if self._born_seconds > start_seconds else 0.0
 
     def _count(self, value: float) -> None:
         if not self.stretches and not self._known_before:

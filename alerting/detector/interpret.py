@@ -6,6 +6,7 @@ There is one interpreter per type of node.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mp_agent.alerting import metrics
 from mp_agent.alerting.detector.history import History
 from mp_agent.alerting.detector.readings import Readings
 from mp_agent.alerting.detector.selection import selection
@@ -24,9 +25,17 @@ from mp_agent.alerting.detector.vectors import (
     once,
 )
 from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
-from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.durations import SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions import Expression
-from mp_agent.alerting.predicates import Compare, Gone, Joined, Predicate, Seen, Silent
+from mp_agent.alerting.predicates import (
+    Compare,
+    Gone,
+    Joined,
+    Predicate,
+    Seen,
+    Silent,
+    Unreachable,
+)
 from mp_agent.alerting.signals import (
     Arithmetic,
     Count,
@@ -83,10 +92,10 @@ class Interpreter:
         read = self._instant(node, before_seconds)
         if node.over:
             read = self._range(*node.over, before_seconds)
-        window_seconds = self._seconds(node.over[1]) if node.over else 0.0
+        window_seconds = self._seconds(node.over[1] if node.over else SCRAPE_GAP)
         name = node.metric.prometheus_name
         self._readings.need(name, window_seconds + before_seconds)
-        select = selection(self._readings, name, node.matchers, self._values)
+        select = selection(self._readings, name, node.matchers)
         kept = node.keep
 
         def evaluate(moment: Moment) -> Vector:
@@ -103,13 +112,16 @@ class Interpreter:
     def _instant(
         self, node: Series, before_seconds: float
     ) -> Callable[[History, float], float | None]:
+        last = self._range("last_over_time", SCRAPE_GAP, before_seconds)
         if before_seconds:
-            return lambda history, now_seconds: history.at(now_seconds - before_seconds)
+            return last
         if node.aggregate == "min":
-            return lambda history, now_seconds: history.low if history.alive else None
-        if node.aggregate == "max":
-            return lambda history, now_seconds: history.high if history.alive else None
-        return lambda history, now_seconds: history.value if history.alive else None
+            return lambda history, now_seconds: (
+                history.low if history.alive else last(history, now_seconds)
+            )
+        return lambda history, now_seconds: (
+            history.high if history.alive else last(history, now_seconds)
+        )
 
     def _range(
         self, name: str, length: Duration, before_seconds: float
@@ -129,23 +141,52 @@ class Interpreter:
     def _count(self, node: Count) -> Interpreted:
         name = node.metric.prometheus_name
         window_seconds, before_seconds = self._seconds(node.window), self._seconds(*node.before)
-        birth_seconds = self._seconds(duration("birth_window"))
-        self._readings.need(name, window_seconds + before_seconds + birth_seconds)
-        select = selection(self._readings, name, node.matchers, self._values)
+        gap_seconds = self._seconds(SCRAPE_GAP)
+        self._readings.need(name, window_seconds + before_seconds + gap_seconds)
+        select = selection(self._readings, name, node.matchers)
+        young = self._young(window_seconds, before_seconds)
+        own_labels = node.labels
 
         def evaluate(moment: Moment) -> Vector:
             end_seconds = moment.now_seconds - before_seconds
             start_seconds = end_seconds - window_seconds
-            total, seen = 0.0, False
-            for _, history in select():
+            found: dict[Kept, float] = {}
+            for labels, history in select():
                 window = Window(history, start_seconds, end_seconds)
-                if window.seen:
-                    seen = True
-                    known = history.known(start_seconds - birth_seconds, start_seconds)
-                    total += window.rise() if known else _since_birth(window)
-            return {(): total} if seen else NOTHING
+                if not window.seen:
+                    continue
+                if history.known(start_seconds - gap_seconds, start_seconds):
+                    value = window.rise()
+                elif kept_values(labels, _TARGET_LABELS) in young(moment):
+                    value = _since_birth(window)
+                else:
+                    value = window.rise() - history.born_with(start_seconds)
+                key = kept_values(labels, own_labels)
+                found[key] = max(found.get(key, 0.0), value)
+            return {(): sum(found.values())} if found else NOTHING
 
         return Interpreted(evaluate)
+
+    def _young(
+        self, window_seconds: float, before_seconds: float
+    ) -> Callable[[Moment], frozenset[Kept]]:
+        """Return what tells the targets that had counted for less than a window, `before` ago."""
+        name = metrics.COUNTING.prometheus_name
+        self._readings.need(name, before_seconds + self._seconds(SCRAPE_GAP))
+        age = self._range("last_over_time", SCRAPE_GAP, before_seconds)
+
+        def young(moment: Moment) -> frozenset[Kept]:
+            ages = (
+                (labels, age(history, moment.now_seconds))
+                for labels, history in self._readings.series(name).items()
+            )
+            return frozenset(
+                kept_values(labels, _TARGET_LABELS)
+                for labels, seconds in ages
+                if seconds is not None and seconds < window_seconds
+            )
+
+        return young
 
     def _recorded(self, node: Recorded) -> Interpreted:
         return self.interpret(node.signal)
@@ -165,6 +206,27 @@ class Interpreter:
             for labels, history in self._readings.series(name).items():
                 up = kept_values(labels, _TARGET_LABELS) not in failing
                 if up and last(history, moment.now_seconds) == 1:
+                    return {(): 1.0}
+            return NOTHING
+
+        return Interpreted(evaluate)
+
+    def _unreachable(self, node: Unreachable) -> Interpreted:
+        name = node.metric.prometheus_name
+        self._readings.need(name, self._seconds(node.window))
+        self._readings.need("up", self._seconds(node.failing))
+        last = self._range("last_over_time", node.window, 0.0)
+        best = self._range("max_over_time", node.failing, 0.0)
+
+        def evaluate(moment: Moment) -> Vector:
+            failing = {
+                kept_values(labels, _TARGET_LABELS)
+                for labels, history in self._readings.series("up").items()
+                if best(history, moment.now_seconds) == 0
+            }
+            for labels, history in self._readings.series(name).items():
+                down = kept_values(labels, _TARGET_LABELS) in failing
+                if down and last(history, moment.now_seconds) == 1:
                     return {(): 1.0}
             return NOTHING
 
@@ -265,6 +327,7 @@ _INTERPRETERS: Mapping[type[Expression], Callable[[Interpreter, Any], Interprete
     Seen: Interpreter._seen,
     Series: Interpreter._series,
     Silent: Interpreter._silent,
+    Unreachable: Interpreter._unreachable,
 }
 
 

@@ -8,7 +8,6 @@ from mp_agent.alerting.detector.history import History
 from mp_agent.alerting.detector.readings import Labels, Readings
 from mp_agent.alerting.promql import label_text
 from mp_agent.alerting.signals import Where
-from mp_agent.alerting.values import Values
 
 Selection = Callable[[], list[tuple[Labels, History]]]
 """Returns the series as they are at the moment."""
@@ -16,11 +15,9 @@ Selection = Callable[[], list[tuple[Labels, History]]]
 _LABELS_REMEMBERED = 4096
 
 
-def selection(
-    readings: Readings, name: str, matchers: tuple[Where, ...], values: Values
-) -> Selection:
+def selection(readings: Readings, name: str, matchers: tuple[Where, ...]) -> Selection:
     """Return what selects the series of a metric by the matchers; without any, all of them."""
-    matches = _matching(matchers, values)
+    matches = _matching(matchers)
 
     def select() -> list[tuple[Labels, History]]:
         series = readings.series(name)
@@ -29,9 +26,9 @@ def selection(
     return select
 
 
-def _matching(matchers: tuple[Where, ...], values: Values) -> Callable[[Labels], bool]:
+def _matching(matchers: tuple[Where, ...]) -> Callable[[Labels], bool]:
     tests = [
-        (matcher.label, _label_test(matcher.operator, label_text(matcher.value, values)))
+        (matcher.label, _label_test(matcher.operator, label_text(matcher.value)))
         for matcher in matchers
     ]
 

@@ -39,17 +39,22 @@ LOSS = {
         ),
         false_positives=(
             "A change of the data mixture, the sequence length or the objective on purpose.",
-            "A very smooth loss, whose ordinary jumps are many deviations: raise the threshold.",
+            "A very smooth loss, whose ordinary jumps are many deviations: raise the threshold. Of "
+            "noisy losses the bound is higher by itself.",
         ),
         samples=("smaller_learning_rate", "check_batch"),
         panels=(panels.ODD_LOSSES, panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
     ),
     "MpAgentLossDiverging": Guidance(
-        harm="The run gets worse with every step; what it makes now will be thrown away. Look "
-        "within the hour.",
+        harm="Critical: what the run had learned is lost and will not come back by itself; stop "
+        "it, and resume from a checkpoint from before the rise. Warning: the run gets worse with "
+        "every step; look within the hour.",
         query='mp_agent_loss_trend{run="RUN"}',
         reading="By how many deviations the median of the last 512 losses lies above that of the "
-        "512 before. Compare mp_agent_loss_median with an hour ago, and with its lowest.",
+        "512 before. Compare mp_agent_loss_median with mp_agent_loss_best, which does not follow. "
+        "mp_agent_loss_lost_steps above 0 says that an explosion, non-finite gradients or a jump "
+        "of the learning rate threw it back, or that it has crept up to where it had begun; it "
+        "goes back to 0 once half of that is made good.",
         causes=(
             "The learning rate is too high: the loss rises since the warm-up's end.",
             "An explosion or a spike from which the run did not recover.",
@@ -62,5 +67,42 @@ LOSS = {
         ),
         samples=("smaller_learning_rate",),
         panels=(panels.LOSS_TREND, panels.LOSS, panels.LEARNING_RATE),
+    ),
+    "MpAgentNothingTrained": Guidance(
+        harm="Nothing is destroyed, but nothing is learned: every hour is spent in vain. Critical: "
+        "stop the run. Warning: look within the hour.",
+        query='mp_agent_untrained_steps{run="RUN"}',
+        reading="For how many steps in a row nothing can have been learned, by reason.",
+        causes=(
+            "Labels that are all masked, so that the loss and its gradients are 0.",
+            "A NaN loss that the trainer logs, and passes on, as 0.",
+            "A schedule that has reached its end while the run goes on with learning rate 0.",
+            "A detached output or frozen parameters: no gradient reaches the optimizer.",
+            "A saturated output, whose loss is the same for every batch.",
+        ),
+        false_positives=(
+            "A first parameter group with learning rate 0 on purpose, while the loss does not "
+            "fall any more.",
+            "Gradients that hooks cannot see: mp_agent_unsupported_info says what is not measured.",
+        ),
+        samples=("dead_parameters", "check_batch"),
+        panels=(panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
+    ),
+    "MpAgentLearningRateJump": Guidance(
+        harm="A rate ten times too high can undo days of training within some steps: look within "
+        "minutes, and keep the last checkpoint.",
+        query='increase(mp_agent_learning_rate_jumps_total{run="RUN"}[15m])',
+        reading="How often the rate jumped lately; plot mp_agent_learning_rate to see from what to "
+        "what. A jump together with a rising loss is the cause of that rise.",
+        causes=(
+            "A schedule that counts epochs is stepped once per batch, or the other way round.",
+            "A resumed run whose schedule or base rate was not restored.",
+            "A rate that is scaled by the batch or world size twice.",
+        ),
+        false_positives=(
+            "A constant low rate as warm-up for more than a hundred steps, then the full rate.",
+        ),
+        samples=("smaller_learning_rate",),
+        panels=(panels.LEARNING_RATE, panels.LOSS, panels.GRADIENT_NORM),
     ),
 }

@@ -7,9 +7,9 @@ RUNS = {
     "MpAgentRunStalled": Guidance(
         harm="The job holds its machines and makes nothing. Warning: look when you can. Critical: "
         "half an hour is lost, and nothing says that it will go on; act.",
-        query='changes(mp_agent_steps_total{run="RUN"}[10m]) == 0',
-        reading="0 means that no step was made in ten minutes. mp_agent_rank_phase_info tells "
-        "where each rank stands.",
+        query='mp_agent_standing_seconds{run="RUN"} > 600',
+        reading="For how many seconds the run has made no step in its present phase. "
+        "mp_agent_rank_phase_info tells where each rank stands.",
         causes=(
             "One rank hangs or is dead, and the others wait for it in a collective.",
             "Storage: a checkpoint that is being written, or data that does not arrive.",
@@ -42,6 +42,25 @@ RUNS = {
         ),
         samples=("save_and_resume",),
         panels=(panels.END, panels.STATE, panels.RANKS_GONE),
+    ),
+    "MpAgentRunRestarting": Guidance(
+        harm="The job holds its machines and gets no further than its last checkpoint; no attempt "
+        "lasts long enough for MpAgentRunFailed. Act: it will not heal by itself.",
+        query='increase(mp_agent_run_attempts_total{run="RUN"}[1h])',
+        reading="How often the run was started in the last hour. mp_agent_run_info tells the "
+        "attempt by its label.",
+        causes=(
+            "An error in the script or its data that comes back at the same step.",
+            "A checkpoint that cannot be loaded, or a disk that is full.",
+            "A broken GPU or network interface on one node, on which each attempt fails anew.",
+            "Out of memory at the first large batch.",
+        ),
+        false_positives=(
+            "An elastic job on machines that come and go every few minutes.",
+            "Somebody who starts a script under the same name again and again: give each its run.",
+        ),
+        samples=("save_and_resume",),
+        panels=(panels.STATE, panels.END),
     ),
     "MpAgentRunVanished": Guidance(
         harm="Nobody knows how the run is: it may be dead, or train unwatched. Find out within "

@@ -25,8 +25,14 @@ _SEVERITIES = {
     "MpAgentNonFiniteUpdate": (_C,),
     "MpAgentLossNonFinite": (_C,),
     "MpAgentLossSpike": (_W,),
-    "MpAgentLossDiverging": (_W,),
+    "MpAgentLossDiverging": (_C, _W),
     "MpAgentLossScaleLowAndFalling": (_W,),
+    "MpAgentGradientNonFinite": (_C,),
+    "MpAgentNothingTrained": (_C, _W),
+    "MpAgentLayerGradientExplosion": (_W,),
+    "MpAgentClippingBeforeUnscale": (_W,),
+    "MpAgentLearningRateJump": (_W,),
+    "MpAgentRunRestarting": (_C,),
     "MpAgentLossScaleAtFloor": (_C,),
     "MpAgentLossScaleConsecutiveDecreases": (_W,),
     "MpAgentLossScaleFarBelowInitial": (_C,),
@@ -76,6 +82,17 @@ _LIMITS = {
 _COUNTED = {
     "grad_norm_high": 100,
     "grad_norm_extreme": 1000,
+    "grad_norm_growth": 10,
+    "grad_norm_low": 0.01,
+    "grad_norm_very_low": 0.001,
+    "grad_norm_vanished": 1e-6,
+    "layer_fall": 0.001,
+    "layer_growth": 100,
+    "learning_rate_jump": 10,
+    "loss_lost_steps": 64,
+    "loss_spike_noisy_deviations": 12,
+    "loss_trend_deviations": 3,
+    "nonfinite_gradients": 3,
     "loss_scale_floor": 1,
     "floor_skips": 3,
     "floor_skip_steps": 100,
@@ -146,7 +163,7 @@ def test_every_duration_and_every_threshold_is_used() -> None:
                 limits.add(node.threshold)
             if isinstance(node, Length):
                 durations.add(node.duration)
-    assert {d.name for d in DURATIONS} == {d.name for d in durations} | {"birth_window"}
+    assert {d.name for d in DURATIONS} == {d.name for d in durations} | {"scrape_gap"}
     assert {limit.name for limit in limits} | set(_COUNTED) == set(DEFAULTS)
 
 

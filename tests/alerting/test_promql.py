@@ -41,8 +41,8 @@ def _text(expression: Expression) -> str:
     """Return the PromQL on one line, with aggregations of the two series shortened."""
     text = " ".join(promql(expression, values_in_force()).split())
     text = text.replace("( ", "(").replace(" )", ")")
-    return text.replace(f"max {_BY} (mp_agent_step)", "S").replace(
-        f"min {_BY} (mp_agent_loss)", "L"
+    return text.replace(f"max {_BY} (last_over_time(mp_agent_step[3m]))", "S").replace(
+        f"min {_BY} (last_over_time(mp_agent_loss[3m]))", "L"
     )
 
 
@@ -64,18 +64,25 @@ def test_a_series_says_function_range_offset_matchers_and_kept_labels() -> None:
     )
 
 
-def test_a_threshold_as_label_is_written_as_the_node_agent_writes_it() -> None:
+def test_a_threshold_as_label_is_the_level_whatever_its_number() -> None:
     matcher = Where("bound", "=", limit("grad_norm_vanished"))
-    assert 'bound="1e-06"' in _text(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=(matcher,)))
+    assert 'bound="vanished"' in _text(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=(matcher,)))
 
 
-def test_a_count_prefers_what_happened_since_the_birth_of_the_counter() -> None:
+def test_a_count_prefers_what_happened_since_the_birth_of_the_counter_of_a_young_agent() -> None:
     count = Count(metric=metrics.SKIPPED_STEPS, window=duration("stall_window"))
     assert _text(count) == (
-        f"sum {_BY} ((last_over_time(mp_agent_skipped_steps_total[10m]) unless "
-        "present_over_time(mp_agent_skipped_steps_total[1h] offset 10m)) or "
+        f"max {_BY} ((last_over_time(mp_agent_skipped_steps_total[10m]) and on (cluster, "
+        "namespace, job, run, instance) (last_over_time(mp_agent_counting_seconds[3m]) < 600) "
+        "unless last_over_time(mp_agent_skipped_steps_total[3m] offset 10m)) or "
         "increase(mp_agent_skipped_steps_total[10m]))"
     )
+
+
+def test_a_count_of_several_series_adds_up_what_the_scraper_did_not_double() -> None:
+    count = Count(metric=metrics.PROBE_ERRORS, window=duration("stall_window"))
+    text = _text(count)
+    assert text.startswith(f"sum {_BY} (max by (cluster, namespace, job, run, node_rank) (")
 
 
 @pytest.mark.parametrize(
@@ -145,19 +152,19 @@ def test_a_selector_is_added_to_every_series_of_ours() -> None:
     assert 'mp_agent_run_active{cluster="a"}[10m]' in gone
     where = (Where("bound", "=", limit("grad_norm_high")),)
     count = promql(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=where), values)
-    assert '{bound="100",optimizer="",cluster="a"}' in count
+    assert '{bound="high",optimizer="",cluster="a"}' in count
 
 
 @pytest.mark.parametrize(
     ("signal", "matchers"),
     [
-        (Series(metric=metrics.GRAD_NORM), '{optimizer=""}'),
-        (Series(metric=metrics.GRAD_NORM, keep=("optimizer",)), ""),
+        (Series(metric=metrics.GRAD_NORM), '{optimizer=""}[3m]'),
+        (Series(metric=metrics.GRAD_NORM, keep=("optimizer",)), "[3m]"),
         (
             Series(metric=metrics.GRAD_NORM, where=(Where("optimizer", "=~", "2|3"),)),
-            '{optimizer=~"2|3"}',
+            '{optimizer=~"2|3"}[3m]',
         ),
-        (Series(metric=metrics.LOSS), ""),
+        (Series(metric=metrics.LOSS), "[3m]"),
         (
             Count(metric=metrics.GRAD_NORM_EXCEEDED, window=duration("stall_window")),
             '{optimizer=""}[10m]',
@@ -167,7 +174,7 @@ def test_a_selector_is_added_to_every_series_of_ours() -> None:
 def test_series_of_further_optimizers_are_left_alone_unless_they_are_named(
     signal: Series | Count, matchers: str
 ) -> None:
-    assert f"({signal.metric.prometheus_name}{matchers})" in _text(signal)
+    assert f"({signal.metric.prometheus_name}{matchers}" in _text(signal)
 
 
 @pytest.mark.parametrize("name", ["mp_agent_x", "run:x:y", "run:mp_agent_x", "Run:mp_agent_x:y"])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import copy2
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,9 @@ import yaml
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.nonfinite_update import NONFINITE_UPDATE
 from mp_agent.alerting.conditions.run_failed import RUN_FAILED
+from mp_agent.alerting.promql import quoted
 from mp_agent.alerting.promtool_tests import Examples, notation, render_tests
 from mp_agent.alerting.rules import RULES_FILE, TESTS_FILE, render_rules
 from mp_agent.alerting.values import Values, values_in_force
@@ -70,6 +73,27 @@ def test_so_it_does_with_other_thresholds_for_the_gradient_norm(
     values = values_in_force({"grad_norm_high": 50, "grad_norm_extreme": 700})
     some = [(GRADIENT_EXPLOSION, GRADIENT_EXPLOSION.firing[:3])]
     _check(server("promtool"), values, tmp_path, some)
+
+
+@pytest.mark.slow
+def test_a_run_may_have_any_name(server: Callable[[str], Path], tmp_path: Path) -> None:
+    name = 'base line "7B" \\d+ {{x}} .*|$' + 120 * "x"
+    some = [(condition, condition.firing[:1]) for condition in (RUN_FAILED, NONFINITE_UPDATE)]
+    text = render_tests(values_in_force(), RULES_FILE, examples=some, heading="of a test")
+    renamed = _renamed(yaml.safe_load(text), name)
+    (tmp_path / RULES_FILE).write_text(render_rules(values_in_force()))
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(renamed))
+    assert_passes(server("promtool"), tmp_path / "tests.yaml")
+
+
+def _renamed(document: Any, run: str) -> Any:
+    if isinstance(document, dict):
+        return {key: _renamed(value, run) for key, value in document.items()}
+    if isinstance(document, list):
+        return [_renamed(value, run) for value in document]
+    if not isinstance(document, str):
+        return document
+    return document.replace('run="demo"', f"run={quoted(run)}").replace("demo", run)
 
 
 def test_an_example_that_expects_another_alert_fails(

@@ -19,7 +19,12 @@ def _alerts(**settings: Any) -> list[dict[str, Any]]:
 
 
 def _rules(**settings: Any) -> list[dict[str, Any]]:
-    document = yaml.safe_load(render_rules(values_in_force(**settings)))
+    text = render_rules(
+        values_in_force(**settings),
+        runbook_base="https://r.example",
+        dashboard_base="https://g.example",
+    )
+    document = yaml.safe_load(text)
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
@@ -40,14 +45,8 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
     rule: dict[str, Any],
 ) -> None:
     assert rule["labels"]["component"] == "mp-agent"
-    assert set(rule["annotations"]) == {
-        "summary",
-        "description",
-        "remedy",
-        "runbook_url",
-        "dashboard_url",
-        "step",
-    }
+    links = {"runbook_url", "dashboard_url"}
+    assert set(rule["annotations"]) == {"summary", "description", "remedy", "step", *links}
     assert "{{" not in rule["annotations"]["summary"]
     assert "$labels.run }}" in rule["annotations"]["description"]
     assert "var-run={{ $labels.run | urlquery }}" in rule["annotations"]["dashboard_url"]
@@ -56,16 +55,16 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
     assert "by (cluster, namespace, job, run" in rule["expr"]
 
 
-def test_a_threshold_reaches_expression_label_and_description() -> None:
+def test_a_threshold_reaches_expression_and_description_and_no_label() -> None:
     (warning,) = (
         rule
         for rule in _alerts(thresholds={"grad_norm_high": 50})
         if rule["alert"] == "MpAgentGradientExplosion" and rule["labels"]["severity"] == "warning"
     )
-    text = render_rules(values_in_force({"grad_norm_high": 50}))
-    assert 'bound="50"' in text
-    assert 'bound="100"' not in text
-    assert "above 50 " in warning["annotations"]["description"]
+    text = render_rules(values_in_force({"loss_scale_very_low": 500}))
+    assert "< 500\n" in text and "below 500 for" in text
+    assert 'bound="high"' in text and 'bound="50"' not in text
+    assert "above 50, " in warning["annotations"]["description"]
 
 
 def test_what_levels_share_is_recorded_before_them_in_their_group() -> None:
@@ -127,7 +126,9 @@ def test_the_time_scale_reaches_every_range_offset_for_and_description() -> None
         assert text in plain
     for text in ("[10s]", "offset 10s", "for: 2s", "keep_firing_for: 10s", "last 5s", "> 10\n"):
         assert text in scaled
-    assert set(re.findall(r"\[(\w+)\]", scaled)) == {"2s", "5s", "10s", "15s", "30s", "1m", "2m"}
+    assert set(re.findall(r"\[(\w+)\]", scaled)) == {
+        "3s", "5s", "10s", "15s", "30s", "1m", "2m", "4m", "12m"
+    }  # fmt: skip
 
 
 def test_every_metric_in_the_rules_is_in_the_catalog() -> None:

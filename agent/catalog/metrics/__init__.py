@@ -8,8 +8,10 @@ from mp_agent.catalog.metrics.flight import FLIGHT_METRICS
 from mp_agent.catalog.metrics.gradients import GRADIENT_METRICS
 from mp_agent.catalog.metrics.layer_trouble import LAYER_TROUBLE_METRICS
 from mp_agent.catalog.metrics.layers import LAYER_METRICS
+from mp_agent.catalog.metrics.learning import LEARNING_METRICS
 from mp_agent.catalog.metrics.loss import LOSS_METRICS
 from mp_agent.catalog.metrics.loss_scale import LOSS_SCALE_METRICS
+from mp_agent.catalog.metrics.norms import NORM_METRICS
 from mp_agent.catalog.metrics.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.replicas import REPLICA_METRICS
 from mp_agent.catalog.metrics.run import RUN_METRICS
@@ -22,6 +24,8 @@ METRICS: tuple[Metric, ...] = (
     *LOSS_METRICS,
     *WAITING_METRICS,
     *GRADIENT_METRICS,
+    *NORM_METRICS,
+    *LEARNING_METRICS,
     *LOSS_SCALE_METRICS,
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,

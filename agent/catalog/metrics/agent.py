@@ -13,6 +13,14 @@ AGENT_METRICS = (
         read=lambda agent: {(agent.version,): 1.0},
     ),
     Metric(
+        name="mp_agent.counting",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.AGENT,
+        help="Time since the counters of this node began at 0, restarts of the agent included.",
+        read=lambda agent: agent.counting_seconds,
+    ),
+    Metric(
         name="mp_agent.probe",
         unit="s",
         kind=Kind.COUNTER,

@@ -9,9 +9,18 @@ EXPORT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
         labels=("exporter",),
-        help="Pushes that did not arrive, by exporter. No increment is lost by it: counters are "
-        "cumulative.",
+        help="Pushes that did not arrive, or not whole, by exporter. No increment is lost by it: "
+        "counters are cumulative.",
         read=lambda agent: {(e.exporter,): float(e.failures) for e in agent.exports},
+    ),
+    Metric(
+        name="mp_agent.export.rejected",
+        unit="{item}",
+        kind=Kind.COUNTER,
+        scope=Scope.AGENT,
+        labels=("exporter",),
+        help="Data points, log records and spans that an endpoint refused for good, by exporter.",
+        read=lambda agent: {(e.exporter,): float(e.rejected) for e in agent.exports},
     ),
     Metric(
         name="mp_agent.export.last_success.timestamp",

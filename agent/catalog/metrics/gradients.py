@@ -5,7 +5,7 @@ from math import log2
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
 from mp_agent.catalog.metrics.optimizers import OPTIMIZER, of_optimizers
-from mp_agent.catalog.thresholds import bound_label
+from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.merged import MergedStep, OptimizerStep, StepTransition
 from mp_agent.records.views import OptimizerView, RunView
 
@@ -38,7 +38,7 @@ def _finite(run: RunView) -> Reading:
 
 
 def _bounds(thresholds: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
-    return tuple((bound_label(thresholds[name]),) for name in _NORM_BOUNDS)
+    return tuple((level_label(name),) for name in _NORM_BOUNDS)
 
 
 def _exceeded(change: StepTransition) -> Reading:
@@ -47,24 +47,24 @@ def _exceeded(change: StepTransition) -> Reading:
         (name,): own.grad_norm if own.judged else None for name, own in step.optimizers.items()
     }
     norms[()] = step.grad_norm if step.gradients_judged else None
-    limits = [change.thresholds[name] for name in _NORM_BOUNDS]
+    limits = {level_label(name): change.thresholds[name] for name in _NORM_BOUNDS}
     return {
-        (bound_label(limit), *optimizer): float(norm > limit)
+        (level, *optimizer): float(norm > limit)
         for optimizer, norm in norms.items()
         if norm is not None
-        for limit in limits
+        for level, limit in limits.items()
     }
 
 
 def _unclipped(change: StepTransition) -> Reading:
-    """Count what exceeds a bound, unless clipping shrank it; that is known of the main optimizer.
-
-    Its label tuples hold the bound alone.
-    """
-    exceeded = _exceeded(change)
+    """Count what exceeds a bound, unless clipping shrank it; of other models that is not known."""
+    exceeded, optimizers = _exceeded(change), change.step.optimizers
     if not isinstance(exceeded, Mapping) or _clipped(change) != 1.0:
         return exceeded
-    return {labels: value if len(labels) > 1 else 0.0 for labels, value in exceeded.items()}
+    return {
+        (bound, *name): 0.0 if not name or optimizers[name[0]].joint else value
+        for (bound, *name), value in exceeded.items()
+    }
 
 
 def _headroom(run: RunView) -> Reading:
@@ -72,7 +72,7 @@ def _headroom(run: RunView) -> Reading:
     judged = run.judged
     if judged is None:
         return None
-    largest, scale = judged.get("abs_max"), judged.get("loss_scale")
+    largest, scale = judged.get("abs_max"), judged.loss_scale
     if not largest or not scale or scale < 0:
         return None
     return log2(_FP16_MAX) - log2(largest) - log2(scale)
@@ -95,8 +95,13 @@ def _elements(change: StepTransition, column: str) -> Reading:
 
 
 def _nonfinite_update(change: StepTransition) -> Reading:
+    """Count per optimizer too; one of another model has no gradients where its step is skipped."""
     step = change.step
-    return float(not step.skipped and step.gradient_nonfinite_elements > 0)
+    return of_optimizers(
+        float(not step.skipped and step.gradient_nonfinite_elements > 0),
+        step.optimizers,
+        lambda own: float(not (own.joint and step.skipped) and own.nonfinite_elements > 0),
+    )
 
 
 def _clipped(change: StepTransition) -> Reading:
@@ -148,7 +153,10 @@ GRADIENT_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Largest gradient norm over the last window_seconds.",
-        read=lambda run: run.norm_window_max,
+        optional_labels=OPTIMIZER,
+        read=lambda run: of_optimizers(
+            run.norm_window_max, run.optimizer_extremes, lambda extremes: extremes[0]
+        ),
     ),
     Metric(
         name="mp_agent.grad.norm.window_min",
@@ -156,7 +164,10 @@ GRADIENT_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Smallest gradient norm over the last window_seconds.",
-        read=lambda run: run.norm_window_min,
+        optional_labels=OPTIMIZER,
+        read=lambda run: of_optimizers(
+            run.norm_window_min, run.optimizer_extremes, lambda extremes: extremes[1]
+        ),
     ),
     Metric(
         name="mp_agent.grad.norm.exceeded.steps",
@@ -167,8 +178,22 @@ GRADIENT_METRICS = (
         optional_labels=OPTIMIZER,
         label_values=_bounds,
         thresholds=_NORM_BOUNDS,
-        help="Steps whose gradient norm was above the bound.",
+        help="Steps whose gradient norm was above the bound, by the bound's level.",
         count=_exceeded,
+    ),
+    Metric(
+        name="mp_agent.grad.norm.bound",
+        unit="{norm}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("bound",),
+        thresholds=_NORM_BOUNDS,
+        help="Gradient norm above which steps are counted at each level, as this job has set it.",
+        read=lambda run: {
+            (level_label(name),): run.thresholds[name]
+            for name in _NORM_BOUNDS
+            if name in run.thresholds
+        },
     ),
     Metric(
         name="mp_agent.grad.norm.unclipped.steps",
@@ -224,6 +249,7 @@ GRADIENT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         help="Steps on which the optimizer was stepped with non-finite gradients.",
+        optional_labels=OPTIMIZER,
         count=_nonfinite_update,
     ),
     Metric(

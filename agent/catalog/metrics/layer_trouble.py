@@ -12,6 +12,15 @@ def _dead_names(run: RunView) -> Reading:
     return {(name,): 1.0 for name in run.health.layers.dead_names} if run.health.layers else None
 
 
+def _exploding(run: RunView) -> Reading:
+    return None if run.health.layers is None else float(run.health.layers.exploding)
+
+
+def _exploding_names(run: RunView) -> Reading:
+    layers = run.health.layers
+    return {(name,): 1.0 for name in layers.exploding_names} if layers else None
+
+
 def _underflowing(run: RunView) -> Reading:
     return None if run.health.layers is None else run.health.layers.underflowing_share
 
@@ -27,9 +36,10 @@ LAYER_TROUBLE_METRICS = (
         unit="{layer}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        thresholds=("layer_dead_abs_max", "layer_dead_samples"),
-        help="Layers whose gradient was next to nothing in three samples running; those that have "
-        "none at all (frozen, unused, idle experts) are not counted.",
+        thresholds=("layer_dead_abs_max", "layer_dead_samples", "layer_fall"),
+        help="Layers whose gradient was next to nothing in three samples running, and far below "
+        "what it was at first; those that never had one, or have none at times (frozen, unused, "
+        "idle experts), are not counted.",
         read=_dead,
     ),
     Metric(
@@ -59,5 +69,24 @@ LAYER_TROUBLE_METRICS = (
         labels=("layer",),
         help="Such a layer; 10 at most, those nearest to the input.",
         read=_underflowing_names,
+    ),
+    Metric(
+        name="mp_agent.layers.exploding",
+        unit="{layer}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("layer_growth", "layer_dead_samples"),
+        help="Layers whose gradient norm was far above their own usual one in three samples "
+        "running, while that of most layers was not.",
+        read=_exploding,
+    ),
+    Metric(
+        name="mp_agent.exploding_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_exploding_names,
     ),
 )

@@ -1,7 +1,7 @@
 """Run scope: the loss beside its own usual level, its trend, and steps on which it was not finite.
 
-Only losses that count enter level and trend: finite on all ranks, of steps that were neither
-skipped nor lacked a rank.
+Only losses that count enter level and trend: finite on all ranks that delivered, of steps that were
+not skipped, and of at least half as many ranks as before.
 """
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
@@ -19,6 +19,15 @@ def _deviation(run: RunView) -> Reading:
 
 def _spike_bound(run: RunView) -> Reading:
     return None if run.health.loss is None else run.health.loss.spike_bound
+
+
+def _best(run: RunView) -> Reading:
+    return None if run.health.loss_standing is None else run.health.loss_standing.best
+
+
+def _lost_steps(run: RunView) -> Reading:
+    standing = run.health.loss_standing
+    return None if standing is None else float(standing.lost_steps)
 
 
 def _unskipped(change: StepTransition) -> Reading:
@@ -51,7 +60,8 @@ LOSS_METRICS = (
         unit="{loss}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Loss above which a step is out of the ordinary: the median and some deviations.",
+        help="Loss above which a step is out of the ordinary: the median and some deviations, more "
+        "of them where losses are noisy by themselves.",
         read=_spike_bound,
     ),
     Metric(
@@ -59,9 +69,13 @@ LOSS_METRICS = (
         unit="{step}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
-        thresholds=("loss_spike_deviations", "loss_deviation_floor"),
-        help="Steps whose loss was above the spike bound, as was one of the two losses before; a "
-        "single odd batch is no spike.",
+        thresholds=(
+            "loss_spike_deviations",
+            "loss_spike_noisy_deviations",
+            "loss_deviation_floor",
+        ),
+        help="Steps whose loss was above the spike bound, as was one of the two losses before, or "
+        "both where losses are noisy; a single odd batch is no spike.",
         count=lambda change: float(change.loss_spiking),
     ),
     Metric(
@@ -73,6 +87,33 @@ LOSS_METRICS = (
         help="Rise of the median loss from the 512 losses before the last 512 to those, in median "
         "absolute deviations of the former (of medians of 16 losses); falling is negative.",
         read=lambda run: run.health.loss_trend,
+    ),
+    Metric(
+        name="mp_agent.loss.rising.steps",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("loss_trend_deviations", "loss_deviation_floor"),
+        help="Losses in a row for which mp_agent_loss_trend was above loss_trend_deviations.",
+        read=lambda run: float(run.health.loss_rising_steps),
+    ),
+    Metric(
+        name="mp_agent.loss.best",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Lowest median of 64 losses so far; it does not follow a loss that rises.",
+        read=_best,
+    ),
+    Metric(
+        name="mp_agent.loss.lost.steps",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("loss_deviation_floor", "loss_lost_steps"),
+        help="Losses since the run was found to have lost what it had learned, after an explosion "
+        "or by rising to where it had begun; 0 while it has not, and once it recovered.",
+        read=_lost_steps,
     ),
     Metric(
         name="mp_agent.loss.nonfinite.unskipped.steps",

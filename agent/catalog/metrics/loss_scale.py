@@ -5,15 +5,15 @@ from mp_agent.records.merged import StepTransition
 
 
 def _change_sign(change: StepTransition) -> int:
-    now = change.step.get("loss_scale")
-    before = None if change.previous is None else change.previous.get("loss_scale")
+    now = change.step.loss_scale
+    before = None if change.previous is None else change.previous.loss_scale
     if now is None or before is None:
         return 0
     return (now > before) - (now < before)
 
 
 def _floor_skip(change: StepTransition) -> Reading:
-    scale = change.step.get("loss_scale")
+    scale = change.step.loss_scale
     floor = change.thresholds["loss_scale_floor"]
     return float(change.step.skipped and scale is not None and scale <= floor)
 

@@ -1,4 +1,4 @@
-"""Readings of several optimizers: that of the step count without a label, others with theirs."""
+"""Readings of several optimizers: the run's own without a label, each optimizer's with its."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -6,13 +6,13 @@ from typing import TypeVar
 from mp_agent.catalog.metric import Reading
 
 OPTIMIZER = ("optimizer",)
-"""The optional label of metrics that other optimizers have too."""
+"""The optional label of metrics that each of several optimizers has too."""
 
 View = TypeVar("View")
 
 
 def of_optimizers(
-    main: float | None, others: Mapping[str, View], read: Callable[[View], float | None]
+    main: float | None, optimizers: Mapping[str, View], read: Callable[[View], float | None]
 ) -> Reading:
-    """Return a run's value, and those that `read` finds in the views of other optimizers."""
-    return {(): main, **{(name,): read(view) for name, view in others.items()}}
+    """Return a run's value, and those that `read` finds in the views of its optimizers."""
+    return {(): main, **{(name,): read(view) for name, view in optimizers.items()}}

@@ -29,6 +29,12 @@ def _end_info(run: RunView) -> Reading:
     return {(run.end_reason.name.lower(),): 1.0}
 
 
+def _steps_made(change: StepTransition) -> Reading:
+    """Return the steps since the one before, also those whose records were lost."""
+    before = 0 if change.previous is None else change.previous.sequence
+    return float(max(1, change.step.sequence - before))
+
+
 def _first_nonfinite(run: RunView) -> Reading:
     first = run.first_nonfinite
     if first is None:
@@ -77,6 +83,14 @@ RUN_METRICS = (
         read=_end_info,
     ),
     Metric(
+        name="mp_agent.run.attempts",
+        unit="{attempt}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Attempts of the run that were started on the node of rank 0, restarts included.",
+        read=lambda run: float(run.attempts),
+    ),
+    Metric(
         name="mp_agent.phase.info",
         unit="",
         kind=Kind.INFO,
@@ -94,12 +108,21 @@ RUN_METRICS = (
         read=lambda run: None if run.last is None else float(run.last.step),
     ),
     Metric(
+        name="mp_agent.attempt.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="The same step, counted from 1 in each attempt.",
+        read=lambda run: None if run.last is None else float(run.last.sequence),
+    ),
+    Metric(
         name="mp_agent.steps",
         unit="{step}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
-        help="Attempts to step the optimizer, skipped ones included.",
-        count=lambda change: 1.0,
+        help="Attempts to step the optimizer, skipped ones included, and those whose records were "
+        "lost before they were read.",
+        count=_steps_made,
     ),
     Metric(
         name="mp_agent.last_step.timestamp",
@@ -123,7 +146,8 @@ RUN_METRICS = (
         unit="{loss}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Mean loss over micro-batches and ranks; the last finite one.",
+        help="Loss of a step: the sum over its backwards, the mean over ranks; the last finite "
+        "one.",
         read=lambda run: run.loss,
     ),
     Metric(

@@ -32,6 +32,24 @@ WAITING_METRICS = (
         read=lambda run: run.health.usual_step_seconds,
     ),
     Metric(
+        name="mp_agent.standing",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Time since the run last completed a step, or went from training to evaluation, a "
+        "checkpoint or another phase, or back.",
+        read=lambda run: run.standing_seconds,
+    ),
+    Metric(
+        name="mp_agent.pause.longest",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Longest such time in training that ended, halved every 12 hours: what this run's "
+        "rollouts and unmarked evaluations take.",
+        read=lambda run: run.longest_pause_seconds,
+    ),
+    Metric(
         name="mp_agent.straggler.slowdown",
         unit="{factor}",
         kind=Kind.GAUGE,

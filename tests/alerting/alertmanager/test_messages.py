@@ -1,13 +1,15 @@
 """A real Alertmanager with the shipped configuration: who hears of what, and in what words."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -181,6 +183,44 @@ def test_a_run_that_ended_or_stands_mutes_its_lesser_alerts(
     assert desk.state(alertname=name, run=run, severity=severity) == "active"
 
 
+def test_runs_of_one_name_in_two_namespaces_have_nothing_to_do_with_each_other(desk: Desk) -> None:
+    of_a, of_b = ({"namespace": name} for name in ("team-a", "team-b"))
+    desk.send(
+        _alert("MpAgentRunFailed", "critical", "baseline", labels=of_a),
+        _alert("MpAgentLossSpike", "critical", "baseline", labels=of_a),
+    )
+    desk.send(
+        _alert("MpAgentLossSpike", "warning", "baseline", labels=of_b),
+        _alert("MpAgentRankStraggler", "warning", "baseline", labels=of_b),
+        _alert("MpAgentRankStraggler", "warning", "baseline", labels=of_a),
+    )
+    straggler = {"alertname": "MpAgentRankStraggler", "run": "baseline"}
+    assert desk.state(**straggler, **of_a) == "suppressed"
+    assert desk.state(**straggler, **of_b) == "active"
+    assert desk.state(alertname="MpAgentLossSpike", severity="warning", **of_b) == "active"
+
+
+def test_a_silence_is_of_a_run_with_blanks_in_its_name_and_a_missing_link_is_left_out(
+    desk: Desk,
+) -> None:
+    alert = _alert("MpAgentRunFailed", "critical", "base line +2")
+    del alert["annotations"]["runbook_url"]
+    desk.send(alert)
+    message = _first(lambda: _of_run(desk.inbox.at("/slack"), "base line +2"), "Slack")
+    (attachment,) = message["attachments"]
+    *_, link = attachment["text"].splitlines()
+    assert "+" not in link
+    assert 'run="base line +2"}' in unquote(link)
+    assert "Runbook" not in attachment["text"]
+    mail = _first(
+        lambda: [m for m in desk.inbox.mails if "base line +2" in str(m["Subject"])], "the mail"
+    )
+    page = mail.get_body(("html",)).get_content()
+    (href,) = re.findall(r'href="([^"]*/silences/new[^"]*)"', page)
+    assert "+" not in unescape(href) and "%20" in href
+    assert 'run="base line +2"}' in unquote(unescape(href))
+
+
 _FULL = _alert(
     "MpAgentRankNonFinite",
     "critical",
@@ -229,12 +269,14 @@ def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(told: 
         "*Where:* cluster west, namespace ml, run llama-7b, rank 3, layer blocks.7.mlp, "
         "since step 1234, 2026-01-02 03:04:05 UTC",
         "*What to do:* Look at rank 3's data. Then at its GPU.",
-        f"<{_RUNBOOKS}/mpagentranknonfinite|Runbook> · "
+        f"<{_RUNBOOKS}/mpagentranknonfinite|Runbook> "
         "<https://grafana.example/d/mp-agent-run?var-run=llama-7b|Dashboard>",
     ]
-    silence = unquote_plus(lines[-1])
-    assert 'cluster="west", namespace="ml", run="llama-7b"}' in silence
-    assert silence.endswith("|Silence this run>")
+    link = lines[-1]
+    # Alertmanager's page takes a plus as it stands, so that a blank has to be %20.
+    assert "+" not in link
+    assert 'cluster="west",namespace="ml",run="llama-7b"}' in unquote(link)
+    assert link.endswith("|Silence this run>")
     assert "\n\n\n" not in attachment["text"]
 
 

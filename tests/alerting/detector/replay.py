@@ -68,7 +68,7 @@ def tracks_of(example: Example, values: Values) -> Tracks:
     """Return the example's series as promtool is given them, without the labels of the run."""
     found = {}
     for track in _tracks(example):
-        labels = {name: label_text(value, values) for name, value in track.labels.items()}
+        labels = {name: label_text(value) for name, value in track.labels.items()}
         key = tuple(sorted({"instance": TARGET["instance"], **labels}.items()))
         found[track.name, key] = _samples(track, example, values)
     return found

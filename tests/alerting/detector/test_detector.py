@@ -96,12 +96,14 @@ class TestFindings:
 
     def test_each_value_of_a_kept_label_is_a_finding(self):
         when = Compare(Series(metric=metrics.PHASE, keep=("phase",)), ">", Number(0))
-        detector = Detector([condition_of(when)], values_in_force())
-        for now_seconds, phases in enumerate(("ab", "bc")):
+        detector, told = Detector([condition_of(when)], values_in_force()), []
+        for now_seconds, phases in ((0, "ab"), (1, "bc"), (181, "bc")):
             readings = [((PHASE, (("phase", phase),)), 1.0) for phase in phases]
             detector.readings.take(readings, now_seconds)
             found = [(c.firing, c.finding.labels["phase"]) for c in detector.evaluate(now_seconds)]
-        assert found == [(True, "c"), (False, "a")]
+            told.append(found)
+        # What ends is kept for as long as a failed scrape may hide it.
+        assert told == [[(True, "a"), (True, "b")], [(True, "c")], [(False, "a")]]
         assert [finding.labels for finding in detector.findings] == [{"phase": "b"}, {"phase": "c"}]
 
     def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch):

@@ -116,10 +116,9 @@ def gauges(draw: st.DrawFn) -> list[Value]:
 
 
 @st.composite
-def counters(draw: st.DrawFn) -> list[Value]:
-    """A counter that may be seen late, and then begin with any value; resets come later on."""
+def counters(draw: st.DrawFn, begins: int) -> list[Value]:
+    """A counter that is seen from a minute on, beginning with any value; resets come later on."""
     increments = draw(st.lists(st.sampled_from([0, 0, 0, 1, 4]), min_size=41, max_size=41))
-    begins = draw(st.sampled_from([0, 0, 3, 9]))
     reset_at = draw(st.sampled_from([None, None, 30]))
     total, values = draw(st.integers(0, 3)), []
     for minute, increment in enumerate(increments):
@@ -130,14 +129,17 @@ def counters(draw: st.DrawFn) -> list[Value]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Tracks:
-    phase = metrics.PHASE.prometheus_name
+    phase, begins = metrics.PHASE.prometheus_name, draw(st.sampled_from([0, 0, 3, 9]))
     found: Tracks = {
+        (metrics.COUNTING.prometheus_name, ()): [
+            None if minute < begins else 60.0 * (minute - begins) for minute in range(MINUTES + 1)
+        ],
         (metrics.LOSS.prometheus_name, ()): draw(gauges()),
         (metrics.LOSS_SCALE.prometheus_name, ()): draw(gauges()),
-        (metrics.SKIPPED_STEPS.prometheus_name, ()): draw(counters()),
-        (metrics.STEPS.prometheus_name, ()): draw(counters()),
+        (metrics.SKIPPED_STEPS.prometheus_name, ()): draw(counters(begins)),
+        (metrics.STEPS.prometheus_name, ()): draw(counters(begins)),
     }
-    for name in draw(st.sets(st.sampled_from(["eval", "forward", "100"]))):
+    for name in draw(st.sets(st.sampled_from(["eval", "forward", "high"]))):
         found[phase, (("phase", name),)] = draw(gauges())
     return found
 
@@ -229,31 +231,50 @@ def test_prometheus_comes_to_the_same_result_on_random_series(
     assert_passes(server("promtool"), file)
 
 
-def counted(values: dict[int, float], minute: int) -> float:
-    """Return what `_SKIPS` is at a minute, given the counter's value at those it was seen at."""
+def counted(
+    values: dict[int, float], minute: int, *, began: int = 0, instances: tuple[str, ...] = ("",)
+) -> float:
+    """Return what `_SKIPS` is at a minute, given the counter's value at those it was seen at.
+
+    began: the minute since which the node agent has been counting. instances: targets by which the
+    same node agent is scraped.
+    """
     readings = Readings(period_seconds=10.0)
     skips = Interpreter(readings, _VALUES).interpret(_SKIPS)
     for time in range(minute + 1):
-        found = (
-            {(metrics.SKIPPED_STEPS.prometheus_name, ()): values[time]} if time in values else {}
-        )
-        readings.take(found.items(), time * 60.0)
+        at = {
+            metrics.SKIPPED_STEPS.prometheus_name: values.get(time),
+            metrics.COUNTING.prometheus_name: 60.0 * (time - began) if time in values else None,
+        }
+        found = [
+            ((name, (("instance", instance),)), value)
+            for name, value in at.items()
+            for instance in instances
+            if value is not None
+        ]
+        readings.take(found, time * 60.0)
     return skips.evaluate(Moment(minute * 60.0))[()]
 
 
-def test_a_counter_that_comes_back_within_an_hour_is_no_news():
+def test_a_counter_that_comes_back_is_no_news_however_long_it_was_away():
     seen = dict.fromkeys((*range(5), *range(50, 60)), 7.0)
     assert counted(seen, 51) == 0
     assert counted({**seen, 51: 9.0}, 51) == 2
+    assert counted(dict.fromkeys((*range(5), *range(200, 210)), 7.0), 201) == 0
 
 
-def test_a_counter_that_comes_back_after_hours_counts_from_0():
-    seen = dict.fromkeys((*range(5), *range(200, 210)), 7.0)
-    assert counted(seen, 201) == 7
+def test_a_counter_that_is_first_seen_counts_from_0_only_while_its_agent_is_young():
+    seen = {20: 3.0, 21: 4.0}
+    assert counted(seen, 21, began=18) == 4
+    assert counted(seen, 21, began=-600) == 1
 
 
 def test_a_counter_that_is_born_and_reset_within_the_window_counts_both_parts():
     assert counted({1: 3.0, 2: 4.0, 3: 1.0}, 3) == 5
+
+
+def test_a_target_that_is_scraped_twice_counts_once():
+    assert counted({0: 0.0, 1: 3.0}, 1, instances=("a", "b")) == 3
 
 
 def test_extremes_between_two_judgements_are_judged():

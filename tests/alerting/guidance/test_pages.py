@@ -94,7 +94,7 @@ def test_the_reference_lists_every_alert_threshold_and_duration() -> None:
 
 def test_the_numbers_of_a_site_reach_page_and_reference() -> None:
     values = values_in_force({"grad_norm_high": 51}, {"stall_window": 61})
-    assert 'bound="51"' in runbook_pages(values)[f"{RUNBOOKS}/mpagentgradientexplosion.md"]
+    assert "> 61" in runbook_pages(values)[f"{RUNBOOKS}/mpagentrunstalled.md"]
     assert "`grad_norm_high` = 51:" in render_reference(values)
     assert "`stall_window` = 1m1s:" in render_reference(values)
 

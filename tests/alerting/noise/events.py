@@ -87,9 +87,13 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True)
 class Vanish:
-    """The nodes are gone, with ranks, node agents and their places among the targets."""
+    """The nodes are gone, with ranks, node agents and their places among the targets.
+
+    listed: discovery does not notice, and the scrapes of their targets fail.
+    """
 
     nodes: tuple[int, ...] = (0,)
+    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class Scenario:
     expected: Mapping[str, str] = field(default_factory=dict)
     tolerated: Mapping[str, str] = field(default_factory=dict)
     minutes: float = 50.0
+    layers: tuple[str, ...] = LAYERS
 
     @property
     def healthy(self) -> bool:

@@ -15,6 +15,7 @@ from tests.alerting.noise.events import (
     Fault,
     Kill,
     Pause,
+    Relaunch,
     Scenario,
     Vanish,
 )
@@ -151,6 +152,74 @@ def _diverging(random: Random) -> Events:
         yield training.step()
 
 
+def _destroyed(random: Random) -> Events:
+    """The learning rate is suddenly 3000 times what it was; the loss goes up for good.
+
+    Steps are fast and clipped, and norms and loss stay where the jump has brought them.
+    """
+    training = Training(random=random, seconds=0.4, loss=10.0, final_loss=2.6, steps_to_learn=300)
+    yield from training.steps(1500)
+    yield Fault()
+    training.learning_rate *= 3000
+    yield training.step()
+    training.norm = 4000.0
+    while True:
+        yield training.step(loss=300.0 + random.gauss(0, 20))
+
+
+def _crept_back(random: Random) -> Events:
+    """The loss creeps up to where it had begun, with norms that are hardly larger than usual."""
+    training = Training(random=random, seconds=0.5, loss=10.0, final_loss=3.0, steps_to_learn=400)
+    yield from training.steps(2500)
+    yield Fault()
+    while True:
+        training.final_loss = min(10.4, training.final_loss + 7.4 / 4000)
+        yield training.step()
+
+
+def _nothing_trained(random: Random) -> Events:
+    """All labels are masked: loss and gradients are exactly 0."""
+    training, before = _trained(random)
+    yield from before
+    zeros = {"zero_elements": 1000.0, "abs_max": 0.0, "sum_squares": 0.0}
+    yield from training.forever(loss=0.0, norm=0.0, of_layer=dict.fromkeys(LAYERS, zeros))
+
+
+def _rate_zero(random: Random) -> Events:
+    """The schedule has ended, the run has not."""
+    training, before = _trained(random)
+    yield from before
+    training.learning_rate = 0.0
+    yield from training.forever()
+
+
+def _clipped_scaled(random: Random) -> Events:
+    """unscale_ is forgotten: clipping sees the norm times the loss scale, at every step."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    while True:
+        step = training.step()
+        seen = {"clip_max_norm": 1.0, "clip_norm": step.norm * (step.scale or 1.0)}
+        yield replace(step, of_rank={0: seen})
+
+
+def _left_out(random: Random) -> Events:
+    """Without a scaler every step is non-finite from now on, and the trainer leaves it out."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(nan_elements=400.0, skipped=True)
+
+
+def _one_layer(random: Random) -> Events:
+    """A layer's gradient grows a thousandfold; beside the others it is still small."""
+    training, before = _trained(random)
+    small = {"sum_squares": 1e-8, "abs_max": 1e-5}
+    yield from (replace(s, of_layer={"head.weight": small}) if s is not before[-1] else s
+                for s in before)  # fmt: skip
+    large = {"sum_squares": 1e-2, "abs_max": 1e-2}
+    yield from training.forever(of_layer={"head.weight": large})
+
+
 def _straggler(random: Random) -> Events:
     """Rank 2 needs twice as long as the others before it can reduce."""
     training, before = _trained(random)
@@ -230,6 +299,27 @@ def _killed(random: Random) -> Events:
     yield Pause(phase=Phase.ENDED, seconds=_WITHOUT_END)
 
 
+def _crash_loop(random: Random) -> Events:
+    """Each attempt ends at the same step, and a launcher starts the next."""
+    yield Fault()
+    while True:
+        yield from Training(random=random, seconds=2.0).minutes(1.5)
+        yield Relaunch(30)
+
+
+def _dead_but_listed(random: Random) -> Events:
+    _, before = _trained(random)
+    yield from before
+    yield Vanish(listed=True)
+    yield Pause(phase=Phase.FORWARD, seconds=_WITHOUT_END)
+
+
+def _hung_start(random: Random) -> Events:
+    """A rank never gets beyond its start."""
+    yield Fault()
+    yield Pause(phase=Phase.STARTING, seconds=_WITHOUT_END)
+
+
 def _vanished(random: Random) -> Events:
     _, before = _trained(random)
     yield from before
@@ -245,8 +335,68 @@ FAULTS = (
         expected={
             "MpAgentGradientExplosion": "critical",
             "MpAgentLossSpike": "warning",
-            "MpAgentLossDiverging": "warning",
+            "MpAgentLossDiverging": "critical",
         },
+    ),
+    Scenario(
+        name="destroyed",
+        what="the learning rate jumps, and the loss goes from 2.6 to 300 for good",
+        script=_destroyed,
+        expected={
+            "MpAgentGradientExplosion": "critical",
+            "MpAgentLossDiverging": "critical",
+            "MpAgentLearningRateJump": "warning",
+        },
+        tolerated={"MpAgentLossSpike": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="crept-back",
+        what="the loss creeps from 3 back to 10, the norms as usual",
+        script=_crept_back,
+        expected={"MpAgentLossDiverging": "critical"},
+        tolerated={"MpAgentLossSpike": "warning"},
+        minutes=70,
+    ),
+    Scenario(
+        name="nothing-trained",
+        what="loss and gradients are exactly 0",
+        script=_nothing_trained,
+        expected={"MpAgentNothingTrained": "critical"},
+        tolerated={
+            "MpAgentGradientVanishing": "critical",
+            "MpAgentLayerGradientDead": "warning",
+            "MpAgentGradientUnderflow": "warning",
+        },
+        minutes=75,
+    ),
+    Scenario(
+        name="rate-zero",
+        what="the learning rate is 0, and steps go on",
+        script=_rate_zero,
+        expected={"MpAgentNothingTrained": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="clipped-scaled",
+        what="clipping before unscale_",
+        script=_clipped_scaled,
+        facts=FP16,
+        expected={"MpAgentClippingBeforeUnscale": "warning"},
+    ),
+    Scenario(
+        name="left-out",
+        what="every step is non-finite and left out, without a scaler",
+        script=_left_out,
+        expected={"MpAgentGradientNonFinite": "critical"},
+        tolerated={"MpAgentOverflowRatioHigh": "critical"},
+    ),
+    Scenario(
+        name="one-layer",
+        what="one layer's gradient grows a thousandfold",
+        script=_one_layer,
+        expected={"MpAgentLayerGradientExplosion": "warning"},
+        minutes=60,
     ),
     Scenario(
         name="high-norms",
@@ -332,6 +482,26 @@ FAULTS = (
         what="the node is gone",
         script=_vanished,
         expected={"MpAgentRunVanished": "warning"},
+    ),
+    Scenario(
+        name="dead-but-listed",
+        what="the node is gone, and its target still listed",
+        script=_dead_but_listed,
+        expected={"MpAgentRunVanished": "warning"},
+    ),
+    Scenario(
+        name="crash-loop",
+        what="each attempt ends after a minute and a half",
+        script=_crash_loop,
+        expected={"MpAgentRunRestarting": "critical"},
+        minutes=25,
+    ),
+    Scenario(
+        name="hung-start",
+        what="a start that never comes to training",
+        script=_hung_start,
+        expected={"MpAgentRunStalled": "critical"},
+        minutes=65,
     ),
     Scenario(
         name="drifting-down",

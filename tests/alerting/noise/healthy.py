@@ -6,6 +6,7 @@ from random import Random
 
 from mp_agent.records.steps import EndReason, Phase
 from tests.alerting.noise.events import (
+    LAYERS,
     End,
     Event,
     Pause,
@@ -20,6 +21,11 @@ Events = Iterator[Event]
 FP16 = {"precision": "fp16", "scaler": "gradscaler"}
 FP32 = {"precision": "fp32"}
 LONG_AGO = 90_000
+EXPERT_LAYERS = (
+    *LAYERS,
+    "blocks.1.attention.key.bias",
+    *(f"blocks.0.expert{number}.weight" for number in range(6)),
+)
 
 
 def _bf16(random: Random) -> Events:
@@ -211,6 +217,58 @@ def _first_compilation(random: Random) -> Events:
     yield from training.forever()
 
 
+def _summed_loss(random: Random) -> Events:
+    """A loss that is a sum: norms of thousands since the first step, not clipped."""
+    training = Training(random=random, norm=4000.0, norm_spread=0.4, clip=None, loss=9000.0,
+                        final_loss=3000.0, loss_noise=200.0)  # fmt: skip
+    yield from training.forever()
+
+
+def _tiny_units(random: Random) -> Events:
+    """A loss in tiny units: norms of 3e-7 since the first step."""
+    training = Training(random=random, norm=3e-7, clip=None, loss=4e-6, final_loss=1e-6,
+                        loss_noise=1e-7)  # fmt: skip
+    yield from training.forever()
+
+
+def _policy(random: Random) -> Events:
+    """PPO: a loss about 0 with heavy tails, norms that jump."""
+    training = Training(random=random, norm_spread=0.6, clip=0.5, seconds=2.0)
+    while True:
+        tail = random.gauss(0, 1) / max(0.15, abs(random.gauss(0, 1)))
+        yield training.step(loss=0.02 + 0.05 * tail)
+
+
+def _diffusion(random: Random) -> Events:
+    """Diffusion: the loss depends on the drawn noise level more than on the model."""
+    training = Training(random=random, norm_spread=0.5, seconds=2.0)
+    while True:
+        yield training.step(loss=random.lognormvariate(-2.5, 1.1))
+
+
+def _curriculum(random: Random) -> Events:
+    """Harder data after a while: the loss rises at once and falls again from there."""
+    training = Training(random=random, loss=6.0, final_loss=2.0, steps_to_learn=400)
+    yield from training.steps(600)
+    training.made, training.loss, training.final_loss = 0, 3.4, 2.4
+    yield from training.forever()
+
+
+def _experts(random: Random) -> Events:
+    """Experts that no token is routed to at times, and key biases that softmax cancels."""
+    training = Training(random=random, seconds=2.0)
+    step = 0
+    while True:
+        step += 1
+        noise = 10 ** random.uniform(-14, -9)
+        bias = {"abs_max": noise, "sum_squares": noise**2, "zero_elements": 0.0}
+        zeros = {"abs_max": 0.0, "sum_squares": 0.0, "zero_elements": 1000.0}
+        idle = {"embed.weight": {"zero_elements": 700.0 if step < 900 else 960.0}}
+        if step // 300 % 2:
+            idle["blocks.0.expert3.weight"] = zeros
+        yield training.step(of_layer={"blocks.1.attention.key.bias": bias, **idle})
+
+
 _LOW_BY_NATURE = {"MpAgentLossScaleLow": "warning"}
 """A scale below 1024 after calibration is what that alert is about, whatever the reason."""
 
@@ -287,5 +345,29 @@ HEALTHY = (
     ),
     Scenario(name="slow-loader", what="90-second waits for data", script=_slow_loader, ranks=4),
     Scenario(name="sparse-layers", what="layers full of zeros", script=_sparse_layers, facts=FP16),
+    Scenario(name="summed-loss", what="a loss that is a sum", script=_summed_loss),
+    Scenario(
+        name="tiny-units",
+        what="a loss in tiny units",
+        script=_tiny_units,
+        tolerated={"MpAgentGradientVanishing": "info"},
+    ),
+    Scenario(name="policy", what="PPO's loss about 0 with heavy tails", script=_policy),
+    Scenario(name="diffusion", what="a loss of diffusion", script=_diffusion),
+    Scenario(
+        name="curriculum",
+        what="harder data after some minutes",
+        script=_curriculum,
+        minutes=75,
+        tolerated={"MpAgentLossSpike": "warning", "MpAgentLossDiverging": "warning"},
+    ),
+    Scenario(
+        name="experts",
+        what="experts without tokens, key biases, a sparse embedding",
+        script=_experts,
+        facts=FP16,
+        minutes=60,
+        layers=EXPERT_LAYERS,
+    ),
     Scenario(name="compiling", what="a first step of 8 minutes", script=_first_compilation),
 )

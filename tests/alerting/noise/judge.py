@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 
 from mp_agent.alerting.promql import number_text, quoted
@@ -21,6 +21,8 @@ _FIRST_FIRED = (
 )
 _FOUND = re.compile(r"\{([^{}]*)\} ([-+0-9.Ee]+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+_LOT = 18
+"""Runs that one promtool judges."""
 _SEVERITIES = [severity.value for severity in Severity]
 
 RULES = render_rules(values_in_force())
@@ -69,11 +71,13 @@ class Verdict:
 
 
 def judge(recordings: Sequence[Recording], promtool: Path, directory: Path) -> list[Verdict]:
-    """Return what the rules say of each run, in two lots at a time: the short ones and the long."""
+    """Return what the rules say of each run, two lots at a time, the short ones first.
+
+    promtool refuses a query over too many samples, so a lot holds some of the runs only.
+    """
     (directory / RULES_FILE).write_text(RULES)
     ordered = sorted(recordings, key=lambda recording: recording.scrapes)
-    half = len(ordered) // 2
-    lots = [lot for lot in (ordered[:half], ordered[half:]) if lot]
+    lots = [ordered[first : first + _LOT] for first in range(0, len(ordered), _LOT)]
     with ThreadPoolExecutor(2) as pool:
         return [
             verdict
@@ -129,14 +133,23 @@ def _notation(series: Series) -> str:
 
 
 def _samples(values: Sequence[float | None]) -> str:
-    """Return samples in promtool's notation; where a series ends it goes stale, as a scrape's."""
+    """Return samples in promtool's notation; where a series ends it goes stale, as a scrape's.
+
+    NaN stands for a sample that nobody took: the series does not end there.
+    """
     words: list[str] = []
     index, previous = 0, False
     while index < len(values):
         value, start = values[index], index
-        while index < len(values) and values[index] == value:
+        unseen = value is not None and isnan(value)
+        while index < len(values) and (
+            values[index] == value or (unseen and _is_nan(values[index]))
+        ):
             index += 1
         count = index - start
+        if unseen:
+            words.append(f"_x{count}")
+            continue
         if value is None:
             if previous:
                 words.append("stale")
@@ -148,6 +161,10 @@ def _samples(values: Sequence[float | None]) -> str:
             words.append(f"{text}x{count - 1}" if count > 1 else text)
         previous = value is not None
     return " ".join(words)
+
+
+def _is_nan(value: float | None) -> bool:
+    return value is not None and isnan(value)
 
 
 def _fired(output: str) -> dict[str, dict[str, dict[str, float]]]:

@@ -31,7 +31,6 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.builders import make_identity
 from tests.alerting.noise.events import (
-    LAYERS,
     Count,
     CutOff,
     End,
@@ -112,7 +111,9 @@ class _Node:
         self.target = (("instance", f"{scenario.name}-{number}:9464"), ("job", "train"))
         self.cut_off = False
         self.gone_at = inf
-        """When the target is no longer listed."""
+        """When the node agent is gone."""
+        self.listed = False
+        """Whether its target is scraped all the same, and fails."""
         self._builder = SnapshotBuilder(resolve({}), settings.max_series)
 
     def report_to(self, root: "_Node") -> None:
@@ -171,9 +172,10 @@ class _Player:
                 self._unreachable_until = self._seconds + seconds
             case CutOff(node):
                 self._nodes[node].cut_off = True
-            case Vanish(nodes):
+            case Vanish(nodes, listed):
                 for node in nodes:
                     self._nodes[node].gone_at = self._seconds
+                    self._nodes[node].listed = listed
                     self._nodes[node].cut_off = True
                 self._bury(tuple(r for r in self._ranks if self._node_of(r).number in nodes))
             case Fault():
@@ -208,10 +210,14 @@ class _Player:
                 local_world_size=local,
                 node_rank=node.number,
                 attempt=self._attempt,
-                created_unix_ns=1_000_000 * (self._attempt + 1) + number,
+                created_unix_ns=round((_START_UNIX_SECONDS + self._seconds) * 1e9) + number,
             )
             path = locations.ring_path(node.run_dir, identity)
-            rank = _Rank(RingWriter.create(path, identity), _schema(self._scenario, number))
+            rank = _Rank(
+                RingWriter.create(path, identity),
+                _schema(self._scenario, number),
+                self._scenario.layers,
+            )
             rank.ring.write_schema(rank.schema)
             rank.ring.stamp(Phase.FORWARD, sequence=1)
             self._ranks[number] = rank
@@ -241,6 +247,8 @@ class _Player:
         reached = self._seconds >= self._unreachable_until
         nodes = [node for node in self._nodes if self._seconds < node.gone_at]
         self._poll(nodes)
+        for node in (node for node in self._nodes if node.listed and node not in nodes):
+            self.recording.add(self._tick, ("up", node.target), 0.0)
         for node in nodes:
             self.recording.add(self._tick, ("up", node.target), float(reached))
             for (name, labels), value in node.samples(self._seconds) if reached else ():
@@ -258,15 +266,16 @@ class _Player:
 
 
 class _Rank:
-    def __init__(self, ring: RingWriter, schema: Schema) -> None:
+    def __init__(self, ring: RingWriter, schema: Schema, layers: tuple[str, ...]) -> None:
         self.ring = ring
+        self.layers = layers
         self.schema = schema
         self.sequence = 0
 
     def write(self, step: Step, number: int, time_unix_seconds: float) -> None:
         self.sequence += 1
         norm = step.norm_of_rank.get(number, step.norm)
-        of_share = _gradients(replace(step, norm=norm), _ELEMENTS * len(LAYERS))
+        of_share = _gradients(replace(step, norm=norm), _ELEMENTS * len(self.layers))
         record = StepRecord(
             sequence=self.sequence,
             step=self.sequence if step.step is None else step.step,
@@ -276,7 +285,7 @@ class _Rank:
         )
         self.ring.write_step(record)
         if self.sequence % (10 if self.sequence <= 100 else 100) == 0:
-            rows = np.stack([_layer(step, name) for name in LAYERS])
+            rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
             self.ring.write_layers(LayerTable(sequence=self.sequence, rows=rows))
         self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
 
@@ -288,7 +297,9 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
         step_columns=STEP_COLUMN_NAMES,
         gradient_columns=GRADIENT_COLUMN_NAMES,
         shares=(share,),
-        layers=tuple(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in LAYERS),
+        layers=tuple(
+            Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers
+        ),
         facts=tuple({**facts, **scenario.facts}.items()),
     )
 
@@ -327,10 +338,10 @@ def _gradients(step: Step, elements: float) -> FloatArray:
     return _row(_GRADIENT_INDEX, columns, 0.0)
 
 
-def _layer(step: Step, name: str) -> FloatArray:
+def _layer(step: Step, name: str, layers: int) -> FloatArray:
     whole = {key: float(value) for key, value in zip(
         GRADIENT_COLUMN_NAMES, _gradients(step, _ELEMENTS), strict=True)}  # fmt: skip
-    whole["sum_squares"] /= len(LAYERS)
+    whole["sum_squares"] /= layers
     return _row(_GRADIENT_INDEX, {**whole, **step.of_layer.get(name, {})}, 0.0)
 
 

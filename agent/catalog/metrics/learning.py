@@ -1,0 +1,49 @@
+"""Run scope: whether steps can have taught the model anything."""
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import RunView
+
+
+def _untrained(run: RunView) -> Reading:
+    return {(reason,): float(steps) for reason, steps in run.health.untrained.items()}
+
+
+def _repeated(change: StepTransition) -> Reading:
+    """Leave out those on which the weights were updated: `nonfinite.updates` counts them."""
+    repeated = change.nonfinite_gradient_steps >= change.thresholds["nonfinite_gradients"]
+    return float(change.step.skipped and repeated)
+
+
+LEARNING_METRICS = (
+    Metric(
+        name="mp_agent.untrained.steps",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("reason",),
+        help="Steps in a row that can have taught the model nothing: `all gradients 0`, `no "
+        "gradients`, `learning rate 0`, `constant loss`, `loss 0 with non-finite gradients`.",
+        read=_untrained,
+    ),
+    Metric(
+        name="mp_agent.grad.nonfinite.repeated.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        thresholds=("nonfinite_gradients",),
+        help="Skipped steps with non-finite gradients, from the third in a row on; without those "
+        "on which a scaler lowers its scale.",
+        count=_repeated,
+    ),
+    Metric(
+        name="mp_agent.learning_rate.jumps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        thresholds=("learning_rate_jump",),
+        help="Steps whose learning rate was ten times the highest before, after the first 100; the "
+        "first change within 1000 steps counts only if the loss or norms leave their usual range.",
+        count=lambda change: float(change.rate_jumped),
+    ),
+)

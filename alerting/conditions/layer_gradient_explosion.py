@@ -1,0 +1,75 @@
+"""MpAgentLayerGradientExplosion."""
+
+from mp_agent.alerting import metrics
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.signals import Series
+
+_EXPLODING = Series(metric=metrics.LAYERS_EXPLODING)
+_NAMED = (
+    "1 layer(s) of run demo had a gradient norm of more than <layer_growth> times their usual one "
+    "in the last <layer_dead_samples> samples, while most layers had not."
+)
+
+_ONE_LAYER = Example(
+    title="one layer that explodes while the norm of the whole model stays small",
+    minutes=46,
+    tracks=(
+        Track(metrics.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),
+        Track(
+            metrics.EXPLODING_LAYER,
+            (*flat(None, 10), *flat(1, 20), "stale"),
+            {"layer": "blocks.4.attention.out.weight"},
+        ),
+    ),
+    fires={Severity.WARNING: f"{_NAMED} Among them: blocks.4.attention.out.weight."},
+    at=29,
+    not_yet=(9, 45),
+)
+
+_OUTLASTED = Example(
+    title="a layer that exploded for some minutes, right after",
+    minutes=36,
+    tracks=(Track(metrics.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),),
+    fires={Severity.WARNING: _NAMED},
+    at=35,
+)
+
+_NONE = Example(
+    title="layers that all grow, of which none is counted",
+    minutes=15,
+    tracks=(Track(metrics.LAYERS_EXPLODING, (0,)),),
+)
+
+LAYER_GRADIENT_EXPLOSION = Condition(
+    name="MpAgentLayerGradientExplosion",
+    summary="The gradient of a layer is exploding.",
+    meaning="The layer takes most of each update, or of what clipping leaves of it: the others "
+    "hardly learn, and the layer's weights leave the range in which it works.",
+    confirm="mp_agent_exploding_layer_info names the layers; plot their mp_agent_layer_grad_norm "
+    "beside mp_agent_grad_norm.",
+    remedies=(
+        "Look at the layer's inputs and weights: a missing normalisation before it, or weights "
+        "that have grown, are the usual reasons.",
+        "Give the layer a lower learning rate or a clipping of its own until it is found.",
+    ),
+    why="The norm of the whole model hides a layer whose own gradient is small beside the sum; "
+    "measured by its own past, its growth shows long before the sum grows.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_EXPLODING),
+            keep=duration("layer_keep"),
+            description="{value|count} layer(s) of run {run} had a gradient norm of more than "
+            "<layer_growth> times their usual one in the last <layer_dead_samples> samples, while "
+            "most layers had not.{mp_agent_exploding_layer_info| Among them: |layer}",
+            reason="It does not wait, since the samples in a row are its patience; it outlasts "
+            "some looks, between which layers come and go.",
+        ),
+    ),
+    firing=(_ONE_LAYER, _OUTLASTED),
+    quiet=(_NONE,),
+)
