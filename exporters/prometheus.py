@@ -17,6 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
+from mp_agent.records.text import as_utf8
 
 
 class SnapshotCollector(Collector):
@@ -36,8 +37,13 @@ def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
     """Return the exposition and its content type, in the format that `accept` prefers."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SnapshotCollector(snapshot))
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    encode, chosen = choose_encoder(accept)
+    return encode(registry), chosen
+
+
+def content_type(accept: str = "") -> str:
+    """Return the content type of the format that `accept` prefers."""
+    return choose_encoder(accept)[1]
 
 
 def _numbers(
@@ -59,7 +65,7 @@ def _info(family: Family) -> Metric:
         labels=family.metric.label_names,
     )
     for sample in family.samples:
-        exposed.add_metric(sample.labels, {})
+        exposed.add_metric(_labels(family, sample), {})
     return exposed
 
 
@@ -72,7 +78,7 @@ def _histogram(family: Family) -> Metric:
             raise TypeError(f"{exposed.name}: {sample.value!r} is not a histogram")
         bounds = map(floatToGoString, sample.value.bounds)
         buckets = list(zip(bounds, sample.value.cumulative_counts, strict=True))
-        exposed.add_metric(sample.labels, buckets, sample.value.sum)
+        exposed.add_metric(_labels(family, sample), buckets, sample.value.sum)
     return exposed
 
 
@@ -82,7 +88,7 @@ def _labels(family: Family, sample: Sample) -> tuple[str, ...]:
     optional = len(family.metric.optional_labels)
     while optional and not sample.labels[count - 1]:
         count, optional = count - 1, optional - 1
-    return sample.labels[:count]
+    return tuple(map(as_utf8, sample.labels[:count]))
 
 
 def _number(sample: Sample) -> float:

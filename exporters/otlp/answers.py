@@ -27,8 +27,10 @@ _RESPONSES: dict[Signal, tuple[Any, str]] = {
 _PROTOBUF = "application/x-protobuf"
 _WEB_PAGE = "text/html"
 _EXPLANATION_CHARACTERS_MAX = 200
-_MAY_CHANGE = {408, 429}
-"""Statuses of the 4xx range after which the same request may be accepted later."""
+_MAY_CHANGE = {429, 502, 503, 504}
+"""Statuses after which the same request may be sent again; after no other, says OTLP/HTTP."""
+_OF_THE_CONTENT = {400, 413, 422}
+"""Statuses that may be due to a part of what was sent."""
 
 
 class RefusedError(requests.RequestException):
@@ -43,6 +45,10 @@ class CheckedSession(requests.Session):
         self._signal = signal
         self.refused_for_good = False
         """Whether the last answer says that sending the same again is of no use."""
+        self.perhaps_in_part = False
+        """Whether it may say so because of a part of what was sent."""
+        self.rejected = 0
+        """How many points, records or spans the last answer rejects of a request that was taken."""
         self.retry_after_seconds = 0.0
         """How long the last answer asks to wait."""
         self.explanation = ""
@@ -51,7 +57,8 @@ class CheckedSession(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Send; without an answer nothing of an earlier one holds any more."""
-        self.refused_for_good = False
+        self.refused_for_good = self.perhaps_in_part = False
+        self.rejected = 0
         self.retry_after_seconds = 0.0
         self.explanation = ""
         return super().send(request, **options)
@@ -65,7 +72,8 @@ class CheckedSession(requests.Session):
 
     def _check(self, response: requests.Response, **arguments: object) -> None:
         status = response.status_code
-        self.refused_for_good = 300 <= status < 500 and status not in _MAY_CHANGE
+        self.refused_for_good = status >= 300 and status not in _MAY_CHANGE
+        self.perhaps_in_part = status in _OF_THE_CONTENT
         self.retry_after_seconds = _retry_after_seconds(response.headers)
         if 300 <= status < 400:
             raise RefusedError(f"answered {status}, a redirect: is the endpoint right?")
@@ -87,7 +95,7 @@ class CheckedSession(requests.Session):
             raise RefusedError("answered with what is no OTLP") from None
         if rejected := getattr(partial, rejected_field):
             # What was taken would be there twice.
-            self.refused_for_good = True
+            self.refused_for_good, self.rejected = True, rejected
             raise RefusedError(f"took all but {rejected}: {partial.error_message}")
 
 

@@ -11,8 +11,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from mp_agent.exporters.otlp.metrics_data import SCOPE, encodable, unix_ns
+from mp_agent.exporters.otlp.metrics_data import SCOPE, unix_ns
 from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.text import as_utf8
 
 EVENT_NAME = "mp_agent.condition"
 
@@ -39,7 +40,7 @@ def _log_record(event: ConditionEvent) -> LogRecord:
         timestamp=unix_ns(event.time_unix_seconds),
         severity_number=_SEVERITIES.get(event.state, SeverityNumber.ERROR),
         severity_text=event.condition.severity.upper() if event.state == "firing" else "INFO",
-        body=encodable(event.condition.description or event.condition.summary),
+        body=as_utf8(event.condition.description or event.condition.summary),
         attributes=dict(_attributes(event)),
         event_name=EVENT_NAME,
     )
@@ -58,7 +59,7 @@ def _span(event: ConditionEvent, resource: Resource) -> ReadableSpan:
             trace_flags=TraceFlags(TraceFlags.SAMPLED),
         ),
         resource=resource,
-        attributes={"run": encodable(event.condition.run)},
+        attributes={"run": as_utf8(event.condition.run)},
         events=[Event(EVENT_NAME, attributes=attributes, timestamp=moment)],
         start_time=moment,
         end_time=moment,
@@ -84,7 +85,7 @@ def _attributes(event: ConditionEvent) -> Mapping[str, str | int | float]:
         "remedy": condition.remedy,
     }
     return {
-        name: encodable(value) if isinstance(value, str) else value
+        name: as_utf8(value) if isinstance(value, str) else value
         for name, value in known.items()
         if value != "" and not (isinstance(value, float) and not isfinite(value))
     }

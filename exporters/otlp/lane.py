@@ -74,6 +74,7 @@ class Lane:
         self._push: Push | None = None
         self._lost: list[Push] = []
         self._failures = 0
+        self._rejected = 0
         self._failing = False
         self._last_success_unix_seconds: float | None = None
 
@@ -83,6 +84,7 @@ class Lane:
         return ExportAccount(
             exporter=self._name,
             failures=self._failures,
+            rejected=self._rejected,
             last_success_unix_seconds=self._last_success_unix_seconds,
         )
 
@@ -162,12 +164,18 @@ class Lane:
 
     def _note(self, error: ExportError | None) -> None:
         """Account for a push; only a change is logged, since an outage may last for hours."""
-        if error is None:
+        if error is None or error.arrived:
             self._last_success_unix_seconds = time.time()
+        if error is None:
             if self._failing:
                 log.info("%s: pushes arrive again, after %d failures", self._name, self._failures)
         else:
             self._failures += 1
-            if not self._failing:
+            self._rejected += error.rejected
+            if not self._failing and error.arrived:
+                log.warning(
+                    "%s: %d items of a push were refused: %s", self._name, error.rejected, error
+                )
+            elif not self._failing:
                 log.warning("%s: a push failed: %s", self._name, error)
         self._failing = error is not None

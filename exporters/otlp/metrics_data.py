@@ -25,6 +25,7 @@ from mp_agent.catalog.metrics.flight import FLIGHT_METRICS
 from mp_agent.catalog.metrics.transport import TRANSPORT_METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
 from mp_agent.exporters.otlp.start_times import Key
+from mp_agent.records.text import as_utf8
 from mp_agent.version import __version__
 
 SCOPE = InstrumentationScope("mp_agent", __version__)
@@ -72,15 +73,10 @@ def unix_ns(unix_seconds: float) -> int:
 def attributes(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
     """Return a series' labels; an empty one is absent, as Prometheus has it."""
     return {
-        name: label if label.isascii() else encodable(label)
+        name: as_utf8(label)
         for name, label in zip(metric.label_names, labels, strict=True)
         if label
     }
-
-
-def encodable(text: str) -> str:
-    """Return a text without what UTF-8 cannot hold, such as bytes of a foreign environment."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def batches(snapshot: Snapshot, times: Times, resource: Resource) -> Iterator[MetricsData]:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from grpc import Compression, RpcError, StatusCode  # type: ignore[import-untyped]
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -20,45 +22,74 @@ from mp_agent.exporters.otlp.grpc_credentials import credentials
 from mp_agent.exporters.otlp.vanished import NoRecordedValues, flag_all
 
 _REJECTED_FIELDS = ("rejected_data_points", "rejected_log_records", "rejected_spans")
-_FOR_GOOD = {
-    StatusCode.INVALID_ARGUMENT,
-    StatusCode.NOT_FOUND,
-    StatusCode.PERMISSION_DENIED,
-    StatusCode.UNAUTHENTICATED,
-    StatusCode.UNIMPLEMENTED,
+_MAY_CHANGE = {
+    StatusCode.CANCELLED,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.ABORTED,
+    StatusCode.OUT_OF_RANGE,
+    StatusCode.UNAVAILABLE,
+    StatusCode.DATA_LOSS,
 }
-"""Codes after which the same request will not be accepted later."""
+"""Codes after which the same request may be sent again; after no other, says OTLP/gRPC, except for
+RESOURCE_EXHAUSTED that comes with a RetryInfo."""
+_OF_THE_CONTENT = {StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED}
+"""Codes that may be due to a part of what was sent."""
+_RETRY_INFO = "google.rpc.retryinfo-bin"
 
 
 @dataclass(slots=True)
 class GrpcVerdict:
-    """What the last answer said. To wait, and to tell the details, the exporter itself knows."""
+    """What the last answer said. The details the exporter itself tells."""
 
     refused_for_good: bool = False
+    perhaps_in_part: bool = False
+    rejected: int = 0
     retry_after_seconds: float = 0.0
     explanation: str = ""
 
 
 class _CheckedStub:
-    """Calls the service, notes what it said, and raises when it took only a part."""
+    """Calls the service, notes what it said, and raises when it did not take all for good."""
 
     def __init__(self, stub: Any, verdict: GrpcVerdict) -> None:
         self._stub = stub
         self._verdict = verdict
 
     def Export(self, **call: Any) -> Any:
-        self._verdict.refused_for_good = False
+        verdict = self._verdict
+        verdict.refused_for_good = verdict.perhaps_in_part = False
+        verdict.rejected, verdict.retry_after_seconds = 0, 0.0
         try:
             partial = (response := self._stub.Export(**call)).partial_success
         except RpcError as error:
-            self._verdict.refused_for_good = error.code() in _FOR_GOOD
+            self._note(error)
+            if verdict.refused_for_good and error.code() is StatusCode.RESOURCE_EXHAUSTED:
+                # The exporter would repeat it.
+                raise ExportError(f"{error.code()}: {error.details()}") from None
             raise
         for field in _REJECTED_FIELDS:
             if rejected := getattr(partial, field, 0):
                 # What was taken would be there twice.
-                self._verdict.refused_for_good = True
+                verdict.refused_for_good, verdict.rejected = True, rejected
                 raise ExportError(f"took all but {rejected}: {partial.error_message}")
         return response
+
+    def _note(self, error: Any) -> None:
+        code, delay_seconds = error.code(), _retry_delay_seconds(error)
+        exhausted_for_now = code is StatusCode.RESOURCE_EXHAUSTED and delay_seconds is not None
+        self._verdict.refused_for_good = code not in _MAY_CHANGE and not exhausted_for_now
+        self._verdict.perhaps_in_part = code in _OF_THE_CONTENT
+        self._verdict.retry_after_seconds = delay_seconds or 0.0
+
+
+def _retry_delay_seconds(error: Any) -> float | None:
+    """Return for how long a RetryInfo asks to wait; None where there is none."""
+    encoded = dict(error.trailing_metadata() or ()).get(_RETRY_INFO)
+    try:
+        delay = None if encoded is None else RetryInfo.FromString(encoded).retry_delay
+    except DecodeError:
+        return None
+    return None if delay is None else max(delay.seconds + delay.nanos * 1e-9, 0.0)
 
 
 class _Checked:

@@ -31,14 +31,18 @@ def make_resource(directory: Path) -> Resource:
 
     `Resource.create` also asks the detectors of OTEL_EXPERIMENTAL_RESOURCE_DETECTORS.
     """
+    pod = kubernetes_attributes(os.environ)
     own: dict[str, str | int] = {
         "service.name": "mp-agent",
         "service.version": __version__,
         "service.instance.id": instance_id(directory),
         "host.name": socket.gethostname(),
         "process.pid": os.getpid(),
-        **kubernetes_attributes(os.environ),
+        **pod,
     }
+    if namespace := pod.get("k8s.namespace.name"):
+        # Prometheus makes `job` of it: runs of one name in two namespaces are told apart by that.
+        own["service.namespace"] = namespace
     return Resource.create(own).merge(OTELResourceDetector().detect())
 
 

@@ -75,8 +75,9 @@ class MetricSource:
         """Remember what the other side holds; see Source."""
         if self._taken is None:
             return
-        self._sent.pushed(self._taken.snapshot, delivered=error is None)
-        if error is None:
+        arrived = error is None or error.arrived
+        self._sent.pushed(self._taken.snapshot, delivered=arrived)
+        if arrived:
             self._taken.delivered()
         self._taken = None
 

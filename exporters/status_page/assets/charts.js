@@ -22,6 +22,19 @@ const CHARTS = {
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+// As short as a tick can be: 1e7 for ten million, 0.001 as it is.
+const tickText = (value) => {
+  const size = Math.abs(value);
+  if (!size || (size < 1e6 && size >= 1e-3)) return number(value, 3);
+  return String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e");
+};
+
+// An axis is as wide as its longest tick asks for.
+const AXIS_WIDTH = 52, CHARACTER_WIDTH = 7, TICK_WIDTH = 20;
+const axisWidth = (plot, texts) => Math.max(
+  AXIS_WIDTH, TICK_WIDTH + CHARACTER_WIDTH * Math.max(0, ...(texts ?? []).map((text) => text.length)),
+);
+
 // Powers of a base, some seven of them, however many there are between two ends.
 const powersBetween = (base) => (plot, axis, low, high) => {
   const exponent = (value) => Math.log(value) / Math.log(base);
@@ -109,7 +122,7 @@ const newCharts = (source) => {
       ticks: { stroke: () => color("grid") },
     };
     const steps = { ...axis, values: (plot, values) => values.map((value) => number(value)) };
-    const values = { ...axis, size: 64, values: (plot, ticks) => ticks.map((tick) => number(tick, 3)) };
+    const values = { ...axis, size: axisWidth, values: (plot, ticks) => ticks.map(tickText) };
     if (chart.log) Object.assign(values, { splits: powersBetween(chart.log), filter: (plot, splits) => splits });
     return new uPlot({
       width: box.clientWidth, height: CHART_HEIGHT,

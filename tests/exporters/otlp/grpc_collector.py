@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsPartialSuccess,
     ExportLogsServiceResponse,
@@ -34,10 +35,16 @@ class Collector(MetricsServiceServicer, LogsServiceServicer):
         self.metadata: list[dict[str, str]] = []
         self.status: grpc.StatusCode | None = None
         self.rejected = 0
+        self.retry_seconds: int | None = None
+        """What the RetryInfo says that comes with `status`; None: there is none."""
 
     def Export(self, request, context):
         self.metadata.append(dict(context.invocation_metadata()))
         is_metrics = request.DESCRIPTOR.name == "ExportMetricsServiceRequest"
+        if self.status is not None and self.retry_seconds is not None:
+            info = RetryInfo(retry_delay={"seconds": self.retry_seconds})
+            trailer = ("google.rpc.retryinfo-bin", info.SerializeToString())
+            context.set_trailing_metadata((trailer,))
         if self.status is not None:
             context.abort(self.status, "as told")
         (self.metrics if is_metrics else self.logs).append(request)

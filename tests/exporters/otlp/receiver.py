@@ -57,6 +57,8 @@ class OtlpReceiver:
     def __init__(self, *, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.answer: Callable[[str], Answer] = lambda path: Answer()
         """From the path of a request to what it is answered."""
+        self.judge: Callable[[Posted], Answer | None] = lambda posted: None
+        """From a request to what it is answered; None where that is up to `answer`."""
         self.posted: list[Posted] = []
         """Everything that arrived, whatever the answer was."""
         self.accepted: list[Posted] = []
@@ -111,7 +113,7 @@ class OtlpReceiver:
         headers = {name.lower(): value for name, value in handler.headers.items()}
         posted = Posted(handler.path, headers, request.FromString(decode(body)))
         self.posted.append(posted)
-        answer = self.answer(handler.path)
+        answer = self.judge(posted) or self.answer(handler.path)
         if answer.after is not None:
             answer.after.wait(30)
         if answer.status == 200 and answer.body is None:

@@ -33,6 +33,14 @@ def test_the_environments_attributes_win(tmp_path, monkeypatch):
     assert attributes["service.instance.id"] == "i 1"
 
 
+def test_runs_of_one_name_in_two_namespaces_are_of_two_services(tmp_path, monkeypatch):
+    monkeypatch.delenv("OTEL_RESOURCE_ATTRIBUTES", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("POD_NAMESPACE", "team-a")
+
+    assert make_resource(tmp_path).attributes["service.namespace"] == "team-a"
+
+
 def test_an_instance_is_its_directory_and_outlives_the_process(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
