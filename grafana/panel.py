@@ -11,6 +11,8 @@ from mp_agent.catalog.thresholds import DEFAULTS
 
 COLUMNS = 24
 """Width of Grafana's grid."""
+LOWEST_ON_LOG_AXIS = 1e-12
+"""uPlot 1.6.32 never finishes an axis that reaches 1e-26; a norm below this is as good as 0."""
 
 
 class View(Enum):
@@ -58,6 +60,8 @@ class Column:
     link: str = ""
     link_title: str = "Open"
     decimals: int | None = None
+    number: bool = False
+    """Whether a label's text is a number, by which the column is sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +96,21 @@ class Panel:
     """Whether a log axis may be so long that the lines of its grid would fill the graph."""
     sparse: bool = False
     """Whether a point may stand alone, so that it is drawn as one."""
-    log_around_zero: bool = False
-    """Whether the log axis is linear between -1 and 1, so that it has a place for any number."""
+    log_around_zero: float = 0.0
+    """Up to which magnitude a log axis is linear, so that it has a place for any number; 0: for
+    positive numbers alone, those below `LOWEST_ON_LOG_AXIS` drawn there."""
+    log_when: str = ""
+    """Expression of the runs that a linear graph shows on a log axis, linear around 0, instead."""
+    colors: Mapping[str, str] = field(default_factory=dict)
+    """Colours of series by their legend, where a colour has a meaning."""
     steps: tuple[Step, ...] = ()
     lines: bool = False
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()
-    sort_by: str = ""
-    """Title of the column that a table is sorted by, the largest first."""
+    sort_by: tuple[str, ...] = ()
+    """Titles of the columns that a table is sorted by, the largest first."""
+    smallest_first: bool = False
+    """Whether a table is sorted the other way round."""
     label: str = ""
     """Label whose value a stat shows in place of a number."""
     most_points: int | None = None

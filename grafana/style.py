@@ -17,6 +17,19 @@ ALERT_STATE: Mapping[str, tuple[str, str]] = {
     "2": ("warning", "orange"),
     "3": ("critical", "red"),
 }
+WORST: Mapping[str, tuple[str, str]] = {"0": ("–", "text"), **ALERT_STATE}
+"""The same where 0 stands for none."""
+VERDICT: Mapping[str, tuple[str, str]] = {
+    "0": ("healthy", "green"),
+    **{number: (f"{text}: look below", color) for number, (text, color) in ALERT_STATE.items()},
+}
+LOSS_LEVEL: Mapping[str, tuple[str, str]] = {
+    "0": ("usual", "green"),
+    "1": ("above usual", "orange"),
+    "2": ("lost", "red"),
+}
+LOSS_IS_LINEAR_TO = 0.01
+"""Below it an axis of losses is linear, so that it has a place for 0 and for negative ones."""
 SEVERITIES: Mapping[str, tuple[str, str]] = {
     text: (text, color) for text, color in ALERT_STATE.values()
 }

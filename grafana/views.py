@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from string import ascii_uppercase
 from typing import Any
 
@@ -41,7 +42,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from grafana.panel import Column, Panel, Query, Step, View
+from grafana.panel import COLUMNS, LOWEST_ON_LOG_AXIS, Column, Panel, Query, Step, View
+from grafana.queries import RUN
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.links import runbook_url
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -76,8 +78,8 @@ def _common(made: Any, panel: Panel) -> Any:
         made.no_value(panel.nothing)
     if panel.most_points is not None:
         made.max_data_points(panel.most_points)
-    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
-        made.with_target(_target(query, letter, table=panel.view is View.TABLE))
+    for letter, query in zip(ascii_uppercase, asked(panel), strict=False):
+        made.with_target(_target(drawn(panel, query), letter, table=panel.view is View.TABLE))
     if panel.decimals is not None:
         made.decimals(panel.decimals)
     if panel.minimum is not None:
@@ -88,6 +90,29 @@ def _common(made: Any, panel: Panel) -> Any:
     if panel.texts:
         made.mappings([_mapping(panel.texts)])
     return made
+
+
+def asked(panel: Panel) -> tuple[Query, ...]:
+    """Return the queries of a panel; those of a graph of two axes once for each.
+
+    An axis without data is not drawn, and of each run one of the two queries has some.
+    """
+    if not panel.log_when:
+        return panel.queries
+    on = f"on ({', '.join(RUN)})"
+    return tuple(
+        replace(query, expression=f"({query.expression}) {among} {on} ({panel.log_when})")
+        for among in ("unless", "and")
+        for query in panel.queries
+    )
+
+
+def drawn(panel: Panel, query: Query) -> Query:
+    """Return a query as a panel asks it: on a log axis, bounded below by what the axis can show."""
+    if panel.log_base is None or panel.log_around_zero or panel.minimum is not None:
+        return query
+    bounded = f"clamp_min({query.expression}, {LOWEST_ON_LOG_AXIS:g})"
+    return replace(query, expression=bounded)
 
 
 def _runbook(condition: Condition) -> dashboard.DashboardLink:
@@ -145,12 +170,17 @@ def _timeseries(panel: Panel) -> Any:
     made = _common(timeseries.Panel(), panel)
     made.line_width(1).fill_opacity(0)
     made.show_points(VisibilityMode.AUTO if panel.sparse else VisibilityMode.NEVER)
-    made.legend(_legend(shown=True))
+    made.legend(_legend(shown=True, many=_has_many_series(panel)).calcs(["lastNotNull", "max"]))
+    for name, color in panel.colors.items():
+        fixed = {"mode": "fixed", "fixedColor": color}
+        made.override_by_name(name, [DynamicConfigValue(id_val="color", value=fixed)])
     made.tooltip(
         common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     )
     if panel.log_base is not None:
         made.scale_distribution(_log_scale(panel))
+    if panel.log_when:
+        _use_log_axis(made, panel)
     if panel.many_decades:
         made.axis_grid_show(False)
     if panel.soft_maximum is not None:
@@ -165,10 +195,22 @@ def _timeseries(panel: Panel) -> Any:
     return made
 
 
+def _use_log_axis(made: Any, panel: Panel) -> None:
+    """Put the second half of a panel's queries on a log axis."""
+    scale = {"type": "symlog", "log": 10, "linearThreshold": panel.log_around_zero}
+    count = len(panel.queries)
+    for letter in ascii_uppercase[count : 2 * count]:
+        properties = {"custom.scaleDistribution": scale, "custom.axisGridShow": False}
+        made.override_by_query(
+            letter,
+            [DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()],
+        )
+
+
 def _log_scale(panel: Panel) -> common.ScaleDistributionConfig:
     made = common.ScaleDistributionConfig().log(panel.log_base or 10)
     if panel.log_around_zero:
-        return made.type(ScaleDistribution.SYMLOG).linear_threshold(1)
+        return made.type(ScaleDistribution.SYMLOG).linear_threshold(panel.log_around_zero)
     return made.type(ScaleDistribution.LOG)
 
 
@@ -194,13 +236,18 @@ def _reach(made: Any, panel: Panel, letter: str, threshold: str) -> None:
     )
 
 
-def _legend(*, shown: bool) -> common.VizLegendOptions:
-    return (
-        common.VizLegendOptions()
-        .display_mode(LegendDisplayMode.LIST)
-        .placement(LegendPlacement.BOTTOM)
-        .show_legend(shown)
-    )
+def _has_many_series(panel: Panel) -> bool:
+    """Return whether a query gives a series per rank, layer or alike, and there is room to list."""
+    named = any("{{" in query.legend for query in panel.queries)
+    return named and panel.width >= COLUMNS // 2
+
+
+def _legend(*, shown: bool, many: bool = False) -> common.VizLegendOptions:
+    """Return a list below; of many series, a table beside, where ten lines have room."""
+    made = common.VizLegendOptions().show_legend(shown)
+    if many:
+        return made.display_mode(LegendDisplayMode.TABLE).placement(LegendPlacement.RIGHT)
+    return made.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
 
 
 def _heatmap(panel: Panel) -> Any:
@@ -211,7 +258,8 @@ def _heatmap(panel: Panel) -> Any:
         .scheme("Oranges")
         .steps(64)
         .exponent(0.5)
-        .reverse(False)
+        # A cell of one rank or layer, an outlier, is what has to be seen.
+        .reverse(True)
         .fill("dark-orange")
     )
     made.y_axis(heatmap.YAxisConfig().unit(panel.unit))
@@ -245,8 +293,18 @@ def _table(panel: Panel) -> Any:
             },
         )
     )
+    numbers = [column.title for column in panel.columns if column.number]
+    if numbers:
+        conversions = [{"targetField": title, "destinationType": "number"} for title in numbers]
+        options = {"conversions": conversions, "fields": {}}
+        made.with_transformation(DataTransformerConfig(id_val="convertFieldType", options=options))
     if panel.sort_by:
-        made.sort_by([common.TableSortByFieldState().display_name(panel.sort_by).desc(True)])
+        made.sort_by(
+            [
+                common.TableSortByFieldState().display_name(title).desc(not panel.smallest_first)
+                for title in panel.sort_by
+            ]
+        )
     for column in panel.columns:
         made.override_by_name(column.title, _column_properties(column))
     return made

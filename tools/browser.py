@@ -29,6 +29,11 @@ def find_browser() -> Path | None:
     return _on_path()
 
 
+def chromium_arguments() -> list[str]:
+    """Return what Chromium has to be started with: as root, it refuses to run with its sandbox."""
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
+
+
 def _on_path() -> Path | None:
     return next((Path(found) for name in _NAMES if (found := shutil.which(name))), None)
 

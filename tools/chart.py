@@ -11,7 +11,7 @@ import yaml
 from grafana.render import marked_dashboards
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import DURATIONS
-from mp_agent.alerting.links import DASHBOARD_BASE, RUNBOOK_BASE
+from mp_agent.alerting.links import RUNBOOK_BASE
 from mp_agent.alerting.rules import render_rules
 from mp_agent.alerting.values import MATCHERS, MarkedValues, values_in_force
 from mp_agent.alerting.yaml_text import yaml_text
@@ -25,10 +25,15 @@ ROOT = Path(__file__).parent.parent
 CHART = Path("helm/mp-agent")
 
 _DURATION = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h))+$"}
+_DURATION_OR_NONE = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h))*$"}
 _SECONDS = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _DURATION]}
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}
+_NAME_OR_NONE = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"}
+_JOB_LABEL = {"type": "string", "pattern": "^[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?$"}
+_UID_PREFIX = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$"}
+"""Grafana takes uids of at most 40 characters."""
 _NAMESPACES = {"type": "array", "items": _NAMESPACE, "uniqueItems": True}
 _ANY_OBJECT = {"type": "object"}
 _EMPTY = {"type": "object", "maxProperties": 0}
@@ -59,6 +64,8 @@ def _secret(*more: str) -> dict[str, Any]:
 def _schema_by_path() -> dict[str, Any]:
     """Return the schemas of values whose default does not tell their type, by path."""
     return {
+        "nameOverride": _NAME_OR_NONE,
+        "fullnameOverride": _NAME_OR_NONE,
         "commonLabels": _TEXTS,
         "additionalLabels": _TEXTS,
         "assumeApiVersions": _TEXT_LIST,
@@ -68,7 +75,8 @@ def _schema_by_path() -> dict[str, Any]:
         "podMonitor.path": {"type": "string", "pattern": "^/"},
         "podMonitor.scheme": {"enum": ["http", "https"]},
         "podMonitor.interval": _DURATION,
-        "podMonitor.scrapeTimeout": _DURATION,
+        "podMonitor.scrapeTimeout": _DURATION_OR_NONE,
+        "podMonitor.jobLabel": _JOB_LABEL,
         "podMonitor.tlsConfig": _ANY_OBJECT,
         "podMonitor.basicAuth": _ANY_OBJECT,
         "podMonitor.relabelings": _OBJECT_LIST,
@@ -93,8 +101,11 @@ def _schema_by_path() -> dict[str, Any]:
             "type": "string",
             "pattern": f"^(https?://{_ADDRESS_CHARACTER}+)?$",
         },
+        "dashboards.namespace": _NAME_OR_NONE,
+        "dashboards.uidPrefix": _UID_PREFIX,
         "grafanaDashboards.instanceSelector": _ANY_OBJECT,
         "agentSettings.namespaces": _NAMESPACES,
+        "agentSettings.name": _NAME_OR_NONE,
         "agentSettings.settings": _closed(dict(_settings())),
         "alertmanagerConfig.slack": _secret("channel"),
         "alertmanagerConfig.pagerduty": _secret(),
@@ -116,6 +127,10 @@ def _schema_by_path() -> dict[str, Any]:
         "collector.resources": _ANY_OBJECT,
         "collector.nodeSelector": _TEXTS,
         "collector.tolerations": _OBJECT_LIST,
+        "sidecar.env": _OBJECT_LIST,
+        "sidecar.envFrom": _OBJECT_LIST,
+        "sidecar.volumes": _OBJECT_LIST,
+        "sidecar.volumeMounts": _OBJECT_LIST,
         "sidecar.resources": _ANY_OBJECT,
         "tests.prometheusUrl": {"anyOf": [_NO_URL, _URL]},
         "tests.resources": _ANY_OBJECT,
@@ -125,7 +140,10 @@ def _schema_by_path() -> dict[str, Any]:
 def _settings() -> Iterator[tuple[str, Any]]:
     """Yield the agents' settings with what each takes; a secret is no value of the chart."""
     for name, known in Settings.model_json_schema()["properties"].items():
-        if name not in SECRETS:
+        if name == "port":
+            # Pods declare the port by its number, so that it cannot be any free one.
+            yield name, {**_setting(known), "minimum": 1}
+        elif name not in SECRETS:
             yield name, _setting(known)
 
 
@@ -231,9 +249,11 @@ def marked_rules() -> str:
         {
             "thresholds": {t.name: defaults.bound_text(t) for t in THRESHOLDS},
             "durations": {d.name: defaults.seconds[d.name] for d in DURATIONS},
+            "below": {t.name: t.below for t in THRESHOLDS if t.below},
+            "shorter": {d.name: d.below for d in DURATIONS if d.below},
+            "shares": [t.name for t in THRESHOLDS if t.unit == "1"],
             "targetsSelector": defaults.selectors["targets"],
             "runbookBase": RUNBOOK_BASE,
-            "dashboardBase": DASHBOARD_BASE,
             "marks": sorted(set(_MARK.findall(rules))),
             "rules": rules,
         },

@@ -10,6 +10,7 @@ from typing import Any
 
 from grafana.boards import BOARDS
 from grafana.panel import COLUMNS, Board, Panel, Query
+from grafana.views import asked
 from tools.running import read_json
 
 _PIXELS = 1600
@@ -44,7 +45,7 @@ class Asking:
         """Return how many seconds a panel's queries take, one after the other."""
         step = self.step_seconds(panel)
         started = time.perf_counter()
-        for query in panel.queries:
+        for query in asked(panel):
             if query.instant:
                 self.at_end(query)
             else:

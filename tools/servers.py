@@ -1,5 +1,6 @@
 """Server binaries for the demo and the tests: from PATH, else unpacked without root into .cache/.
 
+A binary on PATH is used if it reports at least the version that the tests were written against.
 What PATH lacks is fetched with `apt-get download` from the Debian mirror that this machine already
 uses (suite trixie, checked against its keyring), with apt's lists and caches kept in .cache/, so
 that the machine's own apt state is left alone. `python -m tools.servers` prints what it found.
@@ -7,6 +8,7 @@ that the machine's own apt state is left alone. `python -m tools.servers` prints
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +33,18 @@ _PACKAGES = {
     "vmalert": "victoria-metrics",
 }
 """Binary name to the Debian package that holds it."""
+
+_OLDEST = {
+    "prometheus": (2, 53),
+    "promtool": (2, 53),
+    "alertmanager": (0, 28),
+    "amtool": (0, 28),
+    "victoria-metrics": (1, 112),
+    "vmalert": (1, 112),
+}
+"""Oldest major and minor version that will do: the one that the suite has."""
+
+_VERSION = re.compile(r"(?:version |-v)(\d+)\.(\d+)\.\d+")
 
 _ALIASES = {"alertmanager": ("alertmanager", "prometheus-alertmanager")}
 """Names under which a binary is installed, where Debian's differs from upstream's."""
@@ -63,16 +77,37 @@ Acquire::Languages "none";
 @cache
 def find(name: str) -> Path | None:
     """Return the binary called `name`, fetched if need be; None when it cannot be had here."""
-    for alias in _ALIASES.get(name, (name,)):
-        if found := shutil.which(alias):
-            return Path(found)
+    on_path = _on_path(name)
+    if on_path is not None and _new_enough(name, on_path):
+        return on_path
     if found_here := _unpacked(name):
         return found_here
     try:
         _fetch(_PACKAGES[name])
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"{name}: not on PATH and not to be had by apt: {_reason(error)}", file=sys.stderr)
+        wanted = ".".join(map(str, _OLDEST[name]))
+        lacking = f"{on_path} is older than {wanted}" if on_path is not None else "not on PATH"
+        print(f"{name}: {lacking}, and apt cannot provide it: {_reason(error)}", file=sys.stderr)
     return _unpacked(name)
+
+
+def _on_path(name: str) -> Path | None:
+    for alias in _ALIASES.get(name, (name,)):
+        if found := shutil.which(alias):
+            return Path(found)
+    return None
+
+
+def _new_enough(name: str, binary: Path) -> bool:
+    """Return whether `binary` reports a version that will do; one that reports none will not."""
+    try:
+        ran = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    found = _VERSION.search(ran.stdout + ran.stderr)
+    return found is not None and (int(found[1]), int(found[2])) >= _OLDEST[name]
 
 
 def _unpacked(name: str) -> Path | None:

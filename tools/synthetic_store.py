@@ -12,7 +12,7 @@ import yaml
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.catalog.thresholds import DEFAULTS, bound_label
+from mp_agent.catalog.thresholds import level_label
 from tools.running import serving
 
 RUN = "large"
@@ -22,7 +22,7 @@ _SHAPES = 32
 _STEP_SECONDS = 2.0
 
 _LABEL_VALUES: dict[str, Sequence[str]] = {
-    "bound": [bound_label(DEFAULTS[name]) for name in ("grad_norm_high", "grad_norm_extreme")],
+    "bound": [level_label(name) for name in ("grad_norm_high", "grad_norm_extreme")],
     "kind": ["gradients", "weights"],
     "exporter": ["otlp"],
     "condition": ["MpAgentGradientExplosion", "MpAgentLossSpike", "MpAgentRankStraggler"],

@@ -10,11 +10,14 @@ from grafana.style import (
     ENDS,
     GRADIENT_NORM,
     GRADIENT_NORM_LINES,
+    LOSS_IS_LINEAR_TO,
+    LOSS_LEVEL,
     LOSS_SCALE,
     LOSS_SCALE_LINES,
     NORM_REACHES,
     RUN_STATE,
     SKIPPED,
+    WORST,
     alerts_by_severity,
     detected_by_severity,
     runs_in_trouble,
@@ -38,6 +41,16 @@ _RUN_LINK = (
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
 _OF_ACTIVE = f"and on ({', '.join(RUN)}) {_ACTIVE}"
 _CHANGES = aggregated(f"changes({series('mp_agent_step')}[10m])", "max")
+
+
+_NOTHING = f"0 * {by_run('mp_agent_run_active')}"
+"""0 for every run, so that one without an alert sorts below all that have one."""
+_LOSS_LEVEL = (
+    f"({by_run('mp_agent_loss_lost_steps')} > 0) * 0 + 2"
+    f" or ({by_run('mp_agent_loss')} > {by_run('mp_agent_loss_spike_bound')}) * 0 + 1"
+    f" or 0 * {by_run('mp_agent_loss_spike_bound')}"
+)
+"""The loss against the run's own: 2 where what was learned is lost, 1 above the spike bound."""
 
 
 def _stat(number: int, title: str, description: str, expression: str, **more: object) -> Panel:
@@ -121,12 +134,13 @@ _COLUMNS = (
     Column(name="Value #B", title="Step", unit="none", width=90),
     Column(name="Value #C", title="Steps/s", width=80, decimals=2),
     Column(name="Value #D", title="Loss", width=120, decimals=3),
+    Column(name="Value #L", title="Loss level", texts=LOSS_LEVEL, width=120),
     Column(name="Value #E", title="Gradient norm", width=120, steps=GRADIENT_NORM),
     Column(name="Value #F", title="Loss scale", unit="none", width=100, steps=LOSS_SCALE),
     Column(name="Value #G", title="Skipped", unit="percentunit", width=90, steps=SKIPPED),
     Column(name="Value #H", title="Coverage", unit="percentunit", width=90, steps=COVERAGE),
-    Column(name="Value #I", title="Worst condition", texts=ALERT_STATE, width=130),
-    Column(name="Value #J", title="Worst alert", texts=ALERT_STATE, width=110),
+    Column(name="Value #I", title="Worst condition", texts=WORST, width=150),
+    Column(name="Value #J", title="Worst alert", texts=WORST, width=120),
 )
 
 
@@ -140,9 +154,11 @@ _RUNS = Row(
         Panel(
             id=10,
             title="Runs",
-            description="One line per run, ended ones included while their series are in reach. "
-            "Click a run for its story. Gradient norm, loss scale and skipped share have the "
-            "colours of the alerts' severities: red critical, orange warning, blue info. "
+            description="One line per run, the worst first, ended ones included while their series "
+            "are in reach. Click a run for its story. Gradient norm, loss scale and skipped share "
+            "have the colours of the alerts' severities: red critical, orange warning, blue info. "
+            "The loss is held against the run's own: orange is above mp_agent_loss_spike_bound, "
+            "red is a run that has lost what it had learned; nothing before 64 losses. "
             "Conditions are what the node agents find; alerts are what Prometheus makes of its "
             "rules.",
             view=View.TABLE,
@@ -150,7 +166,7 @@ _RUNS = Row(
             height=9,
             nothing="No run",
             columns=_COLUMNS,
-            sort_by="State",
+            sort_by=("Worst alert", "Worst condition", "State"),
             queries=(
                 _table_query(by_run("mp_agent_run_active")),
                 _table_query(by_run("mp_agent_step")),
@@ -160,9 +176,10 @@ _RUNS = Row(
                 _table_query(by_run("mp_agent_loss_scale", "min"), optional=True),
                 _table_query(share_of_steps("mp_agent_skipped_steps_total")),
                 _table_query(by_run("mp_agent_coverage_ratio", "min")),
-                _table_query(detected_by_severity(keep=RUN), optional=True),
-                _table_query(alerts_by_severity(keep=RUN), optional=True),
+                _table_query(f"{detected_by_severity(keep=RUN)} or {_NOTHING}"),
+                _table_query(f"{alerts_by_severity(keep=RUN)} or {_NOTHING}"),
                 _table_query(by_run("mp_agent_run_end_info", keep=("reason",)), optional=True),
+                _table_query(_LOSS_LEVEL, optional=True),
             ),
         ),
         Panel(
@@ -221,11 +238,11 @@ _PROGRESS = Row(
             id=21,
             title="Loss",
             description=help_of("mp_agent_loss")
-            + " The axis is logarithmic above 1, so that one run's explosion does not flatten the "
+            + " The axis is logarithmic, so that one run's explosion does not flatten the "
             "others.",
             queries=(Query(by_run("mp_agent_loss"), "{{run}}"),),
             log_base=10,
-            log_around_zero=True,
+            log_around_zero=LOSS_IS_LINEAR_TO,
             many_decades=True,
         ),
         Panel(

@@ -1,6 +1,6 @@
 """Layers: which layer it is."""
 
-from grafana.panel import Board, Column, Panel, Query, Row, View, above, help_of
+from grafana.panel import LOWEST_ON_LOG_AXIS, Board, Column, Panel, Query, Row, View, above, help_of
 from grafana.queries import by_run, chosen, increase, series, worst, worst_over_range
 from grafana.style import ANY_IS_NOTABLE
 from mp_agent.alerting.conditions import gradient_underflow, layer_gradient_dead
@@ -14,6 +14,8 @@ _PICK_LINK = (
     "/d/mp-agent-layers?${datasource:queryparam}&${__url_time_range}&${cluster:queryparam}"
     "&${namespace:queryparam}&${job:queryparam}&${run:queryparam}&var-layer=${__value.text}"
 )
+
+_NORMS = f"clamp_min({series('mp_agent_layer_grad_norm')}, {LOWEST_ON_LOG_AXIS:g})"
 
 _OVERVIEW = Row(
     title="All layers",
@@ -30,7 +32,7 @@ _OVERVIEW = Row(
             most_points=_POINTS,
             queries=(
                 Query(
-                    f'count_values("le", 2 ^ ceil(log2({series("mp_agent_layer_grad_norm")} > 0)))',
+                    f'count_values("le", 2 ^ ceil(log2({_NORMS} > 0)))',
                     "{{le}}",
                 ),
             ),
@@ -43,6 +45,7 @@ _OVERVIEW = Row(
             unit="sci",
             decimals=1,
             log_base=10,
+            many_decades=True,
             most_points=_POINTS,
             queries=(
                 Query(
@@ -59,6 +62,7 @@ _OVERVIEW = Row(
             unit="sci",
             decimals=1,
             log_base=10,
+            many_decades=True,
             most_points=_POINTS,
             queries=(
                 Query(
@@ -70,12 +74,12 @@ _OVERVIEW = Row(
     ),
 )
 
+_NONFINITE = by_run("mp_agent_layer_grad_nonfinite_elements_total", keep=_LAYER)
 _WORST_NOW = " or ".join(
-    worst(name, 15, keep=_LAYER)
-    for name in (
-        "mp_agent_layer_grad_nonfinite_elements_total",
-        "mp_agent_layer_grad_zero_ratio",
-        "mp_agent_layer_grad_abs_max",
+    (
+        f"topk(15, {_NONFINITE} > 0)",
+        worst("mp_agent_layer_grad_norm", 15, keep=_LAYER),
+        worst("mp_agent_layer_grad_zero_ratio", 15, keep=_LAYER),
     )
 )
 
@@ -91,13 +95,13 @@ _TABLE = Row(
         Panel(
             id=10,
             title="Worst layers",
-            description="Fifteen layers each with the most non-finite elements so far, the most "
-            "zeros and the largest elements, as of the latest look. Click a column to "
+            description="Fifteen layers each with the most non-finite elements so far, the "
+            "largest norms and the most zeros, as of the latest sample. Click a column to "
             "sort by it, and a layer to see its course below.",
             view=View.TABLE,
             width=24,
             height=10,
-            sort_by="Non-finite elements",
+            sort_by=("Non-finite elements", "Norm"),
             columns=(
                 Column(name="layer", title="Layer", link=_PICK_LINK, link_title="Choose the layer"),
                 Column(name="Value #A", title="Norm", width=130),
@@ -244,6 +248,7 @@ _PICKED_LAYERS = Row(
             unit="sci",
             decimals=1,
             log_base=10,
+            many_decades=True,
         ),
         _course(
             21,
@@ -253,6 +258,7 @@ _PICKED_LAYERS = Row(
             unit="sci",
             decimals=1,
             log_base=10,
+            many_decades=True,
         ),
         _course(
             22,

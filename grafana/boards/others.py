@@ -54,6 +54,7 @@ def _panel(number: int, metric: Metric) -> Panel:
         .capitalize(),
         description=metric.help,
         queries=(Query(_expression(metric), _legend(metric), optional=True),),
+        nothing="This run has none",
         view=View.TIMESERIES,
         unit=unit_of(metric),
         runbooks=tuple(condition for condition in CONDITIONS if _looks_at(condition, metric)),

@@ -194,6 +194,11 @@ _OUTWARDS = Row(
                     "{{run}}: {{exporter}}",
                     optional=True,
                 ),
+                Query(
+                    increase("mp_agent_export_rejected_total", keep=_EXPORTER),
+                    "{{run}}: {{exporter}}, items refused for good",
+                    optional=True,
+                ),
             ),
         ),
         Panel(

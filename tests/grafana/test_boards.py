@@ -337,7 +337,7 @@ def test_tables_say_which_columns_they_show() -> None:
     for board in BOARDS:
         for panel in board.panels:
             assert bool(panel.columns) == (panel.view is View.TABLE)
-            assert not panel.sort_by or panel.sort_by in {c.title for c in panel.columns}
+            assert set(panel.sort_by) <= {column.title for column in panel.columns}
 
 
 @pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
@@ -348,3 +348,64 @@ def test_a_link_of_a_column_leads_to_a_dashboard_with_what_the_row_says(panel: P
         assert path.removeprefix("/d/") in RENDERED
         assert "${datasource:queryparam}&${__url_time_range}" in query
         assert set(re.findall(r"\$\{__data\.fields\.(\w+)\}", query)) <= titles
+
+
+@pytest.mark.parametrize("panel", EVERY_PANEL)
+def test_legends_of_graphs_show_the_last_and_the_largest_value(panel: dict[str, Any]) -> None:
+    if panel["type"] == "timeseries":
+        assert panel["options"]["legend"]["calcs"] == ["lastNotNull", "max"]
+
+
+def test_tables_begin_with_the_worst_row() -> None:
+    fleet, layers = panel_of("mp-agent-fleet", 10), panel_of("mp-agent-layers", 10)
+    assert [by["displayName"] for by in fleet["options"]["sortBy"]][:2] == [
+        "Worst alert",
+        "Worst condition",
+    ]
+    assert [by["displayName"] for by in layers["options"]["sortBy"]] == [
+        "Non-finite elements",
+        "Norm",
+    ]
+    for panel in (fleet, layers):
+        assert all(by["desc"] for by in panel["options"]["sortBy"])
+
+
+def panel_of(uid: str, number: int) -> dict[str, Any]:
+    (found,) = (panel for panel in panels(uid) if panel["id"] == number)
+    return found
+
+
+@pytest.mark.parametrize("panel", EVERY_PANEL)
+def test_columns_of_rank_and_node_numbers_are_sorted_as_numbers(panel: dict[str, Any]) -> None:
+    if panel["type"] != "table" or panel["title"] == "First non-finite value":
+        return  # its rank may be empty, and it has one row
+    shown = {
+        rename
+        for t in panel["transformations"]
+        if t["id"] == "organize"
+        for rename in t["options"]["renameByName"].values()
+    }
+    converted = {
+        one["targetField"]
+        for t in panel["transformations"]
+        if t["id"] == "convertFieldType"
+        for one in t["options"]["conversions"]
+    }
+    assert shown & {"Rank", "Node"} == converted
+
+
+def test_falling_loss_scales_are_red_and_rising_ones_green() -> None:
+    panel = panel_of("mp-agent-run", 23)
+    colors = {
+        override["matcher"]["options"]: override["properties"][0]["value"]["fixedColor"]
+        for override in panel["fieldConfig"]["overrides"]
+    }
+    assert colors == {"down": "red", "up": "green"}
+
+
+def test_the_first_panel_of_a_run_is_its_verdict_and_headroom_may_be_negative() -> None:
+    verdict = next(panels("mp-agent-run"))
+    assert verdict["title"] == "Verdict"
+    (mapping,) = verdict["fieldConfig"]["defaults"]["mappings"]
+    assert mapping["options"]["0"]["text"] == "healthy"
+    assert "min" not in panel_of("mp-agent-run", 37)["fieldConfig"]["defaults"]

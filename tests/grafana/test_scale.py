@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from grafana.views import asked
 from mp_agent.alerting.rules import rendered_files
 from tools.panel_queries import Asking, every_panel
 from tools.running import read_json
@@ -42,7 +43,7 @@ def asking(server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]
 
 def test_no_panel_returns_a_series_per_rank_layer_or_node(asking: Asking) -> None:
     for board, panel in every_panel():
-        for query in panel.queries:
+        for query in asked(panel):
             drawn = asking.at_end(query) if query.instant else asking.series(panel, query)
             assert len(drawn) <= MOST_SERIES, (board.uid, panel.title, query.expression)
 

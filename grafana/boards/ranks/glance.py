@@ -106,6 +106,8 @@ def _named(
         height=5,
         nothing="None",
         columns=columns,
+        sort_by=tuple(column.title for column in columns if column.number),
+        smallest_first=True,
         queries=(Query(f"topk(20, {named})", instant=True, optional=True),),
         **more,  # type: ignore[arg-type]
     )
@@ -119,7 +121,7 @@ NAMES = Row(
             "Which lag",
             "mp_agent_lagging_rank_info",
             (
-                Column(name="rank", title="Rank", width=100),
+                Column(name="rank", title="Rank", width=100, number=True),
                 Column(name="phase", title="Where it stands"),
             ),
             runbooks=(rank_stalled.RANK_STALLED,),
@@ -128,7 +130,7 @@ NAMES = Row(
             51,
             "Which are missing",
             "mp_agent_missing_rank_info",
-            (Column(name="rank", title="Rank"),),
+            (Column(name="rank", title="Rank", number=True),),
             runbooks=(coverage_low.COVERAGE_LOW,),
         ),
         _named(

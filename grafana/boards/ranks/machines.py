@@ -44,9 +44,9 @@ AGENTS = Row(
             width=24,
             height=8,
             nothing="No node agent",
-            sort_by="Probe errors",
+            sort_by=("Probe errors",),
             columns=(
-                Column(name="node_rank", title="Node", width=80),
+                Column(name="node_rank", title="Node", width=80, number=True),
                 Column(name="instance", title="Instance"),
                 Column(name="version", title="Version", width=110),
                 *(

@@ -2,7 +2,16 @@
 
 from grafana.panel import Panel, Query, Row, View, help_of
 from grafana.queries import FIRST_OPTIMIZER, by_run, share_of_steps
-from grafana.style import COVERAGE, GRADIENT_NORM, LOSS_SCALE, RUN_STATE, SKIPPED
+from grafana.style import (
+    COVERAGE,
+    GRADIENT_NORM,
+    LOSS_SCALE,
+    RUN_STATE,
+    SKIPPED,
+    VERDICT,
+    alerts_by_severity,
+    detected_by_severity,
+)
 from mp_agent.alerting.conditions import (
     coverage_low,
     gradient_explosion,
@@ -13,15 +22,25 @@ from mp_agent.alerting.conditions import (
     run_failed,
 )
 
+_VERDICT = " or ".join(
+    (
+        alerts_by_severity(keep=("alertname",)),
+        detected_by_severity(keep=("condition",)),
+        f"0 * {by_run('mp_agent_run_active')}",
+    )
+)
 
-def _stat(number: int, title: str, description: str, query: Query, **more: object) -> Panel:
+
+def _stat(
+    number: int, title: str, description: str, query: Query, *, width: int = 3, **more: object
+) -> Panel:
     return Panel(
         id=number,
         title=title,
         description=description,
         queries=(query,),
         view=View.STAT,
-        width=3,
+        width=width,
         height=4,
         **more,  # type: ignore[arg-type]
     )
@@ -31,10 +50,20 @@ HEALTH = Row(
     title="Is it healthy?",
     panels=(
         _stat(
+            9,
+            "Verdict",
+            "The worst of the alerts that fire and of the conditions that the node agent finds; "
+            "the panels below name them.",
+            Query(f"max({_VERDICT})"),
+            width=4,
+            texts=VERDICT,
+        ),
+        _stat(
             1,
             "State",
             help_of("mp_agent_run_active"),
             Query(by_run("mp_agent_run_active")),
+            width=2,
             texts=RUN_STATE,
         ),
         _stat(
@@ -47,6 +76,7 @@ HEALTH = Row(
                 instant=True,
                 optional=True,
             ),
+            width=2,
             label="reason",
             runbooks=(run_failed.RUN_FAILED,),
         ),
@@ -84,6 +114,7 @@ HEALTH = Row(
             "Skipped now",
             "Share of the attempted steps that GradScaler skipped lately.",
             Query(share_of_steps("mp_agent_skipped_steps_total")),
+            width=2,
             unit="percentunit",
             steps=SKIPPED,
             runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
@@ -93,6 +124,7 @@ HEALTH = Row(
             "Coverage",
             help_of("mp_agent_coverage_ratio"),
             Query(by_run("mp_agent_coverage_ratio", "min")),
+            width=2,
             unit="percentunit",
             steps=COVERAGE,
             runbooks=(coverage_low.COVERAGE_LOW,),

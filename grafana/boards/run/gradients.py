@@ -22,13 +22,20 @@ GRADIENTS = Row(
             width=16,
             height=10,
             log_base=10,
+            many_decades=True,
             lines=True,
             steps=GRADIENT_NORM_LINES,
             reaches=NORM_REACHES,
             queries=(
                 Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "norm"),
-                Query(by_run("mp_agent_grad_norm_window_max"), "largest in the window"),
-                Query(by_run("mp_agent_grad_norm_window_min", "min"), "smallest in the window"),
+                Query(
+                    by_run("mp_agent_grad_norm_window_max", where=FIRST_OPTIMIZER),
+                    "largest in the window",
+                ),
+                Query(
+                    by_run("mp_agent_grad_norm_window_min", "min", where=FIRST_OPTIMIZER),
+                    "smallest in the window",
+                ),
                 Query(by_run("mp_agent_clip_max_norm"), "clipping limit", optional=True),
             ),
             runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
@@ -57,11 +64,11 @@ GRADIENTS = Row(
             queries=(
                 Query(
                     increase("mp_agent_grad_norm_exceeded_steps_total", keep=("bound",)),
-                    "norm above {{bound}}",
+                    "{{bound}} norm",
                 ),
                 Query(
                     increase("mp_agent_grad_norm_unclipped_steps_total", keep=("bound",)),
-                    "above {{bound}}, not clipped",
+                    "{{bound}} norm, not clipped",
                 ),
                 Query(
                     f"1 - {by_run('mp_agent_grad_finite', 'min', where=FIRST_OPTIMIZER)}",
@@ -75,11 +82,10 @@ GRADIENTS = Row(
             title="Headroom to FP16's largest number",
             description=help_of("mp_agent_grad_fp16_headroom")
             + " Below 1 (dashed), the next doubling of the loss scale overflows. Far above 10, "
-            "small gradients are lost to zero for nothing. No alert: GradScaler grows until it "
-            "overflows.",
+            "small gradients are lost to zero for nothing; below 0 the step overflowed. No alert: "
+            "GradScaler grows until it overflows.",
             unit="suffix: bits",
             decimals=0,
-            minimum=0,
             nothing="No loss scale",
             lines=True,
             steps=(Step(None, "blue"), Step(1, "green")),
@@ -109,6 +115,7 @@ GRADIENTS = Row(
             unit="sci",
             decimals=1,
             log_base=10,
+            many_decades=True,
             queries=(
                 Query(by_run("mp_agent_grad_abs_max", where=FIRST_OPTIMIZER), "largest element"),
             ),
@@ -124,13 +131,14 @@ GRADIENTS = Row(
         ),
         Panel(
             id=38,
-            title="Gradient norm of other optimizers",
-            description="Runs with several optimizers (GANs, separate embeddings) have one norm "
-            "for each; the panels above, and the alerts, look at that of the optimizer that sets "
-            "the step count.",
+            title="Gradient norm per optimizer",
+            description="Runs with several optimizers have one norm for each: parts of the run's "
+            "norm above where they train one model (Muon with AdamW), norms of their own where "
+            "they train others (the critic of a GAN).",
             unit="sci",
             decimals=1,
             log_base=10,
+            many_decades=True,
             nothing="One optimizer",
             queries=(
                 Query(

@@ -1,8 +1,8 @@
 """The third row of Run: loss and loss scale."""
 
 from grafana.panel import Panel, Query, Row, above, help_of
-from grafana.queries import by_run, increase, share_of_steps
-from grafana.style import LOSS_SCALE_LINES, SKIPPED
+from grafana.queries import aggregated, by_run, increase, series, share_of_steps
+from grafana.style import LOSS_IS_LINEAR_TO, LOSS_SCALE_LINES, SKIPPED
 from mp_agent.alerting.conditions import (
     loss_diverging,
     loss_nonfinite,
@@ -16,6 +16,12 @@ from mp_agent.alerting.conditions import (
 )
 
 _NO_SCALER = "No loss scale"
+_OVER_RANGE = f"({series('mp_agent_loss')}[$__range] @ end())"
+_SPANS_DECADES = (
+    aggregated(f"max_over_time{_OVER_RANGE}", "max")
+    + " > 100 * "
+    + aggregated(f"min_over_time{_OVER_RANGE} > 0", "min")
+)
 
 LOSS = Row(
     title="Loss and loss scale",
@@ -23,14 +29,19 @@ LOSS = Row(
         Panel(
             id=20,
             title="Loss",
-            description="Mean over micro-batches and ranks. It should fall or stand; a spike that "
-            "comes back is a bad batch, one that stays is a lost run. Two steps above the spike "
-            "limit are a spike.",
+            description="Sum over the backwards of a step, mean over ranks. It should fall or "
+            "stand; a spike that comes back is a bad batch, one that stays is a lost run. Two "
+            "steps above the spike limit are a spike. Best is the lowest level so far, which "
+            "does not follow a loss that rises. The axis is logarithmic where the loss spans "
+            "more than two decades, so that a blow-up leaves the rest readable.",
             width=12,
+            log_when=_SPANS_DECADES,
+            log_around_zero=LOSS_IS_LINEAR_TO,
             queries=(
                 Query(by_run("mp_agent_loss"), "loss"),
                 Query(by_run("mp_agent_loss_median"), "median", optional=True),
                 Query(by_run("mp_agent_loss_spike_bound"), "spike limit", optional=True),
+                Query(by_run("mp_agent_loss_best"), "best", optional=True),
             ),
             runbooks=(loss_spike.LOSS_SPIKE, loss_nonfinite.LOSS_NONFINITE),
         ),
@@ -81,6 +92,7 @@ LOSS = Row(
             width=8,
             minimum=0,
             soft_maximum=1,
+            colors={"down": "red", "up": "green"},
             queries=(
                 Query(increase("mp_agent_loss_scale_decreases_total"), "down"),
                 Query(increase("mp_agent_loss_scale_increases_total"), "up"),

@@ -1,7 +1,7 @@
 """The second row of Run: what is wrong, since when, and where it began."""
 
 from grafana.panel import Column, Panel, Query, Row, View, help_of
-from grafana.queries import by_run, series
+from grafana.queries import FIRST_OPTIMIZER, by_run, series
 from grafana.style import (
     ALERT_STATE,
     ANY_IS_BAD,
@@ -133,7 +133,7 @@ TROUBLE = Row(
             height=6,
             decimals=0,
             steps=ANY_IS_BAD,
-            queries=(Query(by_run("mp_agent_nonfinite_updates_total")),),
+            queries=(Query(by_run("mp_agent_nonfinite_updates_total", where=FIRST_OPTIMIZER)),),
             runbooks=(nonfinite_update.NONFINITE_UPDATE,),
         ),
         Panel(
