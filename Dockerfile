@@ -1,26 +1,36 @@
+# syntax=docker/dockerfile:1
 # The node agent: no torch, no GPU. Build from the repository's root:
 #   docker build -t mp-agent:0.1.0 .
+# On another base with Python 3.10 or newer, such as a mirror's or a hardened one:
+#   docker build --build-arg BASE=registry.example.com/python:3.12-slim -t mp-agent:0.1.0 .
 # Runs with a read-only root filesystem, given a writable /tmp and the shared memory of the job.
-FROM python:3.11.13-slim-bookworm AS build
+ARG BASE=python:3.11.13-slim-bookworm
+
+FROM ${BASE} AS build
 WORKDIR /source
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
 COPY agent agent
 COPY exporters exporters
 COPY alerting alerting
 COPY grafana/dashboards grafana/dashboards
+COPY packaging packaging
 # The package's dependencies but torch, which only the probe in the trainer needs.
 RUN python - <<'LIST' > /tmp/requirements.txt
-import tomllib
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
 wanted = [*project["dependencies"], *project["optional-dependencies"]["otlp"]]
 print("\n".join(item for item in wanted if not item.startswith("torch")))
 LIST
 RUN python -m venv /opt/mp-agent \
- && /opt/mp-agent/bin/pip install --no-cache-dir --requirement /tmp/requirements.txt \
+ && /opt/mp-agent/bin/pip install --no-cache-dir --constraint constraints.txt \
+      --requirement /tmp/requirements.txt \
  && /opt/mp-agent/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.11.13-slim-bookworm
+FROM ${BASE}
 COPY --from=build /opt/mp-agent /opt/mp-agent
 ENV PATH=/opt/mp-agent/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 1000:1000

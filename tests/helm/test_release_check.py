@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,26 @@ def prometheus(
     """A Prometheus with the rules and with the scrape pool that the operator would make."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "rules.yaml").write_text(render_rules(values_in_force()))
-    job = {"job_name": POOL, "static_configs": [{"targets": ["127.0.0.1:9"]}]}
-    configuration = {"rule_files": ["rules.yaml"], "scrape_configs": [job]}
+    with configured(server("prometheus"), folder, rules=["rules.yaml"], pools=[POOL]) as url:
+        yield url
+
+
+@contextmanager
+def configured(binary: Path, folder: Path, *, rules: list[str], pools: list[str]) -> Iterator[str]:
+    """Run Prometheus with these rule files; each pool scrapes the same, absent, target."""
+    jobs = [{"job_name": pool, "static_configs": [{"targets": ["127.0.0.1:9"]}]} for pool in pools]
+    configuration = {"rule_files": rules, "scrape_configs": jobs}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
     arguments = [
         f"--config.file={folder / 'prometheus.yaml'}",
         f"--storage.tsdb.path={folder / 'data'}",
     ]
-    with serving(server("prometheus"), arguments, folder / "log") as url:
-        pools = f"{url}/api/v1/scrape_pools"
-        wait_until(lambda: POOL in read_json(pools)["data"]["scrapePools"], what="the pool")
+    with serving(binary, arguments, folder / "log") as url:
+        targets = f"{url}/api/v1/targets"
+        wait_until(
+            lambda: len(read_json(targets)["data"]["activeTargets"]) == len(pools),
+            what="the targets",
+        )
         yield url
 
 
@@ -84,3 +95,19 @@ def test_rules_and_monitor_that_prometheus_has_are_found_and_others_are_missed(
     absent = check(PROMETHEUS_URL="http://127.0.0.1:1", RULES="true")
     assert absent.returncode == 1
     assert "http://127.0.0.1:1/api/v1/rules" in absent.stderr
+
+
+@pytest.mark.e2e
+def test_a_second_release_that_scrapes_the_same_pods_or_loads_the_same_rules_is_named(
+    server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for name in ("first.yaml", "second.yaml"):
+        (tmp_path / name).write_text(render_rules(values_in_force()))
+    other = "podMonitor/monitoring/other-mp-agent/0"
+    files, pools = ["first.yaml", "second.yaml"], [POOL, other]
+    with configured(server("prometheus"), tmp_path, rules=files, pools=pools) as url:
+        scraped = check(PROMETHEUS_URL=url, POD_MONITOR="monitoring/demo-mp-agent")
+        loaded = check(PROMETHEUS_URL=url, RULES="true")
+    assert scraped.returncode == loaded.returncode == 1
+    assert f"scraped by {other} too: see Several releases" in scraped.stderr
+    assert "more alerts twice: see Several releases" in loaded.stderr

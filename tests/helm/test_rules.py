@@ -55,11 +55,11 @@ def test_the_defaults_are_the_committed_rules() -> None:
 def test_changed_thresholds_and_durations_reach_every_rule() -> None:
     rules = {
         "thresholds": {"grad_norm_high": 50, "grad_norm_vanished": 0.0000001},
-        "durations": {"stall_window": "1h30m", "overflow_window": 600, "explosion_window": "90s"},
+        "durations": {"stall_window": "25m30s", "overflow_window": 600, "explosion_window": "90s"},
     }
     values = values_in_force(
         {"grad_norm_high": 50.0, "grad_norm_vanished": 1e-7},
-        {"stall_window": 5400.0, "overflow_window": 600.0, "explosion_window": 90.0},
+        {"stall_window": 1530.0, "overflow_window": 600.0, "explosion_window": 90.0},
     )
     assert _same_numbers(released(rules)) == _same_numbers(rendered(values))
 
@@ -119,7 +119,11 @@ def test_selectors_reach_every_rule(selectors: dict[str, str]) -> None:
 def test_agents_judge_by_the_same_numbers_and_severities(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {
         "thresholds": {"grad_norm_high": 50},
-        "durations": {"stall_window": "1h30m", "overflow_window": 2_000_000},
+        "durations": {
+            "stall_window": "25m30s",
+            "overflow_window": 2_000_000,
+            "overflow_long_window": 3_000_000,
+        },
         "severities": {
             "MpAgentRunVanished": {"warning": "info"},
             "MpAgentRunFailed": {"critical": False},

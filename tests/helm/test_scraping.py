@@ -83,3 +83,10 @@ def test_jobs_outside_the_cluster_are_asked_on_the_ports_of_the_slurm_example_al
         for regex in (first["regex"], keep["regex"])
     )
     assert kept == kept_in_example == [9464, 9479]
+
+
+def test_a_short_interval_shortens_the_time_out_that_is_not_set() -> None:
+    values = {"assumeApiVersions": ["monitoring.coreos.com/v1"], "podMonitor": {"interval": "5s"}}
+    (monitor,) = of_kind(objects(values), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("5s", "5s")

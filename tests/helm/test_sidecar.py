@@ -10,6 +10,7 @@ import pytest
 import yaml
 from helm_python import Chart
 
+from mp_agent.settings import Settings
 from mp_agent.version import __version__
 from tests.helm.rendering import CHART, ROOT
 
@@ -59,3 +60,33 @@ def test_linger_and_grace_period_change_together(parent: Path) -> None:
     (sidecar,) = pod["initContainers"]
     assert {"name": "MP_AGENT_LINGER_SECONDS", "value": "300"} in sidecar["env"]
     assert pod["terminationGracePeriodSeconds"] > 300
+
+
+def test_it_takes_a_token_and_a_certificate_from_secrets(parent: Path) -> None:
+    """As README.md shows it: the values there, in the chart that has this one as a dependency."""
+    text = (CHART / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"```yaml\n(mp-agent:\n  sidecar:.*?)```", text, re.DOTALL)
+    assert found
+    values = yaml.safe_load(found[1])["mp-agent"]
+    job = rendered(parent, **values)
+    kubernetes_validate.validate(job, "1.29", strict=True)
+    pod = job["spec"]["template"]["spec"]
+    (sidecar,) = pod["initContainers"]
+    given = {one["name"]: one for one in sidecar["env"]}
+    assert given["MP_AGENT_TOKEN"]["valueFrom"]["secretKeyRef"]["name"]
+    certificate = Path(given["MP_AGENT_TLS_CERTIFICATE"]["value"])
+    mounts = {one["mountPath"]: one["name"] for one in sidecar["volumeMounts"]}
+    secret = mounts[str(certificate.parent)]
+    assert secret in {volume["name"] for volume in pod["volumes"] if "secret" in volume}
+    assert {name.removeprefix("MP_AGENT_").lower() for name in given} <= set(Settings.model_fields)
+
+
+def test_what_the_pod_shares_reaches_the_trainer_too(parent: Path) -> None:
+    """The rings and their directory, whatever the sidecar gets on top."""
+    job = rendered(parent, sidecar={"env": [{"name": "MP_AGENT_BIND", "value": "::"}]})
+    pod = job["spec"]["template"]["spec"]
+    (sidecar,), (trainer,) = pod["initContainers"], pod["containers"]
+    directory = {"name": "MP_AGENT_DIR", "value": "/dev/shm/mp_agent"}
+    assert directory in sidecar["env"]
+    assert directory in trainer["env"]
+    assert {"name": "MP_AGENT_BIND", "value": "::"} in sidecar["env"]

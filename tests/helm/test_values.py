@@ -5,6 +5,10 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
+from mp_agent.alerting.durations import BY_NAME, DURATIONS
+from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.thresholds import DEFAULTS, THRESHOLDS, resolve
+from mp_agent.errors import SettingError
 from tests.helm.rendering import texts
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -34,6 +38,41 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an interval in words": ({"podMonitor": {"interval": "often"}}, "interval"),
     "a port name that is too long": ({"podMonitor": {"port": "a-name-beyond-15"}}, "port"),
     "a port beyond the last": ({"agentSettings": {"settings": {"port": 70000}}}, "port"),
+    "any free port, which no pod can declare": (
+        {"agentSettings": {"settings": {"port": 0}}},
+        "port",
+    ),
+    "a prefix of names with capitals": ({"fullnameOverride": "My_Agent"}, "fullnameOverride"),
+    "a prefix of names that ends with a hyphen": (
+        {"fullnameOverride": "agent-"},
+        "fullnameOverride",
+    ),
+    "a chart name with a blank": ({"nameOverride": "mp agent"}, "nameOverride"),
+    "a prefix of uids with a slash": ({"dashboards": {"uidPrefix": "team/a"}}, "uidPrefix"),
+    "a time-out longer than the interval": (
+        {"podMonitor": {"interval": "5s", "scrapeTimeout": "10s"}},
+        "podMonitor.scrapeTimeout is 10s; it must not exceed podMonitor.interval, which is 5s",
+    ),
+    "a time-out longer than the interval outside the cluster": (
+        {"podMonitor": {"scrapeTimeout": "12s"}, "scrapeConfig": {"interval": "10s"}},
+        "must not exceed scrapeConfig.interval",
+    ),
+    "a high threshold above the extreme one": (
+        {"rules": {"thresholds": {"grad_norm_high": 5000}}},
+        "rules.thresholds.grad_norm_high is 5000; it must be below grad_norm_extreme",
+    ),
+    "two thresholds that are equal": (
+        {"rules": {"thresholds": {"grad_norm_high": 50, "grad_norm_extreme": 50}}},
+        "it must be below grad_norm_extreme",
+    ),
+    "a window longer than the one that it must stay below": (
+        {"rules": {"durations": {"stall_window": "45m"}}},
+        "rules.durations.stall_window is 2700 s; it must be below long_stall_window",
+    ),
+    "a share above all": (
+        {"rules": {"thresholds": {"underflow_layers": 1.5}}},
+        "underflow_layers is 1.5; it is a share",
+    ),
     "an unknown setting": ({"agentSettings": {"settings": {"layers": 1}}}, "layers"),
     "an ill-typed setting": (
         {"agentSettings": {"settings": {"layer_interval": "often"}}},
@@ -88,3 +127,23 @@ def test_a_wrong_value_is_refused_by_name(case: str) -> None:
     with pytest.raises(HelmError) as refused:
         texts(values)
     assert name in str(refused.value)
+
+
+def test_the_chart_and_the_command_refuse_the_same_durations() -> None:
+    for known in (one for one in DURATIONS if one.below):
+        durations = {known.name: BY_NAME[known.below].seconds * 2}
+        with pytest.raises(SettingError, match=f"{known.name} .*must be below"):
+            values_in_force(durations=durations)
+        with pytest.raises(HelmError, match=f"{known.name} .*must be below"):
+            texts({"rules": {"durations": durations}})
+
+
+def test_the_chart_and_the_command_refuse_the_same_thresholds() -> None:
+    for threshold in (one for one in THRESHOLDS if one.below):
+        thresholds = {threshold.name: DEFAULTS[threshold.below] * 2}
+        if threshold.unit == "1" and thresholds[threshold.name] > 1:
+            continue
+        with pytest.raises(SettingError, match=f"{threshold.name} .*must be below"):
+            resolve(thresholds)
+        with pytest.raises(HelmError, match=f"{threshold.name} .*must be below"):
+            texts({"rules": {"thresholds": thresholds}})

@@ -9,6 +9,7 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- if not $rules.selectors.series }}
 {{- $text = $text | replace "{@series_selector@}" "" | replace ",@series_selector@}" "}" }}
 {{- end }}
+{{- $text = replace "/d/mp-agent-" (printf "/d/%s-" .Values.dashboards.uidPrefix) $text }}
 {{- range $mark := $catalog.marks }}
 {{- $text = replace (printf "@%s@" $mark) (include "mp-agent.mark" (list $catalog $rules $mark)) $text }}
 {{- end }}
@@ -25,6 +26,12 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- if hasKey $changes $own }}
 {{- $severity = include "mp-agent.severity" (get $changes $own) }}
 {{- $_ := set $rule.labels "severity" $severity }}
+{{- end }}
+{{- if not $rules.runbookBase }}
+{{- $_ := unset $rule.annotations "runbook_url" }}
+{{- end }}
+{{- if not $rules.dashboardBase }}
+{{- $_ := unset $rule.annotations "dashboard_url" }}
 {{- end }}
 {{- if contains "{alert}" $rules.runbookBase }}
 {{- $_ := set $rule.annotations "runbook_url" (replace "{alert}" (lower $rule.alert) $rules.runbookBase) }}
@@ -57,7 +64,7 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- if eq $mark "runbook_base" }}
 {{- default $catalog.runbookBase $rules.runbookBase | trimSuffix "/" }}
 {{- else if eq $mark "dashboard_base" }}
-{{- default $catalog.dashboardBase $rules.dashboardBase | trimSuffix "/" }}
+{{- $rules.dashboardBase | trimSuffix "/" }}
 {{- else if eq $mark "series_selector" }}
 {{- $rules.selectors.series }}
 {{- else if eq $mark "targets_selector" }}
@@ -73,7 +80,9 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- $seconds = addf $seconds (get $catalog.durations $name | float64) }}
 {{- end }}
 {{- end }}
-{{- if hasSuffix "#" $mark }}{{ $seconds }}{{ else }}{{ include "mp-agent.duration" $seconds }}{{ end }}
+{{- /* A large number would otherwise be written as 2e+06. */}}
+{{- if and (hasSuffix "#" $mark) (eq (floor $seconds) (float64 $seconds)) }}{{ printf "%.0f" (float64 $seconds) }}
+{{- else if hasSuffix "#" $mark }}{{ $seconds }}{{ else }}{{ include "mp-agent.duration" $seconds }}{{ end }}
 {{- end }}
 {{- end }}
 

@@ -12,8 +12,14 @@ the pod. Every template here takes this chart's own context, which the parent ha
   env:
     - {name: MP_AGENT_DIR, value: /dev/shm/mp_agent}
     - {name: MP_AGENT_LINGER_SECONDS, value: {{ .Values.sidecar.lingerSeconds | quote }}}
+    {{- with .Values.sidecar.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   envFrom:
     - configMapRef: {name: {{ include "mp-agent.settingsName" . }}, optional: true}
+    {{- with .Values.sidecar.envFrom }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   ports:
     - {name: {{ .Values.podMonitor.port }}, containerPort: {{ include "mp-agent.port" . }}}
   securityContext:
@@ -25,6 +31,9 @@ the pod. Every template here takes this chart's own context, which the parent ha
   volumeMounts:
     {{- include "mp-agent.sidecar.volumeMount" . | nindent 4 }}
     - {name: mp-agent-tmp, mountPath: /tmp}
+    {{- with .Values.sidecar.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{- define "mp-agent.sidecar.graceSeconds" -}}
@@ -44,6 +53,9 @@ seccompProfile: {type: RuntimeDefault}
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.sidecar.sharedMemory }}}
 - name: mp-agent-tmp
   emptyDir: {sizeLimit: {{ .Values.sidecar.temporaryFiles }}}
+{{- with .Values.sidecar.volumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "mp-agent.sidecar.volumeMount" -}}
