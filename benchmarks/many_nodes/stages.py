@@ -134,7 +134,9 @@ class Root:
             layers=tuple(self.account.layers.values()),
             ranks=[rank_view(source) for source in attempt.sources.values()],
             faded_ranks=frozenset(),
-            agent=agent_view(attempt, ProbeTotals(), scrape_duration_seconds=None),
+            agent=agent_view(
+                attempt, ProbeTotals(), counting_seconds=None, scrape_duration_seconds=None
+            ),
             counters=self.account.counters,
             governor=self._governor,
         )

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from examples.demo.run import run_demo
 from examples.demo.scenarios import BY_NAME, SCENARIOS
+from tools.host_name import host_name_problem
 
 
 def main() -> int:
@@ -15,6 +16,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--scenario", choices=BY_NAME, help="run this one alone")
     chosen = parser.parse_args().scenario
+    if problem := host_name_problem():
+        print(problem, file=sys.stderr)
+        return 1
     scenarios = (BY_NAME[chosen],) if chosen else SCENARIOS
     # Only as an exception does a signal end the servers and jobs as well.
     for number in (signal.SIGTERM, signal.SIGHUP):

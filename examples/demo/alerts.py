@@ -9,6 +9,7 @@ from typing import Protocol
 from examples.demo.reading import Reading
 from mp_agent.alerting.alertmanager import render_alertmanager
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.rules import RULES_FILE
 from mp_agent.alerting.values import values_in_force
 from tools import servers
@@ -80,7 +81,7 @@ class MetricsAlone:
         names = {alert.name for alert in fired}
         if reading is not None:
             fired += tuple(
-                _notification(name, run)
+                _notification(name, run, reading)
                 for name, holds in _SHOWN_BY_METRICS.items()
                 if name not in names and holds(reading)
             )
@@ -90,7 +91,7 @@ class MetricsAlone:
 
 _SHOWN_BY_METRICS: Mapping[str, Callable[[Reading], bool]] = {
     "MpAgentGradientExplosion": lambda now: any(
-        steps > 0 for steps in now.by("mp_agent_grad_norm_exceeded_steps_total", "bound").values()
+        steps > 0 for steps in now.by("mp_agent_grad_exploded_steps_total", "bound").values()
     ),
     "MpAgentNonFiniteUpdate": lambda now: now.count("mp_agent_nonfinite_updates_total") > 0,
     "MpAgentLossNonFinite": lambda now: now.count("mp_agent_loss_nonfinite_steps_total") >= 3,
@@ -98,11 +99,13 @@ _SHOWN_BY_METRICS: Mapping[str, Callable[[Reading], bool]] = {
 }
 
 
-def _notification(name: str, run: str) -> Notification:
+def _notification(name: str, run: str, reading: Reading) -> Notification:
     condition = next(known for known in CONDITIONS if known.name == name)
     level = condition.levels[0]
     annotations = dict(condition.annotations(level, values_in_force()))
-    del annotations["description"]  # its template is filled in by Prometheus
+    # Prometheus would fill in their templates.
+    del annotations["description"]
+    annotations["remedy"] = " ".join(fitting(condition.remedies, reading.labels_of))
     labels = {"alertname": name, "run": run, **level.labels}
     return Notification("firing", labels, annotations, time.time())
 

@@ -32,6 +32,10 @@ class Reading:
         """Return the values of all samples of `name` by one of their labels."""
         return {own[label]: value for own, value in self.all(name)}
 
+    def labels_of(self, name: str) -> list[Mapping[str, str]]:
+        """Return the labels of every sample of `name`."""
+        return [own for own, _ in self.all(name)]
+
     def all(self, name: str) -> tuple[tuple[Mapping[str, str], float], ...]:
         """Return every sample of `name` with its labels."""
         return self.samples.get(BY_PROMETHEUS_NAME[name].prometheus_name, ())

@@ -36,7 +36,8 @@ class Story:
 
 def _explosion(reading: Reading) -> Trouble | None:
     exceeded = reading.by("mp_agent_grad_norm_exceeded_steps_total", "bound")
-    bounds = [float(bound) for bound, steps in exceeded.items() if steps > 0]
+    numbers = reading.by("mp_agent_grad_norm_bound", "bound")
+    bounds = [numbers[bound] for bound, steps in exceeded.items() if steps > 0]
     if not bounds:
         return None
     layer = largest_gradient(reading)

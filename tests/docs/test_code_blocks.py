@@ -25,6 +25,7 @@ _OTHER_VARIABLES = {
     "MP_AGENT_CONFIG",
     "MP_AGENT_CRD_DIR",
     "MP_AGENT_SERVICE_HOST",
+    "MP_AGENT_ATTACH",
     "MP_AGENT_NODE_SETTINGS",
 }
 _VARIABLE = re.compile(r"\bMP_AGENT_[A-Z0-9_]*[A-Z0-9]\b(?!…)")

@@ -18,6 +18,8 @@ import mp_agent
 
 HEARD_WITHIN_SECONDS = 60.0
 STEP_PAUSE_SECONDS = 0.02
+USUAL_SECONDS = 1.0
+"""In which the norm is what the run is used to."""
 
 heard: list[mp_agent.Condition] = []
 
@@ -46,12 +48,14 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
-    begun = time.monotonic()
+    begun, scale = time.monotonic(), 1.0
     while not all_have_heard() and time.monotonic() - begun < HEARD_WITHIN_SECONDS:
-        (model(torch.ones(4, 8)).mean() * 1e6).backward()
+        (model(torch.ones(4, 8)).mean() * scale).backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(STEP_PAUSE_SECONDS)
+        if time.monotonic() - begun > USUAL_SECONDS:
+            scale = 1e6
     dist.destroy_process_group()
 
 

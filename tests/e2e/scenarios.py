@@ -4,11 +4,12 @@ From the conditions' thresholds and guards:
 
 * explosion: FP32, so nothing overflows; the norm passes 100 and 1000 while loss and gradients
   stay finite. The milder severity of the same condition fires as well and is muted.
-  The loss leaves its usual level as well, long before it is a finite number no more.
+  The loss leaves its usual level as well, long before it is a finite number no more, and does not
+  come back: what was learned is lost.
 * overflow storm: begins after calibration, so that the conditions which wait for it judge it. The
   forward pass itself overflows, so the loss is not finite on three skipped steps in a row and
-  more; no scale helps, so the scale falls through 128 to its floor, never raised,
-  and far below where it began. No step is applied, so nothing explodes and no update is
+  more, nor are the gradients; no scale helps, so the scale falls through 128 to its floor, never
+  raised, and far below where it began. No step is applied, so nothing explodes and no update is
   non-finite.
 * non-finite update: without a scaler nothing is skipped; from the NaN on every loss is NaN. It
   began with the loss of rank 1 alone, so that rank is named.
@@ -48,12 +49,17 @@ SCENARIOS = (
             "MpAgentLossScaleFarBelowInitial": "critical",
             "MpAgentLossScaleAtFloor": "critical",
             "MpAgentLossNonFinite": "critical",
+            "MpAgentGradientNonFinite": "critical",
         },
     ),
     Scenario(name="calibrating"),
     Scenario(
         name="explosion",
-        alerts={"MpAgentGradientExplosion": "critical", "MpAgentLossSpike": "warning"},
+        alerts={
+            "MpAgentGradientExplosion": "critical",
+            "MpAgentLossSpike": "warning",
+            "MpAgentLossDiverging": "critical",
+        },
     ),
     Scenario(
         name="non-finite-update",

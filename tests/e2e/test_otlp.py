@@ -24,7 +24,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 SCENARIOS = [BY_NAME["non-finite-update"], BY_NAME["exception"]]
 NOBODY = "http://127.0.0.1:1"
 EACH_PATHS_OWN = {"mp_agent_scrape_duration_seconds"}
-CHANGING = {"mp_agent_export_last_success_timestamp_seconds"}
+CHANGING = {
+    "mp_agent_counting_seconds",
+    "mp_agent_export_last_success_timestamp_seconds",
+    "mp_agent_pause_longest_seconds",
+    "mp_agent_standing_seconds",
+}
+"""Different at every scrape, also of a run that is over: ages, a maximum that fades, and the time
+of the last push."""
 TARGET_LABELS = {"__name__", "job", "instance"}
 RESOURCE_PREFIXES = ("service_", "host_", "process_", "telemetry_", "k8s_", "scope_", "otel_")
 

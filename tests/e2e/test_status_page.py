@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
 from tests.agent.node.builders import merged_step
 from tests.exporters.status_page.test_report import CONDITION, with_view
 from tests.waiting import wait_until
-from tools.browser import find_browser
+from tools.browser import chromium_arguments, find_browser
 from tools.jobs import Job, torchrun_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
@@ -38,9 +38,7 @@ def browser() -> Iterator[Browser]:
         reason = "Chromium is not on PATH and cannot be installed by this user"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     with sync_playwright() as playwright:
-        # As root, as in containers, Chromium refuses to run with its sandbox.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        launched = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        launched = playwright.chromium.launch(executable_path=chromium, args=chromium_arguments())
         yield launched
         launched.close()
 
@@ -192,6 +190,51 @@ def _two_runs() -> dict[str, object]:
     return report
 
 
+_RECORD_CUT_TEXTS = """
+window.cutTexts = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
+  const { width } = this.measureText(text), { e, a } = this.getTransform();
+  const left = a * (this.textAlign === "right" ? x - width : x) + e;
+  if (this.textAlign === "right" && left < 0) window.cutTexts.push([text, left]);
+  return fillText.call(this, text, x, y, ...more);
+};
+"""
+
+
+@pytest.mark.parametrize("loss", [1.5e7, -2.25e8, 3.4e38, 1e-42])
+def test_no_axis_cuts_off_its_labels_however_large_the_values(
+    browser: Browser, loss: float
+) -> None:
+    history = StepHistory()
+    for number in range(1, 50):
+        history.add(
+            merged_step(number, norm=abs(loss), loss=loss * number / 49, loss_scale=2.0**number)
+        )
+    answers = {
+        "/api/v1/snapshot": _two_runs(),
+        "/api/v1/history": {"format": FORMAT, "run": "a root", **history.columns()},
+    }
+    page = browser.new_context().new_page()
+    page.add_init_script(_RECORD_CUT_TEXTS)
+    page.route("**/*", lambda route: _answer(route, answers))
+    page.goto("http://agent.test/")
+    for chart in ("loss", "norm", "scale"):
+        expect(page.locator(f"#chart-{chart} canvas")).to_be_visible()
+    expect(page.locator("#chart-norm .u-legend .u-value").first).to_have_text("49")
+    assert page.evaluate("window.cutTexts") == []
+    page.context.close()
+
+
+def _answer(route: Route, answers: Mapping[str, object]) -> None:
+    """Answer as an agent that serves the page and these documents."""
+    path = urlsplit(route.request.url).path
+    if path == "/":
+        route.fulfill(body=status_page().body, headers=status_page().headers)
+    else:
+        route.fulfill(body=json.dumps(answers[path]), content_type="application/json")
+
+
 def test_hostile_names_histograms_and_other_nodes_are_shown_without_a_job(browser: Browser) -> None:
     history = StepHistory()
     for number in range(1, 50):
@@ -203,17 +246,10 @@ def test_hostile_names_histograms_and_other_nodes_are_shown_without_a_job(browse
     }
     problems: list[str] = []
 
-    def answer(route: Route) -> None:
-        path = urlsplit(route.request.url).path
-        if path == "/":
-            route.fulfill(body=status_page().body, headers=status_page().headers)
-        else:
-            route.fulfill(body=json.dumps(answers[path]), content_type="application/json")
-
     page = browser.new_context(viewport={"width": 360, "height": 800}).new_page()
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: problems.append(dialog.message))
-    page.route("**/*", answer)
+    page.route("**/*", lambda route: _answer(route, answers))
     page.goto("http://agent.test/")
     expect(page.locator("#layers tbody tr")).to_have_count(2)
     expect(page.locator("#layers")).to_contain_text("<script>alert(1)</script>")

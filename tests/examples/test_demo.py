@@ -14,7 +14,13 @@ from examples.demo.scenarios import BY_NAME, HEALTHY, Scenario
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 
 EXPLODING = {"MpAgentGradientExplosion", "MpAgentLossNonFinite", "MpAgentLossScaleAtFloor"}
-ALSO_TRUE = {"MpAgentLossSpike", "MpAgentLossDiverging", "MpAgentRankNonFinite"}
+ALSO_TRUE = {
+    "MpAgentGradientNonFinite",
+    "MpAgentLossSpike",
+    "MpAgentLossDiverging",
+    "MpAgentRankNonFinite",
+    "MpAgentLayerGradientExplosion",
+}
 """Which of them come as well depends on where the numbers break first."""
 
 

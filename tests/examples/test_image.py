@@ -5,9 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.waiting import wait_until
 
@@ -26,6 +30,7 @@ def test_it_is_built_from_all_that_the_package_holds() -> None:
     lines = DOCKERFILE.splitlines()
     copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert set(wheel["only-include"]) <= copied
+    assert {str(Path(name).parent) for name in wheel["force-include"]} <= copied
     ignored = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     assert not copied & set(ignored)
 
@@ -43,10 +48,43 @@ def test_it_installs_what_the_package_needs_and_no_torch() -> None:
 
 
 def test_it_is_pinned_and_runs_as_nobody_special() -> None:
-    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
-    assert len(set(bases)) == 1
-    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", bases[0])
+    assert DOCKERFILE.startswith("# syntax=docker/dockerfile:1\n")
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE}", "${BASE}"]
+    before_stages = DOCKERFILE.partition("\nFROM ")[0]
+    assert re.search(r"^ARG BASE=python:\d+\.\d+\.\d+-slim-\w+$", before_stages, re.MULTILINE)
     assert "\nUSER 1000:1000\n" in DOCKERFILE
+
+
+def test_every_package_that_it_installs_is_pinned() -> None:
+    """Each requirement, and all that it brings, has its version in constraints.txt."""
+    assert re.search(r"pip install [^&]*--constraint constraints.txt", DOCKERFILE)
+    pinned = {
+        canonicalize_name(re.split(r"[=;<>\[ ]", line, maxsplit=1)[0])
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if "==" in line and not line.startswith("#")
+    }
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["otlp"]]
+    installed = closure(Requirement(text) for text in wanted if not text.startswith("torch"))
+    assert len(installed) > len(wanted)
+    assert installed <= pinned, sorted(installed - pinned)
+
+
+def closure(wanted: Iterable[Requirement]) -> set[str]:
+    """Return the names of the packages that requirements bring, as installed here."""
+    found: set[str] = set()
+    pending = [(item, extra) for item in wanted for extra in item.extras or {""}]
+    while pending:
+        item, extra = pending.pop()
+        if item.marker is not None and not item.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(item.name)
+        if name in found:
+            continue
+        found.add(name)
+        needs = [Requirement(text) for text in metadata.requires(name) or ()]
+        pending += [(need, one) for need in needs for one in item.extras or {""}]
+    return found
 
 
 def words_of(instruction: str) -> list[str]:

@@ -9,7 +9,9 @@ def reading(**extra: str) -> Reading:
     """A healthy run's metrics at step 40, with lines put in place of those of the same name."""
     lines = {
         "step": 'mp_agent_step{run="demo"} 40',
-        "exceeded": 'mp_agent_grad_norm_exceeded_steps_total{run="demo",bound="100"} 0',
+        "exceeded": 'mp_agent_grad_norm_exceeded_steps_total{run="demo",bound="high"} 0',
+        "exploded": 'mp_agent_grad_exploded_steps_total{run="demo",bound="high"} 0',
+        "bound": 'mp_agent_grad_norm_bound{run="demo",bound="high"} 100',
         "nonfinite": 'mp_agent_loss_nonfinite_steps_total{run="demo"} 0',
         "floor": 'mp_agent_loss_scale_floor_skips_total{run="demo"} 0',
         "first": 'mp_agent_layer_grad_norm{run="demo",layer="head.weight"} 3',
@@ -21,7 +23,8 @@ def reading(**extra: str) -> Reading:
 
 EXPLODED = reading(
     step='mp_agent_step{run="demo"} 44',
-    exceeded='mp_agent_grad_norm_exceeded_steps_total{run="demo",bound="100"} 2',
+    exceeded='mp_agent_grad_norm_exceeded_steps_total{run="demo",bound="high"} 2',
+    exploded='mp_agent_grad_exploded_steps_total{run="demo",bound="high"} 2',
 )
 LOST = reading(
     step='mp_agent_step{run="demo"} 60',

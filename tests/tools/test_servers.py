@@ -17,21 +17,54 @@ def empty_machine(tmp_path, monkeypatch):
     servers.find.cache_clear()
 
 
-def make_executable(path: Path) -> Path:
+def make_executable(path: Path, version: str = "") -> Path:
+    """Write a program that reports `version` as its first line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
     path.chmod(0o755)
     return path
 
 
 def test_a_binary_on_path_wins_over_an_unpacked_one(tmp_path):
     make_executable(tmp_path / "cache/promtool/usr/bin/promtool")
-    on_path = make_executable(tmp_path / "bin/promtool")
+    on_path = make_executable(tmp_path / "bin/promtool", "promtool, version 2.53.3+ds1 (branch: x)")
     assert servers.find("promtool") == on_path
 
 
+@pytest.mark.parametrize(
+    "version", ["promtool, version 2.42.0+ds (branch: debian/sid)", "", "promtool, version (none)"]
+)
+def test_a_binary_on_path_that_is_too_old_or_reports_no_version_is_passed_over(tmp_path, version):
+    unpacked = make_executable(tmp_path / "cache/promtool/usr/bin/promtool")
+    make_executable(tmp_path / "bin/promtool", version)
+    assert servers.find("promtool") == unpacked
+
+
+def test_a_binary_that_is_too_old_is_named_where_none_can_be_fetched(tmp_path, capsys):
+    old = make_executable(tmp_path / "bin/promtool", "promtool, version 2.42.0+ds")
+    assert servers.find("promtool") is None
+    assert f"promtool: {old} is older than 2.53, and apt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "version", ["prometheus, version 3.5.0 (branch: HEAD)", "prometheus, version 2.100.0"]
+)
+def test_versions_are_compared_as_numbers(tmp_path, version):
+    on_path = make_executable(tmp_path / "bin/prometheus", version)
+    assert servers.find("prometheus") == on_path
+
+
+def test_a_version_within_a_build_tag_is_read(tmp_path):
+    on_path = make_executable(
+        tmp_path / "bin/victoria-metrics", "victoria-metrics-20250601-120000-tags-v1.119.0-0-gabc"
+    )
+    assert servers.find("victoria-metrics") == on_path
+
+
 def test_debian_s_name_of_a_binary_is_known(tmp_path):
-    on_path = make_executable(tmp_path / "bin/prometheus-alertmanager")
+    on_path = make_executable(
+        tmp_path / "bin/prometheus-alertmanager", "alertmanager, version 0.28.1+ds"
+    )
     assert servers.find("alertmanager") == on_path
 
 
@@ -42,7 +75,7 @@ def test_an_unpacked_binary_is_found_without_apt(tmp_path):
 
 def test_without_apt_a_missing_binary_is_none_and_says_why(capsys):
     assert servers.find("prometheus") is None
-    assert "prometheus: not on PATH and not to be had by apt" in capsys.readouterr().err
+    assert "prometheus: not on PATH, and apt cannot provide it" in capsys.readouterr().err
 
 
 def test_the_machine_s_own_mirrors_are_asked_in_order_and_the_last_failure_is_told(
