@@ -1,16 +1,30 @@
-"""Whether this machine's own host name resolves, which `torchrun --standalone` and gloo need."""
+"""Whether this machine is found by its own host name, which `torchrun --standalone` and gloo need."""
 
 import socket
 import subprocess
 import sys
 
 _TIMEOUT_SECONDS = 30
-_LOOK_UP = "import socket; socket.getaddrinfo(socket.gethostname(), None)"
+_LOOK_UP = """
+import socket
+
+def is_own(family, address):
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((address[0], 0))
+        except OSError:
+            return False
+    return True
+
+found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+assert any(is_own(family, address) for family, *_, address in found)
+"""
 
 
 def host_name_problem() -> str | None:
-    """Return in one line what is wrong and what mends it; None when the host name resolves.
+    """Return in one line what is wrong and how to fix it; None when the host name is this machine's.
 
+    A resolver may answer any name with an address of another machine, hence the attempt to bind.
     The look-up runs in a process of its own: a resolver without a network may wait for minutes.
     """
     try:
@@ -23,7 +37,7 @@ def host_name_problem() -> str | None:
     except subprocess.SubprocessError:
         name = socket.gethostname()
         return (
-            f"this machine's host name {name!r} does not resolve, so that torchrun would wait for "
-            f"minutes; add a line '127.0.0.1 {name}' to /etc/hosts"
+            f"this machine's host name {name!r} does not resolve to an address of its own, so "
+            f"that torchrun would wait for minutes; add a line '127.0.0.1 {name}' to /etc/hosts"
         )
     return None

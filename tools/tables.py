@@ -65,10 +65,11 @@ def settings_table() -> str:
 
 def _default(name: str) -> str:
     """Return a default in general form, whoever the user is that runs this."""
-    temporary = patch("tempfile.tempdir", "<temporary directory>")
+    temporary = patch("tempfile.tempdir", "/<temporary directory>")
     with temporary, patch("os.getuid", return_value="<uid>"):
         value = Settings.model_fields[name].get_default(call_default_factory=True)
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    shown = ",".join(value) if isinstance(value, tuple) else str(value)
+    return shown.replace("/<temporary directory>", "<temporary directory>")
 
 
 def _braces(labels: tuple[str, ...]) -> str:

@@ -1,6 +1,7 @@
 """Signal handlers and other threads raise into hooks: training gets just what was raised."""
 
 import ctypes
+import gc
 import inspect
 import random
 import signal
@@ -144,6 +145,16 @@ def test_an_exception_at_any_place_of_a_hook_gets_through_and_leaves_no_trace(wa
     assert last == list(range(last[0], last[0] + 20))
 
 
+@pytest.fixture
+def no_gc_callbacks() -> Iterator[None]:
+    """Remove callbacks of the garbage collector: what they raise, Python prints and drops."""
+    callbacks = list(gc.callbacks)
+    gc.callbacks.clear()
+    yield
+    gc.callbacks.extend(callbacks)
+
+
+@pytest.mark.usefixtures("no_gc_callbacks")
 def test_every_signal_handlers_exception_reaches_the_script(watch, alarm):
     raised: list[bool] = []
 
