@@ -1,4 +1,4 @@
-"""Whether this machine is found by its own host name, which `torchrun --standalone` and gloo need."""
+"""Whether this machine has its own host name, which `torchrun --standalone` and gloo need."""
 
 import socket
 import subprocess
@@ -22,7 +22,7 @@ assert any(is_own(family, address) for family, *_, address in found)
 
 
 def host_name_problem() -> str | None:
-    """Return in one line what is wrong and how to fix it; None when the host name is this machine's.
+    """Return in one line what is wrong and how to fix it; None when the host name is its own.
 
     A resolver may answer any name with an address of another machine, hence the attempt to bind.
     The look-up runs in a process of its own: a resolver without a network may wait for minutes.
