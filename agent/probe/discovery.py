@@ -234,7 +234,9 @@ def _by_fit(modules: Sequence[nn.Module], parameters: Iterable[torch.Tensor]) ->
 
 
 def _young_objects() -> list[Any]:
-    return [*gc.get_objects(1), *gc.get_objects(0)]
+    youngest = gc.get_objects(0)  # first: a collection in between moves them on to the next
+    young = gc.get_objects(1)
+    return youngest + young  # made after both, lest it should hold itself, and all in it, alive
 
 
 def _all_objects() -> list[Any]:
@@ -243,7 +245,7 @@ def _all_objects() -> list[Any]:
     It names none of those that the program has set aside by `gc.freeze()`, whose effect must stay:
     these are looked for from where programs hold on to things.
     """
-    objects = [*gc.get_objects(2), *_young_objects()]
+    objects = gc.get_objects()
     return objects if gc.get_freeze_count() == 0 else [*_frozen_objects(), *objects]
 
 
