@@ -173,6 +173,10 @@ class Subjects:
             if each.role is not Role.INVITED or each.idle_steps <= IDLE_STEPS_AT_MOST
         ]
 
+    def has_new_gradients(self, subject: Subject) -> bool:
+        """Return whether there was a backward since an optimizer stepped last."""
+        return self._pass > 1 and subject.stepped_in_pass != self._pass
+
     def take_over(self, subject: Subject) -> dict[str, str]:
         """Let the run's model be that of `subject` from now on, and leave the one before.
 
@@ -371,8 +375,8 @@ class Subjects:
         Those known of stay known: beyond the budget of looks, not all that live are found.
         """
         self._root = None if root is None else weakref.ref(root)
-        known = distinct([*live.optimizers, *alive(self._made)])
-        others = [each for each in known if each is not optimizer]
+        known = distinct([*reversed(alive(self._made)), *live.optimizers])
+        others = [each for each in reversed(known) if each is not optimizer]
         self._newcomers = [
             weakref.ref(each)
             for each in others
