@@ -234,7 +234,9 @@ def _by_fit(modules: Sequence[nn.Module], parameters: Iterable[torch.Tensor]) ->
 
 
 def _young_objects() -> list[Any]:
-    return [*gc.get_objects(0), *gc.get_objects(1)]
+    youngest = gc.get_objects(0)  # first: a collection in between moves them on to the next
+    young = gc.get_objects(1)
+    return youngest + young  # made after both, lest it should hold itself, and all in it, alive
 
 
 def _all_objects() -> list[Any]:

@@ -23,6 +23,7 @@ from mp_agent.probe.moment import Moment, within_backward
 from mp_agent.probe.phases import PhaseMarks
 from mp_agent.probe.recorder import Recorder
 from mp_agent.probe.roots import loss_of
+from mp_agent.probe.running_step import running_step
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
 from mp_agent.probe.step import OpenStep
 from mp_agent.probe.subject import Role, Subject
@@ -116,9 +117,9 @@ class StepFollower:
         self._calls.connect()
         here = self._here
         here.in_backward = True
-        here.scaler_steps = None  # left over from a step that raised
         if not here.in_closure:
-            here.stepping = None
+            self._end_step_around()
+        here.scaler_steps = None  # left over from a step that raised
         aside = self._is_aside()
         if not aside:
             self._phases.training(Phase.BACKWARD, self._step.sequence)
@@ -235,6 +236,9 @@ class StepFollower:
             return  # an optimizer within the optimizer
         if (subject := self._subjects.of(optimizer)) is None or subject.managed:
             return
+        if self._is_part_of_step_around(optimizer, subject):
+            here.optimizer_stepped = True
+            return
         if not subject.label:
             if self._stepped_sequence == self._step.sequence:
                 self._recorder.lost_a_step()
@@ -276,6 +280,11 @@ class StepFollower:
     def optimizer_step_ended(self, optimizer: Optimizer) -> None:
         """End the step, unless the scaler will."""
         here = self._here
+        if here.around is not None and here.around[0] == id(optimizer):
+            here.around = None
+            here.weights.forget()
+            if not self._is_aside():
+                self._step.loss_outdated = self._step.losses > 0
         if here.stepping != id(optimizer):
             return
         here.stepping, here.in_closure = None, False
@@ -401,6 +410,39 @@ class StepFollower:
         """Return whether any of these may be one of the first optimizer's parameters."""
         plans = self._subjects.plans_of_run()
         return not plans or any(plan.holds(each) for plan in plans for each in inputs)
+
+    def _end_step_around(self) -> None:
+        """End the step that runs a backward, by a hook of the script's or of its own accord.
+
+        What follows within it may be whole steps of other optimizers. A step that is no longer
+        running has raised, and was none.
+        """
+        here = self._here
+        identity, here.stepping = here.stepping, None
+        if identity is None or here.closure_awaited:
+            return
+        if (optimizer := running_step(identity)) is None:
+            return
+        subject = self._subjects.of(optimizer)
+        if subject is None or not self._subjects.has_new_gradients(subject):
+            return  # it makes the gradients that it will use by itself
+        if subject is not here.scaler_steps:
+            subject.scaled = False
+        here.around = identity, subject
+        self._finish(subject)
+
+    def _is_part_of_step_around(self, optimizer: Optimizer, subject: Subject) -> bool:
+        """Return whether a step within another one, which has been counted, updates the same.
+
+        The other one may have raised; the same optimizer then begins a step of its own.
+        """
+        here = self._here
+        if here.around is None:
+            return False
+        if here.around[0] == id(optimizer) or running_step(here.around[0]) is None:
+            here.around = None
+            return False
+        return here.around[1] is subject
 
     def _begin_next_pass(self) -> None:
         """Publish the step before with what the pass that is over has shown of its optimizers."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from mp_agent.probe import discovery
 from mp_agent.probe.placement import declarations
 from mp_agent.probe.plan import Plan, signature_of
+from mp_agent.probe.seen_objects import SeenObjects
 from mp_agent.probe.slots import Slot
 
 PLANS_KEPT = 8
@@ -96,6 +97,9 @@ class WalkBudget:
         self._began_seconds: float | None = None
         self._walks = 0
         self._seconds = 0.0
+        self._seen = SeenObjects()
+        self.complete = False
+        """Whether the last look was at all live objects."""
 
     @property
     def left(self) -> bool:
@@ -104,13 +108,21 @@ class WalkBudget:
             return True
         return self._seconds < WALK_SHARE * (perf_counter() - self._began_seconds)
 
-    def walk(self) -> discovery.LiveObjects:
-        """Look at all live objects; beyond the budget, at those that are young."""
-        young = not self.left
+    def walk(self, *, whole: bool = False) -> discovery.LiveObjects:
+        """Look at all live objects; beyond the budget, at those that are young or known already.
+
+        What was made since the last look at all, and is young no longer, is then not found: whole
+        looks at all whatever the budget says.
+        """
+        self.complete = whole or self.left
         begin_seconds = perf_counter()
         if self._began_seconds is None:
             self._began_seconds = begin_seconds
-        live = discovery.walk(young=young)
+        live = discovery.walk(young=not self.complete)
+        if self.complete:
+            self._seen.note(live)
+        else:
+            live = self._seen.joined(live)
         self._walks += 1
         self._seconds += perf_counter() - begin_seconds
         return live

@@ -16,6 +16,7 @@ class Moment(threading.local):
     """The state of the loop that this thread runs; another thread trains a model of its own.
 
     stepping: `id` of the outermost optimizer within whose step we are.
+    around: `id` and subject of an optimizer whose step was counted although it is still running.
     closure_awaited: that step was given a closure, which has not returned yet.
     scaler: has scaled a loss, and not unscaled the gradients of all but the `unscaled` optimizers.
     """
@@ -26,6 +27,7 @@ class Moment(threading.local):
         self.scaled_losses = ScaledLosses()
         self.scaler_steps: Subject | None = None
         self.stepping: int | None = None
+        self.around: tuple[int, Subject] | None = None
         self.in_closure = False
         self.closure_awaited = False
         self.optimizer_stepped = False

@@ -13,11 +13,12 @@ from mp_agent.probe.discovery import LiveObjects
 from mp_agent.probe.known_plans import KnownPlans, WalkBudget
 from mp_agent.probe.managed import Engine
 from mp_agent.probe.plan import Plan, make_plan
+from mp_agent.probe.seen_objects import alive, distinct
 from mp_agent.probe.subject import Role, Subject
 from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
-_MADE_AT_MOST = 64
+_MADE_AT_MOST = 256
 IDLE_STEPS_AT_MOST = 100
 """After which an optimizer that never steps no longer counts."""
 
@@ -51,6 +52,8 @@ class Subjects:
         self._live: LiveObjects | None = None
         self._known = KnownPlans()
         self._walks = WalkBudget()
+        self._bare = False
+        """Whether the parameters that all live modules were searched for last are in none."""
         self._searched = False
 
     def settle(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
@@ -90,10 +93,10 @@ class Subjects:
 
     def made(self, optimizer: Optimizer) -> None:
         """Note that an optimizer was made; the first plan finds those from before it by itself."""
+        reference = weakref.ref(optimizer)
+        self._made = [*self._made, reference][-_MADE_AT_MOST:]
         if self._subjects:
-            reference = weakref.ref(optimizer)
             self._newcomers = [*self._newcomers, reference][-OPTIMIZERS_AT_MOST:]
-            self._made = [*self._made, reference][-_MADE_AT_MOST:]
 
     def of(self, optimizer: Optimizer) -> Subject | None:
         """Return the subject for which a step of `optimizer` counts; None when there is none."""
@@ -170,6 +173,10 @@ class Subjects:
             if each.role is not Role.INVITED or each.idle_steps <= IDLE_STEPS_AT_MOST
         ]
 
+    def has_new_gradients(self, subject: Subject) -> bool:
+        """Return whether there was a backward since an optimizer stepped last."""
+        return self._pass > 1 and subject.stepped_in_pass != self._pass
+
     def take_over(self, subject: Subject) -> dict[str, str]:
         """Let the run's model be that of `subject` from now on, and leave the one before.
 
@@ -206,7 +213,7 @@ class Subjects:
                 self._live = None
         found = self._known_holders(parameters)
         if not found and self._made:
-            made = [each for ref in self._made if (each := ref()) is not None]
+            made = alive(self._made)
             holders = discovery.holders(made, parameters)
             for optimizer in holders:
                 self.of(optimizer)
@@ -290,9 +297,8 @@ class Subjects:
 
     def _invite(self) -> None:
         """Take those in that are about to train a part of the run's model."""
-        newcomers = [each for ref in self._newcomers if (each := ref()) is not None]
         waiting: list[weakref.ref[Optimizer]] = []
-        for optimizer in newcomers:
+        for optimizer in alive(self._newcomers):
             if any(subject.is_of(optimizer) for subject in self._subjects):
                 continue
             if not discovery.has_gradient(optimizer):
@@ -337,22 +343,46 @@ class Subjects:
         known = self._root if subject.joint else self._model
         root = None if known is None or subject.role is Role.APART else known()
         if root is None or not discovery.holds_any(root, parameters):
-            root = discovery.root_module(live.modules, parameters)
+            root, live = self._root_of(parameters, live)
         plan = make_plan(optimizer, live, root, ranks, subject.label, joint=subject.joint)
         self._known.remember(plan, optimizer, ranks)
         if subject.role is Role.FIRST:
-            self._root = None if root is None else weakref.ref(root)
-            self._newcomers = [
-                weakref.ref(each)
-                for each in live.optimizers
-                if each is not optimizer
-                and (root is None or discovery.trains_part_of(each, root, plan.identities))
-            ][:OPTIMIZERS_AT_MOST]
-            self._made = [weakref.ref(each) for each in live.optimizers if each is not optimizer][
-                -_MADE_AT_MOST:
-            ]
+            self._follow_model(optimizer, root, live, plan)
         self._live = None
         return plan
+
+    def _root_of(
+        self, parameters: Sequence[torch.Tensor], live: LiveObjects
+    ) -> tuple[nn.Module | None, LiveObjects]:
+        """Return the module tree of `parameters`, and the live objects among which it was found.
+
+        One that is missing among a part of the objects is looked for among all, unless parameters
+        have turned out before to be in no module.
+        """
+        root = discovery.root_module(live.modules, parameters)
+        if root is None and not self._walks.complete and not self._bare:
+            live = self._walks.walk(whole=True)
+            root = discovery.root_module(live.modules, parameters)
+        if self._walks.complete:
+            self._bare = root is None
+        return root, live
+
+    def _follow_model(
+        self, optimizer: Optimizer, root: nn.Module | None, live: LiveObjects, plan: Plan
+    ) -> None:
+        """Take `root` for the run's model; note the other optimizers, of it and of other models.
+
+        Those known of stay known: beyond the budget of looks, not all that live are found.
+        """
+        self._root = None if root is None else weakref.ref(root)
+        known = distinct([*reversed(alive(self._made)), *live.optimizers])
+        others = [each for each in reversed(known) if each is not optimizer]
+        self._newcomers = [
+            weakref.ref(each)
+            for each in others
+            if root is None or discovery.trains_part_of(each, root, plan.identities)
+        ][-OPTIMIZERS_AT_MOST:]
+        self._made = list(map(weakref.ref, others[-_MADE_AT_MOST:]))
 
     def _look(self) -> LiveObjects:
         if self._live is None:

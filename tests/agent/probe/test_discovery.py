@@ -136,6 +136,20 @@ def test_the_walk_passes_by_half_made_modules_and_hostile_objects():
     del hostile
 
 
+@pytest.mark.parametrize("young", [False, True])
+def test_the_walk_keeps_nothing_alive(young):
+    gc.disable()
+    try:
+        gone = nn.Linear(2, 2)
+        kept = weakref.ref(gone)
+        live = discovery.walk(young=young)
+        assert any(each is gone for each in live.modules)
+        del live, gone
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_the_walk_finds_what_was_frozen_and_leaves_it_frozen():
     gc.collect()
     model = Model()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from mp_agent.probe import known_plans
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.conftest import Watch
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring
@@ -60,6 +61,18 @@ def backward(model: nn.Module, optimizers: list[torch.optim.Optimizer], seed: in
     for optimizer in optimizers:
         optimizer.zero_grad()
     make_loss(model, seed).backward()
+
+
+def train_clipped(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> list[float]:
+    """Train some steps, clipped far down; return the norms before clipping."""
+    norms = []
+    for seed in range(STEPS):
+        backward(model, optimizers, seed)
+        norms.append(sqrt(sum_squares(model)))
+        clip_grad_norm_(model.parameters(), 1e-4)
+        for optimizer in optimizers:
+            optimizer.step()
+    return norms
 
 
 class TestNorm:
@@ -448,18 +461,61 @@ class TestOneAfterTheOther:
         for number, model in enumerate(models):
             optimizers = kept[number] if number < len(kept) else split(model)
             kept.append(optimizers)
-            for seed in range(6):
-                backward(model, optimizers, seed)
-                expected.append(sqrt(sum_squares(model)))
-                clip_grad_norm_(model.parameters(), 1e-4)
-                for optimizer in optimizers:
-                    optimizer.step()
+            expected += train_clipped(model, optimizers)
         steps = merged(watched)
         assert watched.steps_told == len(steps) == len(expected)
         assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
         coefficients = [step.clip_coefficient for step in steps]
         assert all(each is not None and each < 1.0 for each in coefficients)
         assert all(set(step.optimizers) >= {"0", "1"} for step in steps)
+
+    @pytest.mark.parametrize("looks", [0, 1, 2, 4])
+    @pytest.mark.parametrize("made", ["all before", "each then"])
+    def test_first_steps_are_measured_before_clipping_when_few_looks_at_all_objects_are_left(
+        self, watch, monkeypatch, made, looks
+    ):
+        monkeypatch.setattr(known_plans, "WALKS_FREE", looks)
+        monkeypatch.setattr(known_plans, "WALK_SHARE", 0.0)
+        watched, expected = watch(), []
+        models = [make_model(seed) for seed in range(3)]
+        kept = [split(model) for model in models] if made == "all before" else []
+        gc.collect()  # nothing of them is young
+        for number, model in enumerate(models):
+            optimizers = kept[number] if number < len(kept) else split(model)
+            kept.append(optimizers)
+            gc.collect()
+            expected += train_clipped(model, optimizers)
+        steps = merged(watched)
+        assert watched.steps_told == len(steps) == len(expected)
+        assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
+        assert [step.gradients_complete for step in steps] == [True] * len(expected)
+        names = {layer.name for layer in watched.read().schema.layers}
+        assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+    def test_the_first_step_of_the_next_model_is_measured_before_clipping_among_many_optimizers(
+        self, watch
+    ):
+        others = [torch.optim.SGD([torch.ones(1, requires_grad=True)]) for _ in range(100)]
+        gc.collect()
+        models = [make_model(seed) for seed in range(2)]
+        kept = [split(model) for model in models]
+        watched, expected = watch(), []
+        for model, optimizers in zip(models, kept, strict=True):
+            expected += train_clipped(model, optimizers)
+        seen = [step.grad_norm for step in merged(watched)]
+        assert seen == pytest.approx(expected, rel=1e-6)
+        del others
+
+    def test_the_first_step_is_measured_before_clipping_after_a_clipping_without_optimizer(
+        self, watch
+    ):
+        watched, model = watch(), make_model()
+        make_loss(model, 0).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizers = split(model)
+        expected = train_clipped(model, optimizers)
+        seen = [step.grad_norm for step in merged(watched)]
+        assert seen == pytest.approx(expected, rel=1e-6)
 
     def test_a_second_stage_counts_after_two_models_were_trained_in_turns(self, watch):
         watched = watch()

@@ -1,0 +1,144 @@
+"""Backwards and whole steps within an optimizer's step, by its own hooks or of its own accord."""
+
+from math import sqrt
+
+import pytest
+import torch
+
+from tests.agent.probe.rings import read_ring
+from tests.agent.probe.small_model import make_loss, make_model, sum_squares
+
+STEPS = 5
+
+
+def register(optimizer, hook: str, function) -> None:
+    getattr(optimizer, f"register_step_{hook}_hook")(lambda *_: function())
+
+
+def contents_of(watched):
+    watched.probe.flush()
+    return read_ring(watched.writer.path, one_schema=False)
+
+
+@pytest.mark.parametrize("hook", ["pre", "post"])
+class TestAnotherModelIsTrainedInAHook:
+    @pytest.mark.parametrize("scaled", [False, True])
+    def test_and_each_step_is_seen_with_its_own_loss_and_gradients(self, watch, hook, scaled):
+        watched, outer, inner = watch(), make_model(1), make_model(2)
+        optimizer = torch.optim.SGD(outer.parameters(), lr=1e-3)
+        within = torch.optim.SGD(inner.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=8.0)
+        squares, inner_squares, losses = [], [], []
+
+        def train_inner() -> None:
+            within.zero_grad()
+            make_loss(inner, 50).backward()
+            inner_squares.append(sum_squares(inner))
+            within.step()
+
+        register(optimizer, hook, train_inner)
+        for seed in range(STEPS):
+            optimizer.zero_grad()
+            loss = make_loss(outer, seed)
+            losses.append(loss.item())
+            scaler.scale(loss).backward()
+            squares.append(sum_squares(outer) / (64 if scaled else 1))
+            scaler.step(optimizer)
+            scaler.update()
+        contents = contents_of(watched)
+        assert watched.steps_told == len(contents.records) == STEPS
+        assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
+        assert contents.column("loss") == pytest.approx(losses)
+        assert contents.column("skipped") == [0.0] * STEPS
+        own = [record.gradients[1, 0] for record in contents.records[1:-1]]
+        assert own == pytest.approx(inner_squares[1:-1])
+        assert contents.state.records_dropped == 0
+        assert watched.state().probe_errors == 0
+
+
+class TestItsOwnModelIsDifferentiatedInAHook:
+    @pytest.mark.parametrize("how", ["backward", "grad"])
+    @pytest.mark.parametrize("hook", ["pre", "post"])
+    def test_and_the_step_counts_with_the_gradients_that_it_began_with(self, watch, hook, how):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        squares, losses = [], []
+
+        def look_at_curvature() -> None:
+            loss = make_loss(model, 60)
+            if how == "grad":
+                torch.autograd.grad(loss, list(model.parameters()))
+            else:
+                loss.backward()
+
+        register(optimizer, hook, look_at_curvature)
+        for seed in range(STEPS):
+            optimizer.zero_grad()
+            loss = make_loss(model, seed)
+            losses.append(loss.item())
+            loss.backward()
+            squares.append(sum_squares(model))
+            optimizer.step()
+        contents = contents_of(watched)
+        assert watched.steps_told == len(contents.records) == STEPS
+        assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
+        assert contents.column("loss") == pytest.approx(losses)
+        assert contents.state.records_dropped == 0
+
+
+class _SecondPass(torch.optim.Optimizer):
+    """Takes a second pass by itself; hands the update to the optimizer that it wraps."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in base.param_groups for p in group["params"]], {})
+        self.base = base
+
+    def step(self, closure=None, *, compute_loss) -> None:
+        self.base.zero_grad()
+        compute_loss().backward()
+        self.base.step()
+
+
+def test_a_second_pass_within_the_step_makes_no_step_of_its_own(watch):
+    watched, model = watch(), make_model()
+    optimizer = _SecondPass(torch.optim.SGD(model.parameters(), lr=1e-3))
+    squares, losses = [], []
+    for seed in range(STEPS):
+        optimizer.zero_grad()
+        loss = make_loss(model, seed)
+        losses.append(loss.item())
+        loss.backward()
+        squares.append(sum_squares(model))
+        optimizer.step(compute_loss=lambda: make_loss(model, 70))
+    contents = contents_of(watched)
+    assert watched.steps_told == len(contents.records) == STEPS
+    assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
+    assert contents.column("loss") == pytest.approx(losses)
+    assert contents.state.records_dropped == 0
+
+
+def test_a_step_that_raised_after_a_step_within_it_is_followed_by_others(watch):
+    watched, outer, inner = watch(), make_model(1), make_model(2)
+    optimizer = torch.optim.SGD(outer.parameters(), lr=1e-3)
+    within = torch.optim.SGD(inner.parameters(), lr=1e-3)
+    norms: list[float] = []
+
+    def train_inner_and_fail_once() -> None:
+        make_loss(inner).backward()
+        within.step()
+        if len(norms) == 2:
+            raise ZeroDivisionError
+
+    register(optimizer, "post", train_inner_and_fail_once)
+    for seed in range(STEPS):
+        optimizer.zero_grad()
+        make_loss(outer, seed).backward()
+        norms.append(sqrt(sum_squares(outer)))
+        try:
+            optimizer.step()
+        except ZeroDivisionError:
+            assert len(norms) == 2
+    contents = contents_of(watched)
+    assert watched.steps_told == len(contents.records) == STEPS
+    seen = [sqrt(record.gradients[0, 0]) for record in contents.records]
+    assert seen == pytest.approx(norms)
