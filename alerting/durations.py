@@ -182,6 +182,13 @@ DURATIONS = (
         meaning="before training begins: a start that hangs",
     ),
     Duration(
+        name="known_phase_limit",
+        seconds=_HOUR,
+        meaning="in a phase outside training, and phase_growth times its longest so far: one that "
+        "hangs",
+        below="elsewhere_limit",
+    ),
+    Duration(
         name="elsewhere_limit",
         seconds=3 * _HOUR,
         meaning="in evaluation, a checkpoint or a phase of the user's own: one that hangs",

@@ -301,6 +301,12 @@ THRESHOLDS = (
         meaning="attempts within restarts_window that pre-emption alone does not explain",
     ),
     Threshold(
+        name="phase_growth",
+        value=5.0,
+        unit="{factor}",
+        meaning="time in evaluation or a checkpoint by the run's longest so far that is a hang",
+    ),
+    Threshold(
         name="stall_steps",
         value=10.0,
         unit="{step}",

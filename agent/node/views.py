@@ -39,6 +39,7 @@ def run_export(
             attempts=state.attempts,
             standing_seconds=state.standstill.seconds(now_seconds),
             longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
+            longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),
         )
     return RunExport(
         run=attempt.identity.run,

@@ -82,6 +82,8 @@ class RunView:
     """Since the last step or change of the kind of phase."""
     longest_pause_seconds: float | None = None
     """Of those in training that are over."""
+    longest_phase_seconds: float | None = None
+    """Of those in the present phase outside training that are over."""
     conditions: tuple[ActiveCondition, ...] = ()
     """Conditions that the detectors say hold now."""
     conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -9,12 +9,12 @@ from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples import Example, Track, flat, ramp
 from mp_agent.alerting.predicates import Compare, Joined, Seen, all_of, any_of
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Length, Series, Where
+from mp_agent.alerting.signals import Length, Series, Where, limit
 from mp_agent.records.steps import Phase
 
 _WINDOW, _LONG = duration("stall_window"), duration("long_stall_window")
 _FIRST, _STARTING = duration("first_step_window"), duration("starting_limit")
-_LIMIT = duration("elsewhere_limit")
+_KNOWN, _LIMIT = duration("known_phase_limit"), duration("elsewhere_limit")
 _TRAINING_OR_STARTING = "|".join(
     phase.name.lower()
     for phase in (Phase.STARTING, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.ENDED)
@@ -30,9 +30,13 @@ def _hung_in(limit: Duration, phase: Seen) -> Joined:
     return all_of(Compare(STANDING, ">", Length(limit)), phase)
 
 
+_OUTLASTS_ITS_LIKE = Compare(
+    STANDING, ">", limit("phase_growth") * Series(metric=metrics.PHASE_LONGEST)
+)
 _ELSEWHERE = any_of(
     _hung_in(_STARTING, _in_phase("=", Phase.STARTING.name.lower())),
     _hung_in(_LIMIT, _in_phase("!~", _TRAINING_OR_STARTING)),
+    all_of(_hung_in(_KNOWN, _in_phase("!~", _TRAINING_OR_STARTING)), _OUTLASTS_ITS_LIKE),
 )
 
 
@@ -115,6 +119,20 @@ _HUNG_IN_CHECKPOINT = Example(
     not_yet=(3,),
 )
 
+_HUNG_IN_EVALUATION = Example(
+    title="an evaluation that hangs, where others took two minutes",
+    minutes=10,
+    tracks=(
+        _in("eval"),
+        Track(metrics.STANDING, ramp(3400, 60, 11)),
+        Track(metrics.PHASE_LONGEST, (120,)),
+    ),
+    without=(metrics.PHASE,),
+    fires={Severity.CRITICAL: _fires(_LONG)},
+    at=5,
+    not_yet=(3,),
+)
+
 _SLOW_STEPS = Example(
     title="a run of steps of half an hour, which seem longer than usual by noise",
     minutes=40,
@@ -156,6 +174,17 @@ _EVALUATION = Example(
     title="nearly three hours of evaluation",
     minutes=15,
     tracks=(_in("eval"), Track(metrics.STANDING, ramp(9800, 60, 16))),
+    without=(metrics.PHASE,),
+)
+
+_WHOLE_EVALUATION = Example(
+    title="an evaluation of all data for two hours, where those of a part took half an hour",
+    minutes=8,
+    tracks=(
+        _in("eval"),
+        Track(metrics.STANDING, ramp(6700, 60, 9)),
+        Track(metrics.PHASE_LONGEST, (1800,)),
+    ),
     without=(metrics.PHASE,),
 )
 
@@ -231,7 +260,8 @@ RUN_STALLED = Condition(
             when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
             description=_description(_LONG),
             reason="It does not wait: the condition spans half an hour, and ten usual steps; an "
-            "hour of starting, and three of evaluation or of a checkpoint.",
+            "hour of starting, and three of evaluation or of a checkpoint, or one if that is "
+            "phase_growth times as long as any before.",
         ),
         Level(
             severity=Severity.WARNING,
@@ -247,6 +277,7 @@ RUN_STALLED = Condition(
         _HUNG_AFTER_PAUSES,
         _HUNG_IN_START,
         _HUNG_IN_CHECKPOINT,
+        _HUNG_IN_EVALUATION,
     ),
     quiet=(
         _SLOW_STEPS,
@@ -257,6 +288,7 @@ RUN_STALLED = Condition(
         _STARTING_UP,
         _EVALUATED_FIRST,
         _EVALUATION,
+        _WHOLE_EVALUATION,
         _AFTER_CHECKPOINT,
         _ENDED,
         _GONE,

@@ -28,6 +28,7 @@ CHANGING = {
     "mp_agent_counting_seconds",
     "mp_agent_export_last_success_timestamp_seconds",
     "mp_agent_pause_longest_seconds",
+    "mp_agent_phase_longest_seconds",
     "mp_agent_standing_seconds",
 }
 """Different at every scrape, also of a run that is over: ages, a maximum that fades, and the time

@@ -50,6 +50,15 @@ WAITING_METRICS = (
         read=lambda run: run.longest_pause_seconds,
     ),
     Metric(
+        name="mp_agent.phase.longest",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Longest time in the phase outside training in which the run stands, of those that "
+        "ended after the first step, halved every 12 hours; absent in training.",
+        read=lambda run: run.longest_phase_seconds,
+    ),
+    Metric(
         name="mp_agent.straggler.slowdown",
         unit="{factor}",
         kind=Kind.GAUGE,

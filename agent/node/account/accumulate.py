@@ -163,7 +163,7 @@ class Accumulator:
         largest = max(progress.norms.exploded.values(), default=0.0)
         broken = step.gradient_nonfinite_elements > 0 and not step.skipped
         severe = broken or progress.learning.rate_jumped or largest > thresholds["grad_norm_high"]
-        if severe or largest:
+        if severe or largest or progress.learning.rate_raised:
             reference.disturb(severe=severe)
 
     def _confirm_rate_jump(self, step: MergedStep) -> None:

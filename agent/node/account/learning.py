@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, sqrt
 
 from mp_agent.records.merged import MergedStep
 
@@ -42,6 +42,9 @@ class LearningWatch:
     highest_rate: float = 0.0
     rate_jumped: bool = False
     """Whether the last step's learning rate was far above all before, or proved to be a jump."""
+    rate_raised: bool = False
+    """Whether the last step's learning rate was at once clearly above all before: too little for a
+    jump by itself, and a reason why the loss may rise."""
     last_rate: float | None = None
     restarted_steps: int | None = None
     """Since the rate went back up to one that it has had before, as schedules with restarts do."""
@@ -110,12 +113,13 @@ class LearningWatch:
         return trouble
 
     def _fold_rate(self, rate: float | None, jump: float) -> None:
-        self.rate_jumped = False
+        self.rate_jumped = self.rate_raised = False
         if rate is None:
             return
         self.rates += 1
         settled = self.rates > WARM_UP_STEPS and self.highest_rate > 0.0
         far = settled and rate >= jump * self.highest_rate
+        self.rate_raised = settled and rate >= sqrt(jump) * self.highest_rate
         if far and not self.rate_changed and self.rates <= _PLATEAU_STEPS:
             self.suspect_steps = 0
         else:

@@ -320,6 +320,17 @@ def _hung_start(random: Random) -> Events:
     yield Pause(phase=Phase.STARTING, seconds=_WITHOUT_END)
 
 
+def _hung_evaluation(random: Random) -> Events:
+    """Evaluations of two minutes, of which one never ends."""
+    training = Training(random=random)
+    for _ in range(3):
+        yield from training.minutes(6)
+        yield Pause(phase=Phase.EVAL, seconds=120)
+    yield from training.minutes(6)
+    yield Fault()
+    yield Pause(phase=Phase.EVAL, seconds=_WITHOUT_END)
+
+
 def _vanished(random: Random) -> Events:
     _, before = _trained(random)
     yield from before
@@ -502,6 +513,13 @@ FAULTS = (
         script=_hung_start,
         expected={"MpAgentRunStalled": "critical"},
         minutes=65,
+    ),
+    Scenario(
+        name="hung-evaluation",
+        what="an evaluation that never ends, after some of two minutes",
+        script=_hung_evaluation,
+        expected={"MpAgentRunStalled": "critical"},
+        minutes=95,
     ),
     Scenario(
         name="drifting-down",

@@ -53,6 +53,25 @@ def test_a_run_that_an_explosion_threw_back_is_lost_for_good():
     assert not learned().lost
 
 
+@pytest.mark.parametrize("factor", [4.0, 9.0])
+def test_so_is_one_whose_loss_went_up_with_a_rate_clearly_above_all_before(factor: float):
+    """Less than a jump by itself, with norms that are hardly larger than usual."""
+    run = learned().train(3000, 9.5, 9.5, norm=3.0, learning_rate=factor * 1e-3)
+    assert run.lost
+    assert not learned().train(3000, 9.5, 9.5, norm=3.0).lost
+
+
+def test_a_rate_that_rises_while_the_loss_goes_on_loses_nothing():
+    assert not learned().train(3000, 2.6, 2.4, learning_rate=9e-3).lost
+
+
+def test_nor_does_a_second_stage_that_warms_up_to_a_higher_rate():
+    run = learned()
+    for step in range(100):
+        run.train(1, 3.6, 3.6, learning_rate=1e-3 * (1 + 0.04 * step))
+    assert not run.train(1000, 3.6, 3.0, learning_rate=5e-3).lost
+
+
 def test_so_is_one_whose_norms_came_back_to_normal_and_whose_loss_did_not():
     run = learned().train(20, 50.0, 50.0, norm=4000.0).train(3000, 8.0, 7.0)
     assert run.lost
