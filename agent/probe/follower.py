@@ -21,6 +21,7 @@ from mp_agent.probe.facts import Traits
 from mp_agent.probe.managed import Engine
 from mp_agent.probe.moment import Moment, within_backward
 from mp_agent.probe.phases import PhaseMarks
+from mp_agent.probe.plan import Plan
 from mp_agent.probe.recorder import Recorder
 from mp_agent.probe.roots import loss_of
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
@@ -72,6 +73,8 @@ class StepFollower:
         """Step for which the first optimizer was last stepped; a second time, if that broke off."""
         self._stepped_in_backward = False
         self._clips_unseen = False
+        self._gradients_change = False
+        """The script was found to change gradients in place between backward and step."""
         self._not_training = False
 
     @property
@@ -132,9 +135,12 @@ class StepFollower:
 
     def backward_ended(self) -> None:
         """Stand before the optimizer, or before the next micro-batch's forward."""
-        self._here.in_backward = False
+        here = self._here
+        here.in_backward = False
         if self._is_aside():
             return
+        if (plan := self._marked_plan()) is not None:
+            here.gradients.backward_ended(plan)
         self._phases.training(Phase.FORWARD, self._step.sequence)
         if self._stepped_in_backward:
             self._stepped_in_backward = False
@@ -150,9 +156,10 @@ class StepFollower:
         next backward is taken at other weights and gives no other step (SAM).
         """
         step, first, here = self._step, self._subjects.first, self._here
-        if first is None or isnan(step.backward_seconds) or self._is_aside():
+        if isnan(step.backward_seconds) or self._is_aside() or within_backward():
             return
-        if within_backward():
+        if first is None:
+            step.note_cleared(owner)
             return
         if not _clears(owner, first):
             return
@@ -234,6 +241,9 @@ class StepFollower:
         if here.stepping not in (None, id(optimizer)):
             return  # an optimizer within the optimizer
         if (subject := self._subjects.of(optimizer)) is None or subject.managed:
+            return
+        if not has_closure and self._subjects.is_outer(optimizer, subject):
+            here.optimizer_stepped = True
             return
         if not subject.label:
             if self._stepped_sequence == self._step.sequence:
@@ -414,6 +424,8 @@ class StepFollower:
         first = self._subjects.first
         if not here.in_closure and first is not None and (plan := first.plan()) is not None:
             here.weights.set(plan)
+        if (plan := self._marked_plan()) is not None:
+            here.gradients.backward_begins(plan)
         scale = None if here.scaler is None else scalar_of(here.scaler._get_scale_async())
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         loss, here.announced_loss = here.announced_loss, None
@@ -421,6 +433,20 @@ class StepFollower:
             loss = loss_of(roots, seeds, here.scaled_losses, inverse_scale)
         if loss is not None:
             step.add_loss(loss)
+
+    def _marked_plan(self) -> Plan | None:
+        """Return the plan of the gradients that should stay as backward leaves them."""
+        first = self._subjects.first
+        if self._gradients_change or first is None or first.managed:
+            return None
+        return first.plan()
+
+    def _note_changed_gradients(self, point: str) -> None:
+        """Say so where gradients were clipped, or otherwise changed, by means that no hook sees."""
+        looks_late = point in ("clip", "optimizer_step")
+        if looks_late and not self._gradients_change and self._here.gradients.moved:
+            self._gradients_change = True
+            self._calls.note_unsupported("gradients before the script itself changed them")
 
     def _inverse_scale(self, subject: Subject) -> Scalar:
         """Return 1 / the scale that the gradients still carry."""
@@ -461,6 +487,7 @@ class StepFollower:
         if subject.of_run and step is self._step:
             self._course.settle()
             first = self._subjects.first or subject
+            step.drop_cleared_loss(lambda owner: _clears(owner, first))
             self._note_learning_rate(first)
             if not first.managed:
                 self._note_trainer_step(first, self._step.sequence)
@@ -469,6 +496,8 @@ class StepFollower:
             for each in self._subjects.together(subject)
         ]
         self._here.measures.update(each.label for each, _ in looks)
+        if subject.of_run:
+            self._note_changed_gradients(point)
         self._recorder.measure(step, looks, point)
 
     def _is_overtaken_by(self, subject: Subject) -> bool:

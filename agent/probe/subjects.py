@@ -104,6 +104,15 @@ class Subjects:
                 return subject
         return self._take(optimizer)
 
+    def is_outer(self, optimizer: Optimizer, subject: Subject) -> bool:
+        """Return whether `optimizer` steps after `subject`'s own without a backward in between.
+
+        It holds the same parameters, and what it steps with is no gradient of a loss (the outer
+        optimizer of DiLoCo).
+        """
+        stepped = subject.stepped_in_pass == self._pass and self._pass > 1
+        return stepped and subject.alive and not subject.is_of(optimizer)
+
     def managed_by(self, engine: Engine) -> Subject | None:
         """Return the subject that an engine steps; None when it has no optimizer."""
         if (optimizer := engine.optimizer) is None:
