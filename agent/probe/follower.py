@@ -32,6 +32,8 @@ from mp_agent.probe.trainer_step import TrainerStep
 from mp_agent.records.steps import Phase
 
 _TEARDOWN_PAUSE_SECONDS = 0.1
+_UNUSED_GRADIENTS_AT_MOST = 64
+"""How often gradients are cleared before any optimizer steps until none is expected to."""
 
 
 class Calls(NamedTuple):
@@ -73,6 +75,8 @@ class StepFollower:
         """Step for which the first optimizer was last stepped; a second time, if that broke off."""
         self._stepped_in_backward = False
         self._clips_unseen = False
+        self._unused_gradients = 0
+        """How often gradients were cleared before any optimizer stepped."""
         self._gradients_change = False
         """The script was found to change gradients in place between backward and step."""
         self._not_training = False
@@ -141,6 +145,8 @@ class StepFollower:
             return
         if (plan := self._marked_plan()) is not None:
             here.gradients.backward_ended(plan)
+            if here.gradients.touched:
+                self._course.reaches_run = True
         self._phases.training(Phase.FORWARD, self._step.sequence)
         if self._stepped_in_backward:
             self._stepped_in_backward = False
@@ -160,6 +166,9 @@ class StepFollower:
             return
         if first is None:
             step.note_cleared(owner)
+            self._unused_gradients += 1
+            if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
+                self._calls.note_unsupported("training without an optimizer of torch.optim")
             return
         if not _clears(owner, first):
             return
@@ -437,9 +446,7 @@ class StepFollower:
     def _marked_plan(self) -> Plan | None:
         """Return the plan of the gradients that should stay as backward leaves them."""
         first = self._subjects.first
-        if self._gradients_change or first is None or first.managed:
-            return None
-        return first.plan()
+        return None if first is None or first.managed else first.plan()
 
     def _note_changed_gradients(self, point: str) -> None:
         """Say so where gradients were clipped, or otherwise changed, by means that no hook sees."""
@@ -505,7 +512,11 @@ class StepFollower:
 
         Trainings side by side, each in a thread of its own, do not take each other's place.
         """
-        if not self._course.is_overtaken_by(subject.label):
+        returns = self._subjects.returns(subject)
+        overtaken = returns or self._course.is_overtaken_by(
+            subject.label, lambda: self._subjects.trains_the_model(subject)
+        )
+        if not overtaken:
             return False
         return not self._is_aside() or all(
             thread.ident != self._first_thread for thread in threading.enumerate()
@@ -514,6 +525,8 @@ class StepFollower:
     def _hand_over(self, subject: Subject) -> None:
         """Let the steps of an optimizer be the run's: those that made them have ceased to."""
         label = subject.label
+        if self._subjects.returns(subject):
+            self._course.take_turns()
         labels = self._subjects.take_over(subject)
         self._first_thread = get_ident()
         self._course.settle()  # numbered as the optimizer before has it

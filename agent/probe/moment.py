@@ -97,6 +97,11 @@ class GradientsMark:
             ]
 
     @property
+    def touched(self) -> bool:
+        """Whether the last backward has made, or added to, any of them."""
+        return bool(self._marked)
+
+    @property
     def moved(self) -> bool:
         """Whether any of them has changed since."""
         return any(

@@ -4,13 +4,24 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from mp_agent.records.columns import STEP_COLUMN_NAMES
+from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
+_RATE = STEP_COLUMN_NAMES.index("learning_rate")
 _CHANGED = "gradients before the script itself changed them"
 
 
 def _squares(contents) -> list[float]:
     return [float(record.gradients[0, 0]) for record in contents.records]
+
+
+def _squares_of_first(contents) -> list[float]:
+    """Those of the run's own optimizer; others join in later schemas."""
+    return [
+        float(record.gradients[[share.optimizer for share in schema.shares].index(""), 0])
+        for record, schema in zip(contents.records, contents.record_schemas, strict=True)
+    ]
 
 
 class TestOuterOptimizer:
@@ -133,3 +144,60 @@ def test_the_first_step_of_two_passes_has_loss_and_gradients_of_the_same_pass(wa
     contents = watched.read()
     assert _squares(contents) == pytest.approx([squares], rel=1e-6)
     assert contents.column("loss") == pytest.approx([loss.item()])
+
+
+class TestActorAndCritic:
+    """Models that are trained in turns: the run is what the first of their optimizers trains."""
+
+    def test_an_actor_that_steps_twice_after_two_critic_steps_is_no_successor(self, watch):
+        """CleanRL's SAC: delayed policy updates, with a temperature of their own."""
+        watched, critic, actor = watch(), make_model(0), torch.nn.Linear(4, 4)
+        temperature = torch.zeros(1, requires_grad=True)
+        critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+        actor_optimizer = torch.optim.Adam(actor.parameters(), lr=3e-4)
+        temperature_optimizer = torch.optim.Adam([temperature], lr=1e-3)
+        squares = []
+        for step in range(1, 9):
+            critic_optimizer.zero_grad()
+            make_loss(critic, step).backward()
+            squares.append(sum_squares(critic))
+            critic_optimizer.step()
+            for _ in range(0 if step % 2 else 2):
+                actor_optimizer.zero_grad()
+                critic(actor(torch.randn(3, 4))).mean().backward()
+                actor_optimizer.step()
+                temperature_optimizer.zero_grad()
+                (temperature.exp() * 0.3).mean().backward()
+                temperature_optimizer.step()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        assert _squares_of_first(contents) == pytest.approx(squares, rel=1e-6)
+        assert {record.values[_RATE] for record in contents.records} == {1e-3}
+
+    def test_the_first_model_is_the_runs_again_when_its_turn_comes(self, watch):
+        """Spinning Up's PPO: many steps of the policy, then many of the value function."""
+        watched, models = watch(), [make_model(0), make_model(1)]
+        optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
+        squares, turns, steps = [], 4, 20
+        for turn in range(turns):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                for step in range(steps):
+                    optimizer.zero_grad()
+                    make_loss(model, steps * turn + step).backward()
+                    if model is models[0]:
+                        squares.append(sum_squares(model))
+                    optimizer.step()
+        seen = _squares_of_first(read_ring(watched.writer.path, one_schema=False))
+        assert len(seen) <= (turns + 1) * steps  # the other's first turn may be taken for the run's
+        assert seen[-steps * (turns - 1) :] == pytest.approx(squares[steps:], rel=1e-6)
+
+
+def test_a_loop_that_updates_weights_by_hand_is_told_that_nothing_is_measured(watch):
+    """PyTorch's own word_language_model and regression examples."""
+    watched, model = watch(), make_model()
+    for step in range(80):
+        model.zero_grad()
+        make_loss(model, step).backward()
+        clip_grad_norm_(model.parameters(), 0.25)
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+    assert watched.state().unsupported == ("training without an optimizer of torch.optim",)
