@@ -454,6 +454,7 @@ class StepFollower:
         if looks_late and not self._gradients_change and self._here.gradients.moved:
             self._gradients_change = True
             self._calls.note_unsupported("gradients before the script itself changed them")
+        self._here.gradients.forget()  # what changes them from now on is announced by a hook
 
     def _inverse_scale(self, subject: Subject) -> Scalar:
         """Return 1 / the scale that the gradients still carry."""

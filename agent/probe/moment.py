@@ -96,6 +96,10 @@ class GradientsMark:
                 if gradient is not None and (id(gradient), gradient._version) != before
             ]
 
+    def forget(self) -> None:
+        """Take them for unchanged until the next backward: whoever changes them now may."""
+        self._marked = []
+
     @property
     def touched(self) -> bool:
         """Whether the last backward has made, or added to, any of them."""
