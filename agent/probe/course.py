@@ -35,6 +35,13 @@ class Course:
         self._alone: dict[str, int] = {}
         """Steps of other optimizers since the run's last, by label."""
         self._longest: dict[str, int] = {}
+        self.reaches_run = False
+        """A backward since the run's last step has made gradients of the run."""
+        self._first_sequence = 1
+        """Of the first step since another optimizer took over."""
+        self._longest_turn = 0
+        """Steps that an optimizer made in the place of one that then came back."""
+        self._in_turns = False
         self._pass = 0
         """Numbers the backwards."""
         self._lone: dict[str, tuple[int, OpenStep]] = {}
@@ -79,6 +86,7 @@ class Course:
         step.stepped.add(label)
         self.step = OpenStep(sequence=step.sequence + 1, begun_seconds=perf_counter())
         self._awaited = awaited
+        self.reaches_run = False
         self._ended = self._last = step
         self._same_pass = True
         for other, count in self._alone.items():
@@ -119,14 +127,25 @@ class Course:
         if step is self._ended and subject.role is Role.APART:
             self._settle_if_complete(step)
 
-    def is_overtaken_by(self, label: str) -> bool:
+    def is_overtaken_by(self, label: str, trains_the_model: Callable[[], bool]) -> bool:
         """Return whether another optimizer trains on where those of the run have ceased to.
 
-        One that the run has stepped without is known for that at its second step in a row.
+        One that the run has stepped without is known for that at its second step in a row, unless
+        another model is trained through the run's (the actor of an actor and critic), or optimizers
+        were found to take turns. trains_the_model: whether it holds parameters of the run's model.
         """
         alone = self._alone.get(label, 0)
-        limit = max(ALONE_AT_MOST, 4 * self._longest.get(label, 0))
-        return label in self._lone or alone >= limit
+        limit = max(ALONE_AT_MOST, 4 * self._longest.get(label, 0), 4 * self._longest_turn)
+        if alone >= limit:
+            return True
+        succeeds = label in self._lone and not self._in_turns
+        return succeeds and (not self.reaches_run or trains_the_model())
+
+    def take_turns(self) -> None:
+        """Note that the optimizer that was overtaken steps again: it had no successor."""
+        self._in_turns = True
+        turn = self.step.sequence - self._first_sequence
+        self._longest_turn = max(turn, self._longest_turn)
 
     def has_lone_step(self, label: str) -> bool:
         """Return whether an optimizer made a step that will be published if it takes over."""
@@ -146,7 +165,9 @@ class Course:
         self.step.totals.clear()
         self.step.rows.clear()
         self.step.measured.clear()
+        self._first_sequence = self.step.sequence - (lone is not None)
         self._last, self._awaited = None, ()
+        self.reaches_run = False
         for kept in (self._companions, self._known, self._alone, self._longest):
             kept.clear()
         self._lone.clear()

@@ -21,6 +21,7 @@ from mp_agent.probe.facts import Traits
 from mp_agent.probe.managed import Engine
 from mp_agent.probe.moment import Moment, within_backward
 from mp_agent.probe.phases import PhaseMarks
+from mp_agent.probe.plan import Plan
 from mp_agent.probe.recorder import Recorder
 from mp_agent.probe.roots import loss_of
 from mp_agent.probe.running_step import running_step
@@ -32,6 +33,8 @@ from mp_agent.probe.trainer_step import TrainerStep
 from mp_agent.records.steps import Phase
 
 _TEARDOWN_PAUSE_SECONDS = 0.1
+_UNUSED_GRADIENTS_AT_MOST = 64
+"""How often gradients are cleared before any optimizer steps until none is expected to."""
 
 
 class Calls(NamedTuple):
@@ -73,6 +76,10 @@ class StepFollower:
         """Step for which the first optimizer was last stepped; a second time, if that broke off."""
         self._stepped_in_backward = False
         self._clips_unseen = False
+        self._unused_gradients = 0
+        """How often gradients were cleared before any optimizer stepped."""
+        self._gradients_change = False
+        """The script was found to change gradients in place between backward and step."""
         self._not_training = False
 
     @property
@@ -133,9 +140,14 @@ class StepFollower:
 
     def backward_ended(self) -> None:
         """Stand before the optimizer, or before the next micro-batch's forward."""
-        self._here.in_backward = False
+        here = self._here
+        here.in_backward = False
         if self._is_aside():
             return
+        if (plan := self._marked_plan()) is not None:
+            here.gradients.backward_ended(plan)
+            if here.gradients.touched:
+                self._course.reaches_run = True
         self._phases.training(Phase.FORWARD, self._step.sequence)
         if self._stepped_in_backward:
             self._stepped_in_backward = False
@@ -151,9 +163,13 @@ class StepFollower:
         next backward is taken at other weights and gives no other step (SAM).
         """
         step, first, here = self._step, self._subjects.first, self._here
-        if first is None or isnan(step.backward_seconds) or self._is_aside():
+        if isnan(step.backward_seconds) or self._is_aside() or within_backward():
             return
-        if within_backward():
+        if first is None:
+            step.note_cleared(owner)
+            self._unused_gradients += 1
+            if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
+                self._calls.note_unsupported("training without an optimizer of torch.optim")
             return
         if not _clears(owner, first):
             return
@@ -236,7 +252,9 @@ class StepFollower:
             return  # an optimizer within the optimizer
         if (subject := self._subjects.of(optimizer)) is None or subject.managed:
             return
-        if self._is_part_of_step_around(optimizer, subject):
+        if self._is_part_of_step_around(optimizer, subject) or (
+            not has_closure and self._subjects.is_outer(optimizer, subject)
+        ):
             here.optimizer_stepped = True
             return
         if not subject.label:
@@ -456,6 +474,8 @@ class StepFollower:
         first = self._subjects.first
         if not here.in_closure and first is not None and (plan := first.plan()) is not None:
             here.weights.set(plan)
+        if (plan := self._marked_plan()) is not None:
+            here.gradients.backward_begins(plan)
         scale = None if here.scaler is None else scalar_of(here.scaler._get_scale_async())
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         loss, here.announced_loss = here.announced_loss, None
@@ -463,6 +483,19 @@ class StepFollower:
             loss = loss_of(roots, seeds, here.scaled_losses, inverse_scale)
         if loss is not None:
             step.add_loss(loss)
+
+    def _marked_plan(self) -> Plan | None:
+        """Return the plan of the gradients that should stay as backward leaves them."""
+        first = self._subjects.first
+        return None if first is None or first.managed else first.plan()
+
+    def _note_changed_gradients(self, point: str) -> None:
+        """Say so where gradients were clipped, or otherwise changed, by means that no hook sees."""
+        looks_late = point in ("clip", "optimizer_step")
+        if looks_late and not self._gradients_change and self._here.gradients.moved:
+            self._gradients_change = True
+            self._calls.note_unsupported("gradients before the script itself changed them")
+        self._here.gradients.forget()  # what changes them from now on is announced by a hook
 
     def _inverse_scale(self, subject: Subject) -> Scalar:
         """Return 1 / the scale that the gradients still carry."""
@@ -503,6 +536,7 @@ class StepFollower:
         if subject.of_run and step is self._step:
             self._course.settle()
             first = self._subjects.first or subject
+            step.drop_cleared_loss(lambda owner: _clears(owner, first))
             self._note_learning_rate(first)
             if not first.managed:
                 self._note_trainer_step(first, self._step.sequence)
@@ -511,6 +545,8 @@ class StepFollower:
             for each in self._subjects.together(subject)
         ]
         self._here.measures.update(each.label for each, _ in looks)
+        if subject.of_run:
+            self._note_changed_gradients(point)
         self._recorder.measure(step, looks, point)
 
     def _is_overtaken_by(self, subject: Subject) -> bool:
@@ -518,7 +554,11 @@ class StepFollower:
 
         Trainings side by side, each in a thread of its own, do not take each other's place.
         """
-        if not self._course.is_overtaken_by(subject.label):
+        returns = self._subjects.returns(subject)
+        overtaken = returns or self._course.is_overtaken_by(
+            subject.label, lambda: self._subjects.trains_the_model(subject)
+        )
+        if not overtaken:
             return False
         return not self._is_aside() or all(
             thread.ident != self._first_thread for thread in threading.enumerate()
@@ -527,6 +567,8 @@ class StepFollower:
     def _hand_over(self, subject: Subject) -> None:
         """Let the steps of an optimizer be the run's: those that made them have ceased to."""
         label = subject.label
+        if self._subjects.returns(subject):
+            self._course.take_turns()
         labels = self._subjects.take_over(subject)
         self._first_thread = get_ident()
         self._course.settle()  # numbered as the optimizer before has it

@@ -41,6 +41,7 @@ class Moment(threading.local):
         self.measures: set[str] = set()
         """Labels of the optimizers whose gradients this thread makes."""
         self.weights = WeightsMark()
+        self.gradients = GradientsMark()
 
 
 class WeightsMark:
@@ -66,6 +67,59 @@ class WeightsMark:
             (parameter := reference()) is not None and parameter._version != version
             for reference, version in self._marked
         )
+
+
+class GradientsMark:
+    """Notices that gradients were changed in place after backward, by torch's count of changes.
+
+    Only the first, a middle and the last one are looked at; what is done to `grad.data` is not
+    counted.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[int, int] | None] = []
+        self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def backward_begins(self, plan: Plan) -> None:
+        """Take note of the gradients that are there already, for this backward to add to."""
+        self._marked = []
+        self._before = [
+            None if gradient is None else (id(gradient), gradient._version)
+            for gradient in _some_gradients(plan)
+        ]
+
+    def backward_ended(self, plan: Plan) -> None:
+        """Take the gradients that it has made, or added to, for unchanged as they are now."""
+        gradients = _some_gradients(plan)
+        if len(gradients) == len(self._before):
+            self._marked = [
+                (weakref.ref(gradient), gradient._version)
+                for gradient, before in zip(gradients, self._before, strict=True)
+                if gradient is not None and (id(gradient), gradient._version) != before
+            ]
+
+    def forget(self) -> None:
+        """Take them for unchanged until the next backward: whoever changes them now may."""
+        self._marked = []
+
+    @property
+    def touched(self) -> bool:
+        """Whether the last backward has made, or added to, any of them."""
+        return bool(self._marked)
+
+    @property
+    def moved(self) -> bool:
+        """Whether any of them has changed since."""
+        return any(
+            (gradient := reference()) is not None and gradient._version != version
+            for reference, version in self._marked
+        )
+
+
+def _some_gradients(plan: Plan) -> list[torch.Tensor | None]:
+    slots = plan.slots
+    places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
+    return [slots[place].parameter.grad for place in places]
 
 
 def within_backward() -> bool:

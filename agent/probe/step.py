@@ -1,12 +1,15 @@
 """A step: what the hooks have seen of it so far, and the record that it becomes."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from mp_agent.probe.plan import Plan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
@@ -41,6 +44,9 @@ class OpenStep:
     loss_outdated: bool = False
     """Another optimizer has used the gradients, or they were cleared: if another backward follows,
     the loss so far is not this step's."""
+    cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
+    """What was last told to clear its gradients while it was not known which are the run's."""
+    loss_since_cleared: Scalar | None = None
     measured: set[str] = field(default_factory=set)
     """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
     settled: set[str] = field(default_factory=set)
@@ -75,7 +81,22 @@ class OpenStep:
             self.losses, self.loss_outdated = 0, False
         self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
         self.scalars["loss"] = add(self.loss_before_last, loss)
+        if self.cleared_by is not None:
+            self.loss_since_cleared = add(self.loss_since_cleared, loss)
         self.losses += 1
+
+    def note_cleared(self, owner: Optimizer | nn.Module) -> None:
+        """Remember that `owner` clears its gradients, which may be those of the run."""
+        self.cleared_by, self.loss_since_cleared = weakref.ref(owner), None
+
+    def drop_cleared_loss(self, clears_run: Callable[[Optimizer | nn.Module], bool]) -> None:
+        """Leave out the loss of gradients that were cleared, now that it is known whose."""
+        owner = None if self.cleared_by is None else self.cleared_by()
+        self.cleared_by = None
+        if owner is None or self.loss_observed or self.loss_since_cleared is None:
+            return
+        if clears_run(owner):
+            self.scalars["loss"] = self.loss_since_cleared
 
     def divide_last_loss(self, parts: int) -> None:
         """Let the loss that was added last count for one of `parts` parts."""

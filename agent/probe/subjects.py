@@ -47,6 +47,8 @@ class Subjects:
         """Optimizers that may train a part of it and have not been looked at."""
         self._made: list[weakref.ref[Optimizer]] = []
         """The latest optimizers, for a clipping of parameters that none of the known ones holds."""
+        self._overtaken: weakref.ref[Optimizer] | None = None
+        """The first optimizer before the one that has taken its place."""
         self._pass = 1
         """Numbers the backwards."""
         self._live: LiveObjects | None = None
@@ -106,6 +108,15 @@ class Subjects:
                     self._succeed(subject)
                 return subject
         return self._take(optimizer)
+
+    def is_outer(self, optimizer: Optimizer, subject: Subject) -> bool:
+        """Return whether `optimizer` steps after `subject`'s own without a backward in between.
+
+        It holds the same parameters, and what it steps with is no gradient of a loss (the outer
+        optimizer of DiLoCo).
+        """
+        stepped = subject.stepped_in_pass == self._pass and self._pass > 1
+        return stepped and subject.alive and not subject.is_of(optimizer)
 
     def managed_by(self, engine: Engine) -> Subject | None:
         """Return the subject that an engine steps; None when it has no optimizer."""
@@ -177,11 +188,29 @@ class Subjects:
         """Return whether there was a backward since an optimizer stepped last."""
         return self._pass > 1 and subject.stepped_in_pass != self._pass
 
+    def trains_the_model(self, subject: Subject) -> bool:
+        """Return whether `subject` holds parameters of the module tree of the run's."""
+        root = None if self._root is None else self._root()
+        optimizer = subject.optimizer
+        if root is None or optimizer is None:
+            return False
+        return discovery.holds_any(root, discovery.optimizer_parameters(optimizer))
+
+    def returns(self, subject: Subject) -> bool:
+        """Return whether `subject` was the first until another one took its place."""
+        overtaken = None if self._overtaken is None else self._overtaken()
+        return overtaken is not None and subject.is_of(overtaken)
+
     def take_over(self, subject: Subject) -> dict[str, str]:
         """Let the run's model be that of `subject` from now on, and leave the one before.
 
         Returns the new labels, by the old ones, of those that train it.
         """
+        before = None if self.first is None else self.first.optimizer
+        if before is None or self.returns(subject):
+            self._overtaken = None
+        else:
+            self._overtaken = weakref.ref(before)
         self._subjects = [
             each for each in self._subjects if each is subject or each.role is Role.APART
         ]
@@ -194,9 +223,9 @@ class Subjects:
                 continue
             if self._trains_part_of_run(optimizer):
                 other.become(Role.JOINT)
-                before = other.label
+                old_label = other.label
                 other.relabel(self._free_label())
-                labels[before] = other.label
+                labels[old_label] = other.label
         return labels
 
     def holding(self, parameters: Sequence[torch.Tensor]) -> list[Subject]:

@@ -1,0 +1,203 @@
+"""Loops as they stand in public training scripts, each against what the script itself computes."""
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from mp_agent.records.columns import STEP_COLUMN_NAMES
+from tests.agent.probe.rings import read_ring
+from tests.agent.probe.small_model import make_loss, make_model, sum_squares
+
+_RATE = STEP_COLUMN_NAMES.index("learning_rate")
+_CHANGED = "gradients before the script itself changed them"
+
+
+def _squares(contents) -> list[float]:
+    return [float(record.gradients[0, 0]) for record in contents.records]
+
+
+def _squares_of_first(contents) -> list[float]:
+    """Those of the run's own optimizer; others join in later schemas."""
+    return [
+        float(record.gradients[[share.optimizer for share in schema.shares].index(""), 0])
+        for record, schema in zip(contents.records, contents.record_schemas, strict=True)
+    ]
+
+
+class TestOuterOptimizer:
+    """DiLoCo: an outer optimizer steps the same parameters every few steps, without a backward."""
+
+    def test_only_the_inner_steps_are_steps_of_the_run(self, watch):
+        watched, model = watch(), make_model()
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        synchronised = [parameter.detach().clone() for parameter in model.parameters()]
+        squares, losses = [], []
+        for step in range(9):
+            inner.zero_grad()
+            loss = make_loss(model, step)
+            loss.backward()
+            squares.append(sum_squares(model))
+            losses.append(loss.item())
+            inner.step()
+            if step % 3 == 2:
+                for before, parameter in zip(synchronised, model.parameters(), strict=True):
+                    parameter.grad = before - parameter.data
+                    parameter.data.copy_(before)
+                outer.step()
+                outer.zero_grad()
+                synchronised = [parameter.detach().clone() for parameter in model.parameters()]
+        contents = watched.read()
+        assert _squares(contents) == pytest.approx(squares, rel=1e-6)
+        assert contents.column("loss") == pytest.approx(losses)
+        assert contents.column("learning_rate") == [1e-3] * 9
+
+    def test_a_new_optimizer_for_the_same_parameters_makes_steps(self, watch):
+        watched, model, squares = watch(), make_model(), []
+        optimizers = []
+        for stage in range(3):
+            optimizers.append(torch.optim.SGD(model.parameters(), lr=0.1))
+            for step in range(2):
+                model.zero_grad()
+                make_loss(model, 2 * stage + step).backward()
+                squares.append(sum_squares(model))
+                optimizers[-1].step()
+        assert _squares(watched.read()) == pytest.approx(squares, rel=1e-6)
+
+
+def _clip_by_hand(model: torch.nn.Module, limit: float) -> None:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_(limit / (norm + 1e-6))
+
+
+def _clip_adaptively(model: torch.nn.Module, limit: float) -> None:
+    for parameter in model.parameters():
+        largest = parameter.detach().norm().clamp(min=1e-3) * limit
+        gradient = parameter.grad.detach()
+        gradient.copy_(gradient * (largest / gradient.norm().clamp(min=1e-6)).clamp(max=1.0))
+
+
+class TestGradientsChangedByTheScript:
+    @pytest.mark.parametrize("clip", [_clip_by_hand, _clip_adaptively])
+    def test_what_is_shown_is_named(self, watch, clip):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        squares = []
+        for step in range(3):
+            optimizer.zero_grad()
+            make_loss(model, step).backward()
+            clip(model, 1e-3)
+            squares.append(sum_squares(model))
+            optimizer.step()
+        contents = watched.read()
+        assert contents.state.unsupported == (_CHANGED,)
+        assert _squares(contents) == pytest.approx(squares, rel=1e-6)
+
+    @pytest.mark.parametrize("set_to_none", [False, True])
+    def test_nothing_is_said_of_what_the_hooks_see(self, watch, set_to_none):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for step in range(4):
+            for micro in range(2):
+                scaler.scale(make_loss(model, 2 * step + micro) / 2).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 1e-2)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=set_to_none)
+        assert watched.read().state.unsupported == ()
+
+    def test_nothing_is_said_of_master_weights(self, watch):
+        watched, model = watch(), make_model().bfloat16()
+        masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+        for master in masters:
+            master.grad = torch.zeros_like(master)
+        optimizer = torch.optim.SGD(masters, lr=0.1)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.randn(3, 4).bfloat16()).pow(2).mean().backward()
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                master.grad.copy_(parameter.grad)
+            optimizer.step()
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                parameter.data.copy_(master.data)
+        assert watched.read().state.unsupported == ()
+
+
+def test_the_first_step_of_two_passes_has_loss_and_gradients_of_the_same_pass(watch):
+    """Sharpness-aware minimization, before it is known which optimizer will step."""
+    watched, model = watch(), make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    make_loss(model, 0).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(parameter.grad, alpha=0.5)
+    optimizer.zero_grad()
+    loss = make_loss(model, 0)
+    loss.backward()
+    squares = sum_squares(model)
+    optimizer.step()
+    contents = watched.read()
+    assert _squares(contents) == pytest.approx([squares], rel=1e-6)
+    assert contents.column("loss") == pytest.approx([loss.item()])
+
+
+class TestActorAndCritic:
+    """Models that are trained in turns: the run is what the first of their optimizers trains."""
+
+    def test_an_actor_that_steps_twice_after_two_critic_steps_is_no_successor(self, watch):
+        """CleanRL's SAC: delayed policy updates, with a temperature of their own."""
+        watched, critic, actor = watch(), make_model(0), torch.nn.Linear(4, 4)
+        temperature = torch.zeros(1, requires_grad=True)
+        critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+        actor_optimizer = torch.optim.Adam(actor.parameters(), lr=3e-4)
+        temperature_optimizer = torch.optim.Adam([temperature], lr=1e-3)
+        squares = []
+        for step in range(1, 9):
+            critic_optimizer.zero_grad()
+            make_loss(critic, step).backward()
+            squares.append(sum_squares(critic))
+            critic_optimizer.step()
+            for _ in range(0 if step % 2 else 2):
+                actor_optimizer.zero_grad()
+                critic(actor(torch.randn(3, 4))).mean().backward()
+                actor_optimizer.step()
+                temperature_optimizer.zero_grad()
+                (temperature.exp() * 0.3).mean().backward()
+                temperature_optimizer.step()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        assert _squares_of_first(contents) == pytest.approx(squares, rel=1e-6)
+        assert {record.values[_RATE] for record in contents.records} == {1e-3}
+
+    def test_the_first_model_is_the_runs_again_when_its_turn_comes(self, watch):
+        """Spinning Up's PPO: many steps of the policy, then many of the value function."""
+        watched, models = watch(), [make_model(0), make_model(1)]
+        optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
+        squares, turns, steps = [], 4, 20
+        for turn in range(turns):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                for step in range(steps):
+                    optimizer.zero_grad()
+                    make_loss(model, steps * turn + step).backward()
+                    if model is models[0]:
+                        squares.append(sum_squares(model))
+                    optimizer.step()
+        seen = _squares_of_first(read_ring(watched.writer.path, one_schema=False))
+        assert len(seen) <= (turns + 1) * steps  # the other's first turn may be taken for the run's
+        assert seen[-steps * (turns - 1) :] == pytest.approx(squares[steps:], rel=1e-6)
+
+
+def test_a_loop_that_updates_weights_by_hand_is_told_that_nothing_is_measured(watch):
+    """PyTorch's own word_language_model and regression examples."""
+    watched, model = watch(), make_model()
+    for step in range(80):
+        model.zero_grad()
+        make_loss(model, step).backward()
+        clip_grad_norm_(model.parameters(), 0.25)
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+    assert watched.state().unsupported == ("training without an optimizer of torch.optim",)
