@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch.amp import GradScaler
@@ -9,6 +10,7 @@ from torch.amp import GradScaler
 from mp_agent.probe.plan import Plan
 from mp_agent.probe.roots import ScaledLosses
 from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.slots import Slot
 from mp_agent.probe.subject import Subject
 
 
@@ -52,9 +54,8 @@ class WeightsMark:
 
     def set(self, plan: Plan) -> None:
         """Take the weights of `plan` for unchanged as they are now."""
-        trained = [slot.parameter for slot in plan.slots if slot.parameter.requires_grad]
-        ends = trained[:1] + trained[-1:]
-        self._marked = [(weakref.ref(parameter), parameter._version) for parameter in ends]
+        ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
+        self._marked = [(weakref.ref(each), each._version) for each in ends if each is not None]
 
     def forget(self) -> None:
         """Take them for unchanged until the next `set`: whoever changes them now may."""
@@ -120,6 +121,11 @@ def _some_gradients(plan: Plan) -> list[torch.Tensor | None]:
     slots = plan.slots
     places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
     return [slots[place].parameter.grad for place in places]
+
+
+def _first_trained(slots: Iterable[Slot]) -> torch.Tensor | None:
+    parameters = (slot.parameter for slot in slots)
+    return next((parameter for parameter in parameters if parameter.requires_grad), None)
 
 
 def within_backward() -> bool:

@@ -100,6 +100,8 @@ class Plan:
 
     def by_share(self, gradients: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor]]:
         """Return gradients [L] as one list per share, absent ones left out."""
+        if len(self.shares) == 1:
+            return [[gradient for gradient in gradients if gradient is not None]]
         return [
             [gradient for row in rows if (gradient := gradients[row]) is not None]
             for rows in self.rows_of_share
@@ -251,7 +253,8 @@ def _holds_nothing(parameter: torch.Tensor) -> bool:
 
 def signature_of(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:
     """Return what changes when the optimizer's groups do."""
-    return tuple((id(group["params"]), len(group["params"])) for group in optimizer.param_groups)
+    held = [group["params"] for group in optimizer.param_groups]
+    return tuple([(id(parameters), len(parameters)) for parameters in held])
 
 
 def _reduce(rows_NC: torch.Tensor) -> torch.Tensor:

@@ -180,7 +180,8 @@ class Recorder:
             return
         for look in looks:
             step.totals[look.label] = self._totals_seen(look)
-        totals_GC = torch.cat([step.totals[look.label] for look in looks])
+        totals = [step.totals[look.label] for look in looks]
+        totals_GC = totals[0] if len(totals) == 1 else torch.cat(totals)
         if self._schedule.wanted_for_trouble(totals_GC, looks[0].label):
             for look in looks:
                 step.rows[look.label] = self._layers_seen(look)

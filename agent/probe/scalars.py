@@ -16,9 +16,9 @@ def scalar_of(value: object) -> Scalar | None:
 
     A DTensor counts when it is replicated: anything else would need a collective.
     """
-    if isinstance(value, Real):
-        return float(value)
-    if not isinstance(value, torch.Tensor) or value.is_complex():
+    if not isinstance(value, torch.Tensor):
+        return float(value) if isinstance(value, Real) else None
+    if value.is_complex():
         return None
     local = local_of(value.detach())
     if local is None or local.numel() != 1:

@@ -1,7 +1,7 @@
 """When the probe looks at every layer, beyond the totals of each step."""
 
 from collections.abc import Mapping
-from math import sqrt
+from math import isnan, sqrt
 
 import torch
 
@@ -45,6 +45,6 @@ class LayerSchedule:
         return in_a_row <= _TROUBLE_LOOKS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
 
     def _is_trouble(self, totals_GC: torch.Tensor) -> bool:
-        totals_C = totals_GC.nansum(dim=0).tolist()  # NaN: an optimizer that was not measured
-        nonfinite = any(totals_C[column] > 0 for column in _NONFINITE)
-        return nonfinite or sqrt(totals_C[_SUM_SQUARES]) > self._norm_limit
+        measured = [row for row in totals_GC.tolist() if not isnan(row[_SUM_SQUARES])]
+        nonfinite = any(row[column] > 0 for row in measured for column in _NONFINITE)
+        return nonfinite or sqrt(sum(row[_SUM_SQUARES] for row in measured)) > self._norm_limit

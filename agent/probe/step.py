@@ -187,6 +187,8 @@ def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch
 
     A part of another size is of parameters that have changed since, and left out.
     """
+    if not parts:
+        return None
     usable = {label: parts[label] for label in rows if label in parts}
     usable = {label: part for label, part in usable.items() if part.shape[0] == rows[label]}
     if not usable:
@@ -209,20 +211,20 @@ def record_of(
 
     What was not observed, and what is not finite, becomes NaN; a non-finite loss sets its flag.
     """
-    values_S = np.full(len(STEP_COLUMN_NAMES), nan)
+    values = [nan] * len(STEP_COLUMN_NAMES)
     for name, value in scalars.items():
         if isfinite(value):
-            values_S[_COLUMN[name]] = value
+            values[_COLUMN[name]] = value
     if "loss" in scalars:
-        values_S[_COLUMN["loss_nonfinite"]] = float(not isfinite(scalars["loss"]))
+        values[_COLUMN["loss_nonfinite"]] = float(not isfinite(scalars["loss"]))
     if "skipped" in scalars:
-        values_S[_COLUMN["skipped"]] = float(scalars["skipped"] > 0)
+        values[_COLUMN["skipped"]] = float(scalars["skipped"] > 0)
     if totals_GC is None:
         totals_GC = np.full((step.shares, len(GRADIENT_COLUMN_NAMES)), nan)
     return StepRecord(
         sequence=step.sequence,
         step=step.step,
         time_unix_ns=step.time_unix_ns,
-        values=values_S,
+        values=np.array(values),
         gradients=totals_GC,
     )
