@@ -5,19 +5,21 @@ successor reads the steps after it from the rings, whose history is longer than 
 """
 
 import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from mp_agent.errors import RingError
 from mp_agent.node.account.accumulate import Progress
 from mp_agent.node.account.counters import Cells, Total
 from mp_agent.node.account.window import Bucket
 from mp_agent.node.governor import GovernorState
 from mp_agent.node.launches import Launch
 from mp_agent.records.conditions import ConditionMemory
-from mp_agent.ring.files import replace_atomically
+from mp_agent.ring.files import open_private, replace_atomically
 
 log = logging.getLogger("mp_agent.node")
 
@@ -79,10 +81,12 @@ _ADAPTER = TypeAdapter(Ledger)
 def read_ledger(path: Path) -> Ledger:
     """Return the ledger at `path`; an empty one when there is none or it cannot be used."""
     try:
-        ledger = _ADAPTER.validate_json(path.read_bytes())
+        # What is no regular file might never end, or never begin.
+        with os.fdopen(open_private(path), "rb") as file:
+            ledger = _ADAPTER.validate_json(file.read())
     except FileNotFoundError:
         return Ledger()
-    except (OSError, ValidationError) as error:
+    except (OSError, RingError, ValidationError) as error:
         log.warning("ledger %s cannot be used, counters start at 0: %s", path, error)
         return Ledger()
     if ledger.format != FORMAT:

@@ -1,6 +1,8 @@
 """What `init()` sets up in a process, and takes down again."""
 
 import logging
+import os
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +19,17 @@ log = logging.getLogger("mp_agent")
 
 _attachment: Attachment | None = None
 _callbacks: list[ConditionCallback] = []
+_beginning = threading.RLock()
+"""Held by the thread that attaches: of several that call `init()` together one does it."""
+
+
+def _begin_anew_in_child() -> None:
+    """Forget a thread that was attaching when this process was forked: it is not here."""
+    global _beginning
+    _beginning = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
 def init(
@@ -26,6 +39,16 @@ def init(
     arguments: dict[str, Any],
 ) -> None:
     """See `mp_agent.init`."""
+    with _beginning:
+        _init(model, optimizer, process_group, arguments)
+
+
+def _init(
+    model: nn.Module | None,
+    optimizer: optim.Optimizer | None,
+    process_group: object,
+    arguments: dict[str, Any],
+) -> None:
     global _attachment
     settings, ignored = load_settings(**arguments)
     members = None

@@ -46,6 +46,8 @@ _SHORT_OF = frozenset(
 )
 """What a machine may have again a moment later."""
 
+_STARTS_AT_MOST = 1000
+
 _rings_made: list[str] = []
 """Launches under which this process has made rings."""
 
@@ -147,6 +149,7 @@ class Attachment:
             return None
         run_dir = locations.run_directory(self._settings.dir, identity.run)
         try:
+            identity = _after_earlier_start(run_dir, identity)
             writer = RingWriter.create(locations.ring_path(run_dir, identity), identity)
         except (OSError, RingError) as error:
             pass_on(error)
@@ -264,6 +267,20 @@ def _of_this_start(identity: RankIdentity) -> RankIdentity:
     if not _rings_made:
         return identity
     return replace(identity, launch=f"{identity.launch}-{len(_rings_made)}")
+
+
+def _after_earlier_start(run_dir: Path, identity: RankIdentity) -> RankIdentity:
+    """Return the identity under a launch of its own where a dead process has left its ring.
+
+    A launcher may start its ranks again without a word of it, and a program execute itself anew.
+    """
+    launch = identity.launch
+    for number in range(1, _STARTS_AT_MOST):
+        ring = locations.ring_path(run_dir, identity)
+        if not ring.exists() or locations.is_live(ring):
+            break
+        identity = replace(identity, launch=f"{launch}-{number}")
+    return identity
 
 
 def _meets_other_nodes(identity: RankIdentity, settings: Settings) -> bool:

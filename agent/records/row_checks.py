@@ -68,6 +68,9 @@ def _check_step(report: "NodeReport", step: "NodeStep") -> None:
         if row.digests and len(row.digests) != len(row.shards):
             raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
         _not_nan(chain.from_iterable(row.columns), what)
+        # Squares, magnitudes and counts; their parts may be negative, where they correct rounding.
+        if any(sum(parts) < 0.0 for parts in row.columns):
+            raise ReportError(f"{what} has a row with a negative value")
 
 
 def _check_block(report: "NodeReport", block: "LayerBlock") -> None:

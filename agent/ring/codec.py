@@ -2,10 +2,11 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 from zlib import crc32
 
+import msgspec
 import numpy as np
 
 from mp_agent.errors import RingError
@@ -27,6 +28,23 @@ from mp_agent.ring.layout import (
 
 _UNCHECKED_BYTES = 4
 """The CRC-32 at the end of the head's fields."""
+_RANKS_MAX = 2**20
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SchemaTable:
+    """What `encode_schema` writes."""
+
+    step_columns: tuple[str, ...]
+    gradient_columns: tuple[str, ...]
+    shares: tuple[Share, ...]
+    layer_names: tuple[str, ...]
+    layer_shares: tuple[int, ...]
+    layer_elements: tuple[int, ...]
+    facts: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +96,46 @@ def decode_head(data: bytes) -> Head:
     identity = data[HEAD.size : HEAD.size + length]
     if crc32(identity, crc32(data[: HEAD.size - _UNCHECKED_BYTES])) != checksum:
         raise RingError("checksum of the head is wrong")
-    fields = json.loads(identity.decode(errors="surrogatepass"))
-    return Head(step_capacity, layer_capacity, RankIdentity(**_legible(fields)))
+    fields = _read_json(identity.decode(errors="surrogatepass"))
+    return Head(step_capacity, layer_capacity, _identity_of(fields))
 
 
-def _legible(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an identity's fields with names that every export can carry."""
-    return {
-        name: as_utf8(value) if isinstance(value, str) else value for name, value in fields.items()
+def _identity_of(fields: object) -> RankIdentity:
+    """Return the identity with names that every export can carry, and numbers that can be."""
+    identity = _as_type(fields, RankIdentity)
+    for name, limit in (
+        ("world_size", _RANKS_MAX + 1),
+        ("local_world_size", _RANKS_MAX + 1),
+        ("rank", identity.world_size),
+        ("local_rank", _RANKS_MAX),
+        ("node_rank", _RANKS_MAX),
+    ):
+        if not 0 <= getattr(identity, name) < limit:
+            raise RingError(f"{name} has value {getattr(identity, name)}, not 0 to {limit - 1}")
+    texts: dict[str, Any] = {
+        name: as_utf8(value) for name, value in asdict(identity).items() if isinstance(value, str)
     }
+    return replace(identity, **texts)
+
+
+def _as_type(value: object, kind: type[T]) -> T:
+    """Return what JSON says as a record of a type; RingError where a field is of another one."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise RingError(f"{kind.__name__}: {error}") from error
+
+
+def _read_json(data: str | bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RingError(f"no JSON: {error}") from error
+
+
+def decode_names(payload: bytes) -> tuple[str, ...]:
+    """Return the names in a slot of JSON. Raises RingError for anything else."""
+    return _as_type(_read_json(payload.rstrip(b"\0")), tuple[str, ...])
 
 
 def encode_schema(schema: Schema) -> bytes:
@@ -105,17 +154,17 @@ def encode_schema(schema: Schema) -> bytes:
 
 def decode_schema(data: bytes) -> Schema:
     """Return the schema that `encode_schema` wrote; all ranks' equal layer names are one object."""
-    table = json.loads(data)
-    layers = zip(table["layer_names"], table["layer_shares"], table["layer_elements"], strict=True)
+    table = _as_type(_read_json(data), _SchemaTable)
+    layers = zip(table.layer_names, table.layer_shares, table.layer_elements, strict=True)
     return Schema(
-        step_columns=tuple(table["step_columns"]),
-        gradient_columns=tuple(table["gradient_columns"]),
-        shares=tuple(Share(**share) for share in table["shares"]),
+        step_columns=table.step_columns,
+        gradient_columns=table.gradient_columns,
+        shares=table.shares,
         layers=tuple(
             Layer(name=sys.intern(name), share=share, elements=elements)
             for name, share, elements in layers
         ),
-        facts=tuple((name, value) for name, value in table["facts"]),
+        facts=table.facts,
     )
 
 

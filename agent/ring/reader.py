@@ -1,6 +1,5 @@
 """Reads the ring of a rank, from another process: never waits for it, never disturbs it."""
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from mp_agent.ring.codec import (
     decode_body_header,
     decode_head,
     decode_layers,
+    decode_names,
     decode_step,
     generation_of,
     schema_bytes_of,
@@ -72,6 +72,7 @@ class RingReader:
         try:
             reader = cls(path, fd, _read_head(path, fd))
             reader._find_bodies(reader._live_state())
+            _ = reader.state
         except BaseException:
             os.close(fd)
             raise
@@ -98,8 +99,8 @@ class RingReader:
     def state(self) -> RankState:
         """Where the rank stands, all of one moment."""
         newest = self._unsupported.newest()
-        unsupported = () if newest is None else tuple(json.loads(newest[1].rstrip(b"\0")))
         with _damage_named(self.path):
+            unsupported = () if newest is None else decode_names(newest[1])
             return self._live_state().rank_state(unsupported)
 
     @property
@@ -236,7 +237,10 @@ class RingReader:
 
     def _read(self, offset: int, length: int) -> bytes:
         # Not through a mapping: a file that someone truncates would end the reader with SIGBUS.
-        data = os.pread(self._fd, length, offset)
+        try:
+            data = os.pread(self._fd, length, offset)
+        except (OSError, OverflowError) as error:
+            raise RingError(f"{self.path}: {length} bytes at {offset}: {error}") from error
         if len(data) < length:
             raise RingError(f"{self.path}: truncated at {offset + len(data)} bytes")
         return data

@@ -61,3 +61,8 @@ def test_a_full_directory_leaves_the_ledger_that_was(tmp_path, monkeypatch):
         write_ledger(tmp_path / "ledger.json", Ledger())
 
     assert read_ledger(tmp_path / "ledger.json") == FULL
+
+
+def test_a_pipe_in_place_of_the_ledger_keeps_no_agent_waiting(tmp_path):
+    os.mkfifo(tmp_path / "ledger.json")
+    assert read_ledger(tmp_path / "ledger.json") == Ledger()

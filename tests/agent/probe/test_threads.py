@@ -1,15 +1,41 @@
 """Threads of one process that train at the same time, a model each."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from mp_agent.ring import locations
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
 _STEPS = 150
+_TRAINING_BEGUN_BY_THREADS = """
+import sys, threading, torch, mp_agent
+from mp_agent.probe import api
+
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(8)
+
+def begin():
+    together.wait()
+    mp_agent.init(run="together")
+
+threads = [threading.Thread(target=begin) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
 
 
 class Training(threading.Thread):
@@ -50,3 +76,12 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
     first = min(threads, key=lambda thread: abs(thread.squares[1] - seen[1]))
     assert seen == pytest.approx(first.squares, rel=1e-6)
     assert contents.column("loss")[1:] == pytest.approx(first.losses[1:])
+
+
+def test_several_threads_that_call_init_together_count_each_step_once(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_TRAINING_BEGUN_BY_THREADS)
+    environment = {**os.environ, "MP_AGENT_DIR": str(tmp_path), "MP_AGENT_NODE_AGENT": "none"}
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120)
+    rings = [ring for run in locations.find_runs(tmp_path) for ring in locations.find_rings(run)]
+    assert [len(read_ring(ring).records) for ring in rings] == [3]

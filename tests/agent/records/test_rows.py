@@ -154,6 +154,20 @@ def test_what_contradicts_itself_is_refused_and_named(data, message):
         decode_report(data)
 
 
+@pytest.mark.parametrize("parts", [(-1.0,), (1e308, -1.5e308), (-math.inf,)])
+def test_a_sum_of_squares_below_zero_is_refused(parts):
+    row = REPORT.steps[0].rows[0]
+    forged = replace(row, columns=(parts, *row.columns[1:]))
+    with pytest.raises(ReportError, match="negative"):
+        decode_report(with_step(rows=(forged, *REPORT.steps[0].rows[1:])))
+
+
+def test_a_sum_whose_correction_is_negative_is_none_below_zero():
+    row = REPORT.steps[0].rows[0]
+    exact = replace(row, columns=((1.0, -1e-17), *row.columns[1:]))
+    decode_report(with_step(rows=(exact, *REPORT.steps[0].rows[1:])))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_change_of_a_byte_is_refused_or_harmless(data):

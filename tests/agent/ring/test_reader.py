@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import RingError
-from mp_agent.records.schema import Schema
+from mp_agent.records.schema import Layer, Schema
+from mp_agent.records.steps import Phase
+from mp_agent.ring.codec import decode_schema, encode_schema
+from mp_agent.ring.layout import UNSUPPORTED_SLOTS
 from mp_agent.ring.reader import RingReader
+from mp_agent.ring.slots import SlotWriter
 from mp_agent.ring.writer import RingWriter
 from tests.agent.ring.samples import (
     identity,
@@ -255,3 +259,79 @@ def test_nothing_is_left_open_when_a_ring_is_refused(writer: RingWriter) -> None
         with pytest.raises(RingError):
             RingReader.open(writer.path)
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": "0"},
+        {"rank": -1},
+        {"rank": 4},
+        {"world_size": None},
+        {"world_size": 2**40},
+        {"local_world_size": 2**62},
+        {"host": ["host"]},
+        {"created_unix_ns": [1]},
+    ],
+)
+def test_an_identity_that_cannot_be_is_refused_by_name(path: Path, wrong: dict[str, object]):
+    RingWriter.create(path, identity(**wrong)).close()
+    with pytest.raises(RingError, match=next(iter(wrong))):
+        RingReader.open(path)
+
+
+def test_an_identity_of_deeply_nested_brackets_is_refused(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("mp_agent.ring.codec.asdict", lambda identity: None)
+    monkeypatch.setattr("mp_agent.ring.codec.json.dumps", lambda *_, **__: "[" * 1500)
+    RingWriter.create(path, identity()).close()
+    monkeypatch.undo()
+    with pytest.raises(RingError, match=r"rank0\.ring"):
+        RingReader.open(path)
+
+
+def test_a_phase_that_this_release_does_not_know_is_refused_at_once(
+    path: Path, writer: RingWriter
+) -> None:
+    """Not when the ring is read: the rings beside it must not be lost with it."""
+    writer.stamp(200)  # type: ignore[arg-type]
+    with pytest.raises(RingError, match="200"):
+        RingReader.open(path)
+
+
+def test_a_schema_beyond_the_largest_offset_is_a_damage(path: Path, writer: RingWriter) -> None:
+    writer._state.body_offset, writer._state.generation = 2**63 - 1, 1
+    writer.stamp(Phase.STARTING)
+    with pytest.raises(RingError, match=r"rank0\.ring"):
+        RingReader.open(path)
+
+
+@pytest.mark.parametrize("names", [b"5", b"{}", b"[1]", b"[", b"\xff", b"[" * 200])
+def test_unsupported_features_that_are_no_names_are_a_damage(
+    path: Path, writer: RingWriter, names: bytes
+) -> None:
+    payload = names.ljust(UNSUPPORTED_SLOTS.payload_bytes, b"\0")
+    SlotWriter(memoryview(head := bytearray(path.read_bytes())), UNSUPPORTED_SLOTS).write(
+        9, payload
+    )
+    path.write_bytes(head)
+    with pytest.raises(RingError, match=r"rank0\.ring"):
+        RingReader.open(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_columns": (1,)},
+        {"gradient_columns": None},
+        {"shares": ({"group": 1},)},
+        {"facts": ((["strategy"], "ddp"),)},
+        {"layers": (Layer(name="x", share=0, elements="1"),)},  # type: ignore[arg-type]
+    ],
+)
+def test_a_schema_of_wrong_types_is_a_damage(
+    path: Path, schema: Schema, wrong: dict[str, object], monkeypatch
+) -> None:
+    monkeypatch.setattr("mp_agent.ring.codec.asdict", lambda share: share)
+    text = encode_schema(replace(schema, **{"shares": (), "layers": (), **wrong}))  # type: ignore[arg-type]
+    with pytest.raises(RingError):
+        decode_schema(text)
