@@ -197,6 +197,7 @@ class StepFollower:
     def clipping_compiled(self) -> None:
         """Look at the gradients after every backward from now on, since clipping will not show."""
         self._clips_unseen = True
+        self._calls.note_unsupported("limit and coefficient of clipping, which is compiled")
         self._traits.measuring_point = "backward"
 
     def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
