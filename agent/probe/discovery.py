@@ -71,7 +71,7 @@ def walk(*, young: bool = False) -> LiveObjects:
                 modules
                 if any(ancestor is nn.Module for ancestor in ancestors)
                 else optimizers
-                if any(ancestor is Optimizer for ancestor in ancestors)
+                if any(ancestor is Optimizer for ancestor in ancestors) and _is_hooked(ancestors)
                 else None
             )
         if found is not None and _is_complete(candidate):
@@ -294,6 +294,15 @@ def _is_complete(candidate: object) -> bool:
     except AttributeError:
         return False
     return not {"_modules", "param_groups"}.isdisjoint(held)
+
+
+def _is_hooked(ancestors: tuple[type, ...]) -> bool:
+    """Return whether torch calls its hooks at the step of an optimizer with these ancestors.
+
+    A wrapper that never called `Optimizer.__init__` steps unseen; those within it are to be found.
+    """
+    step = next((kind.__dict__["step"] for kind in ancestors if "step" in kind.__dict__), None)
+    return getattr(step, "hooked", False) is True
 
 
 def _names_in_optimizer(optimizer: Optimizer) -> dict[int, str]:

@@ -124,6 +124,7 @@ class StepFollower:
         self._calls.connect()
         here = self._here
         here.in_backward = True
+        here.closure_made_gradients = here.in_closure
         if not here.in_closure:
             self._end_step_around()
         here.scaler_steps = None  # left over from a step that raised
@@ -213,6 +214,7 @@ class StepFollower:
     def clipping_compiled(self) -> None:
         """Look at the gradients after every backward from now on, since clipping will not show."""
         self._clips_unseen = True
+        self._calls.note_unsupported("limit and coefficient of clipping, which is compiled")
         self._traits.measuring_point = "backward"
 
     def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
@@ -269,9 +271,13 @@ class StepFollower:
     def closure_begins(self, optimizer: Optimizer) -> None:
         """Expect backwards within the optimizer's step."""
         self._here.in_closure = self._here.stepping == id(optimizer)
+        self._here.closure_made_gradients = False
 
     def closure_returned(self, optimizer: Optimizer) -> None:
-        """Look at the gradients when the closure returns for the first time in this step."""
+        """Look at the gradients when the closure returns for the first time in this step.
+
+        Without a backward in it they are those of the loop, which Lightning steps by hand so.
+        """
         here = self._here
         if here.stepping != id(optimizer):
             return
@@ -279,7 +285,10 @@ class StepFollower:
         subject = self._subjects.of(optimizer)
         if here.closure_awaited and subject is not None:
             here.closure_awaited = False
-            self._settle(subject)
+            if here.closure_made_gradients:
+                self._settle(subject)
+            else:
+                self._look_before_step(subject, optimizer)
 
     def closure_raised(self, optimizer: Optimizer) -> None:
         """Take the step for given up: the next backward is that of a new try."""

@@ -20,6 +20,7 @@ class Moment(threading.local):
     stepping: `id` of the outermost optimizer within whose step we are.
     around: `id` and subject of an optimizer whose step was counted although it is still running.
     closure_awaited: that step was given a closure, which has not returned yet.
+    closure_made_gradients: there was a backward in the closure that was called last.
     scaler: has scaled a loss, and not unscaled the gradients of all but the `unscaled` optimizers.
     """
 
@@ -32,6 +33,7 @@ class Moment(threading.local):
         self.around: tuple[int, Subject] | None = None
         self.in_closure = False
         self.closure_awaited = False
+        self.closure_made_gradients = False
         self.optimizer_stepped = False
         self.in_backward = False
         self.engine_steps = False

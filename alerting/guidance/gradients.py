@@ -25,8 +25,9 @@ GRADIENTS = {
         false_positives=(
             "Norms that change level on purpose, as when layers are unfrozen or a loss term is "
             "added: they become usual after some hundred steps.",
-            "Clipping that hooks cannot see (custom code) is not known to contain the norm; the "
-            "label measuring_point of mp_agent_run_info says what is measured.",
+            "Clipping that hooks cannot see (custom code, a whole step under torch.compile) is not "
+            "known to contain the norm; the label measuring_point of mp_agent_run_info says what "
+            "is measured.",
         ),
         samples=("clip_after_unscale", "smaller_learning_rate"),
         panels=(panels.GRADIENT_NORM, panels.STEPS_BEYOND_LIMITS, panels.CLIPPING, panels.LOSS),

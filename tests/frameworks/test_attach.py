@@ -1,8 +1,10 @@
 """Programs that never mention mp_agent, started by launchers that know nothing of it either."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,54 @@ if __name__ == "__main__":
 """
 
 
-def _ranks(script: str, directory: Path) -> list[RingReader]:
+_TRAINED_BY_ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+def train(*ignored):
+    accelerator = Accelerator(cpu=True)
+    model, data = torch.nn.Linear(4, 1), torch.utils.data.DataLoader(torch.randn(32, 4), 4)
+    model, optimizer, data = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data
+    )
+    for batch in data:
+        optimizer.zero_grad()
+        accelerator.backward(model(batch).pow(2).mean())
+        optimizer.step()
+    accelerator.print("trained by", accelerator.num_processes)
+"""
+
+_ACCELERATE_LAUNCH = (
+    _TRAINED_BY_ACCELERATE
+    + """
+if __name__ == "__main__":
+    train()
+"""
+)
+
+_NOTEBOOK_LAUNCHER = (
+    _TRAINED_BY_ACCELERATE
+    + """
+if __name__ == "__main__":
+    import socket
+    from accelerate import notebook_launcher
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    notebook_launcher(train, num_processes=2, use_port=str(port))
+"""
+)
+
+_LAUNCHED = ("--num_processes", "2", "--multi_gpu", "--main_process_port", "0")
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _ranks(
+    script: str, directory: Path, command: Sequence[str] = (sys.executable,), expects: str = ""
+) -> list[RingReader]:
     """Run a script with the variable set; return the rings of its only run, by rank."""
     path = directory / "train.py"
     path.write_text(script)
@@ -78,18 +127,25 @@ def _ranks(script: str, directory: Path) -> list[RingReader]:
         "MP_AGENT_DIR": str(directory / "shm"),
         "MP_AGENT_NODE_AGENT": "none",
         "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "1",
+        "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, str(path), str(directory / "meeting")]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    called = [*command, str(path), str(directory / "meeting")] if script else list(command)
+    result = subprocess.run(called, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+    assert expects in result.stdout
     (run_dir,) = locations.find_runs(directory / "shm")
     return [RingReader.open(ring) for ring in locations.find_rings(run_dir)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [_SPAWNED, _LIGHTNING], ids=["mp.spawn", "lightning"])
+@pytest.mark.parametrize(
+    "script",
+    [_SPAWNED, _LIGHTNING, _LIGHTNING.replace('"ddp"', '"ddp_spawn"')],
+    ids=["mp.spawn", "lightning", "ddp_spawn"],
+)
 def test_every_rank_is_watched_and_no_other_process(framework, tmp_path, script):
-    if script is _LIGHTNING:
+    if script is not _SPAWNED:
         framework("lightning")
     readers = _ranks(script, tmp_path)
     seen = [
@@ -120,6 +176,85 @@ def test_ranks_that_accelerate_forks_are_watched_under_the_numbers_of_their_grou
     for reader in readers:
         reader.close()
     assert seen == [(0, 2, 4), (1, 2, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["accelerate launch", "notebook_launcher"])
+def test_every_rank_of_accelerate_s_launchers_is_watched(framework, tmp_path, launcher):
+    framework("accelerate")
+    if launcher == "notebook_launcher":
+        readers = _ranks(_NOTEBOOK_LAUNCHER, tmp_path, expects="trained by 2")
+    else:
+        command = (_program("accelerate"), "launch", *_LAUNCHED)
+        readers = _ranks(_ACCELERATE_LAUNCH, tmp_path, command, expects="trained by 2")
+    _assert_watched(readers, steps=4)
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_console_program_is_watched(framework, tmp_path):
+    framework("trl")
+    framework("tokenizers")
+    model, data = tmp_path / "model", tmp_path / "data"
+    _write_model(model)
+    data.mkdir()
+    row = json.dumps({"text": "one two one two"}) + "\n"
+    (data / "train.jsonl").write_text(row * 16)
+    arguments = {
+        "--model_name_or_path": str(model),
+        "--dataset_name": str(data),
+        "--output_dir": str(tmp_path / "trained"),
+        "--max_steps": "4",
+        "--per_device_train_batch_size": "2",
+        "--max_length": "8",
+        "--bf16": "false",
+        "--gradient_checkpointing": "false",
+        "--save_strategy": "no",
+        "--report_to": "none",
+    }
+    given = [word for pair in arguments.items() for word in pair]
+    readers = _ranks("", tmp_path, [_program("trl"), "sft", "--use_cpu", *_LAUNCHED, *given])
+    _assert_watched(readers, steps=4)
+    assert (tmp_path / "trained" / "model.safetensors").exists()
+
+
+def _assert_watched(readers: list[RingReader], *, steps: int) -> None:
+    seen = [
+        (
+            reader.identity.rank,
+            reader.identity.world_size,
+            reader.state.committed_sequence,
+            reader.state.end_reason,
+        )
+        for reader in readers
+    ]
+    for reader in readers:
+        reader.close()
+    assert seen == [(rank, 2, steps, EndReason.COMPLETED) for rank in (0, 1)]
+
+
+def _write_model(directory: Path) -> None:
+    """Write a language model of two words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = ("<eos>", "one", "two")
+    numbered = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(numbered, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", unk_token="<eos>"
+    )
+    fast.save_pretrained(directory)
+    config = GPT2Config(
+        vocab_size=3,
+        n_positions=8,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    GPT2LMHeadModel(config).save_pretrained(directory)
 
 
 def test_an_interpreter_without_the_variable_or_without_torch_is_left_as_it_is():

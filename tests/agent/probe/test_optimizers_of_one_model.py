@@ -75,6 +75,18 @@ def train_clipped(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
     return norms
 
 
+class _Unseen(torch.optim.Optimizer):
+    """Two optimizers in one that never called its base's constructor: torch hooks none of it."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def step(self, closure=None) -> None:
+        for part in self.parts:
+            part.step()
+
+
 class TestNorm:
     @pytest.mark.parametrize("clips", ["never", "all", "each"])
     @pytest.mark.parametrize("backwards", [False, True])
@@ -121,6 +133,32 @@ class TestNorm:
                 clip_grad_norm_(optimizer.param_groups[0]["params"], limit)
                 optimizer.step()
         assert [s.clip_coefficient for s in merged(watched)] == pytest.approx(expected, rel=1e-4)
+
+    def test_clipping_apart_is_seen_of_both_where_closures_do_nothing(self, watch):
+        """Lightning passes such a closure to whatever is stepped by hand."""
+        watched, model = watch(), make_model()
+        optimizers = split(model)
+        expected = []
+        for seed in range(STEPS):
+            backward(model, optimizers, seed)
+            expected.append(1e-3 / (norm_of(optimizers[1]) + 1e-6))
+            for optimizer, limit in zip(optimizers, [1e3, 1e-3], strict=True):
+                clip_grad_norm_(optimizer.param_groups[0]["params"], limit)
+                optimizer.step(lambda: None)
+        assert [s.clip_coefficient for s in merged(watched)] == pytest.approx(expected, rel=1e-4)
+
+    def test_is_over_both_where_a_wrapper_steps_them_unseen_by_torch(self, watch):
+        watched, model = watch(), make_model()
+        both = _Unseen(split(model))
+        norms = Norms(model, both.parts)
+        for seed in range(STEPS):
+            backward(model, both.parts, seed)
+            norms.note()
+            clip_grad_norm_(model.parameters(), 1e-4)
+            both.step()
+        norms.parts = {}
+        norms.assert_seen(merged(watched))
+        assert watched.steps_told == STEPS
 
     def test_goes_on_where_one_steps_every_third_iteration(self, watch):
         watched, model = watch(), make_model()
