@@ -6,10 +6,10 @@ from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.cli import rules_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
-from mp_agent.node.command import node_command
-from mp_agent.node.exec import exec_command
-from mp_agent.node.flight.commands import dump_command, postmortem_command
-from mp_agent.probe.run import run_command
+from mp_agent.node.commands.exec import exec_command
+from mp_agent.node.commands.flight import dump_command, postmortem_command
+from mp_agent.node.commands.node import node_command
+from mp_agent.probe.command import run_command
 from mp_agent.top import top_command
 from mp_agent.version import __version__
 

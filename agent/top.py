@@ -15,7 +15,7 @@ from rich.text import Text
 from mp_agent.doctor.fetch import Answer, fetch_from_agent
 from mp_agent.exporters.status_page.report import FORMAT
 from mp_agent.exporters.status_page.terminal import LAYER_SORTS, run_panel
-from mp_agent.node.remains import clear_leftovers
+from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
 

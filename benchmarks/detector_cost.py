@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node import conditions
-from mp_agent.node.account.accumulate import Accumulator, Progress
-from mp_agent.node.account.counters import CounterBook
-from mp_agent.node.account.window import ValueWindow
-from mp_agent.node.conditions import ConditionTracker
-from mp_agent.node.snapshot_builder import RunExport
+from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.conditions import tracker
+from mp_agent.node.conditions.tracker import ConditionTracker
+from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity
@@ -152,16 +152,16 @@ def aged(run_dir: Path) -> Training:
 
 def with_share(share: float, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     """Return what `measure` says when judging may take this share of a processor."""
-    before, conditions.PROCESSOR_SHARE = conditions.PROCESSOR_SHARE, share
+    before, tracker.PROCESSOR_SHARE = tracker.PROCESSOR_SHARE, share
     try:
         return measure()
     finally:
-        conditions.PROCESSOR_SHARE = before
+        tracker.PROCESSOR_SHARE = before
 
 
 def main() -> None:
     """Measure and print."""
-    conditions.PROCESSOR_SHARE = 1.0
+    tracker.PROCESSOR_SHARE = 1.0
     with tempfile.TemporaryDirectory() as directory:
         tracemalloc.start()
         grown = aged(Path(directory))

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from benchmarks.machine import describe, markdown
-from mp_agent.probe.identity import make_identity
-from mp_agent.probe.session import Probe
+from mp_agent.probe.identity.rank_identity import make_identity
+from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 

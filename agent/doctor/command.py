@@ -14,7 +14,7 @@ from rich.text import Text
 from mp_agent.doctor.checks import Check, examine
 from mp_agent.doctor.finding import Finding, Verdict
 from mp_agent.doctor.machine import Machine, settings_and_ignored
-from mp_agent.node.remains import clear_leftovers
+from mp_agent.node.leftovers import clear_leftovers
 
 _STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.UNKNOWN: "yellow"}
 _VERDICT_WIDTH = 9

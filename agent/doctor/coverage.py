@@ -7,7 +7,7 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.doctor.finding import Finding, ok, unknown, wrong
 from mp_agent.doctor.machine import FoundRun, Machine
 from mp_agent.doctor.reach import unreachable
-from mp_agent.node.push.root import locate
+from mp_agent.node.transport.root_address import locate
 
 _COVERAGE = BY_PROMETHEUS_NAME["mp_agent_coverage_ratio"].prometheus_name
 _MISSING = BY_PROMETHEUS_NAME["mp_agent_missing_rank_info"].prometheus_name

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mp_agent.errors import SettingError
-from mp_agent.node.access import client_tls
+from mp_agent.node.tls import client_tls
 from mp_agent.ring.address import is_loopback
 from mp_agent.settings import Settings
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mp_agent.doctor.finding import Finding, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 from mp_agent.errors import SettingError
-from mp_agent.node.access import access
+from mp_agent.node.http.auth import access
 from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
 
 _OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_ATTACH", "MP_AGENT_NODE_SETTINGS"}

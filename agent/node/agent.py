@@ -4,20 +4,20 @@ import logging
 import time
 from pathlib import Path
 
-from mp_agent.node.discovery import Discovery
-from mp_agent.node.door import Door
-from mp_agent.node.ending import Ending
-from mp_agent.node.flight.recorder import FlightRecorder
-from mp_agent.node.listen import Endpoint
-from mp_agent.node.otlp import OtlpPush
-from mp_agent.node.presenter import Presenter
-from mp_agent.node.push.own_address import advertised
-from mp_agent.node.push.transport import Transport
-from mp_agent.node.remains import clear_leftovers
-from mp_agent.node.scrapes import ScrapeLog
-from mp_agent.node.server import Exposure, MetricsServer
-from mp_agent.node.service import Services
-from mp_agent.node.watches import Watches
+from mp_agent.node.endpoint import Endpoint
+from mp_agent.node.export.otlp import OtlpPush
+from mp_agent.node.export.service_discovery import Discovery
+from mp_agent.node.export.snapshots import Presenter
+from mp_agent.node.flight.service import FlightRecorder
+from mp_agent.node.http.port import Door
+from mp_agent.node.http.scrapers import ScrapeLog
+from mp_agent.node.http.server import Exposure, MetricsServer
+from mp_agent.node.leftovers import clear_leftovers
+from mp_agent.node.registry import Watches
+from mp_agent.node.services import Services
+from mp_agent.node.shutdown import Ending
+from mp_agent.node.transport.root_address import advertised
+from mp_agent.node.transport.service import Transport
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")

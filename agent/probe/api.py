@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn, optim
 
 from mp_agent.probe.attachment import Attachment
-from mp_agent.probe.conditions import ConditionCallback
-from mp_agent.probe.members import members_of
+from mp_agent.probe.identity.process_group import members_of
 from mp_agent.probe.placement import declarations
+from mp_agent.probe.processes.condition_callbacks import ConditionCallback
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.settings import load_settings
 

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.probe.delivery import Delivery, make_delivery
-from mp_agent.probe.facts import Traits, facts_of
-from mp_agent.probe.measures import Measures
-from mp_agent.probe.plan import Plan
+from mp_agent.probe.delivery.base import Delivery, make_delivery
+from mp_agent.probe.optimizers.measurement import Measures
+from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.registry import Subjects
+from mp_agent.probe.optimizers.run_facts import Traits, facts_of
+from mp_agent.probe.optimizers.unmeasurable import Unmeasurable
+from mp_agent.probe.optimizers.watched import Subject
 from mp_agent.probe.scalars import Scalar
-from mp_agent.probe.schedule import LayerSchedule
-from mp_agent.probe.step import OpenStep, seen
-from mp_agent.probe.subject import Subject
-from mp_agent.probe.subjects import Subjects
-from mp_agent.probe.unmeasurable import Unmeasurable
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.open_step import OpenStep, seen
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema
 from mp_agent.ring.interruptions import pass_on

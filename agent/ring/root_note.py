@@ -1,6 +1,7 @@
 """The note in a run's directory that says where the root node agent is.
 
-A rank's short-lived helper writes it (`mp_agent.probe.rendezvous`), the node agent reads it.
+A rank's short-lived helper (`mp_agent.probe.processes.rendezvous`) writes it, the node agent
+reads it.
 """
 
 import json

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from benchmarks.many_nodes.node import SimulatedNode
-from mp_agent.node.listen import open_listener
-from mp_agent.node.push.client import PushClient
-from mp_agent.node.push.inbox import Inbox
-from mp_agent.node.push.link import RootLink
-from mp_agent.node.push.wire import CONTENT_TYPE, ROWS_PATH
-from mp_agent.node.server import Exposure, MetricsServer
+from mp_agent.node.endpoint import open_listener
+from mp_agent.node.http.server import Exposure, MetricsServer
+from mp_agent.node.transport.client import PushClient
+from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.root_link import RootLink
+from mp_agent.node.transport.wire import CONTENT_TYPE, ROWS_PATH
 from mp_agent.settings import Settings
 
 _TOKEN = "simulation"

@@ -13,9 +13,9 @@ from math import inf
 
 from benchmarks.many_nodes.model import Model
 from benchmarks.many_nodes.node import SimulatedNode
-from mp_agent.node.push.client import PushClient, Reply
-from mp_agent.node.push.pusher import Pusher
-from mp_agent.node.push.root import RootAddress
+from mp_agent.node.transport.client import PushClient, Reply
+from mp_agent.node.transport.pusher import Pusher
+from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.settings import Settings
 
 

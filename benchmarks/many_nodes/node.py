@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.many_nodes.model import Model, sampled_up_to
-from mp_agent.node.attempt import Attempt, LocalStep
-from mp_agent.node.book import NodeBook, _weights_name
-from mp_agent.node.exchange import Exchange, Item
-from mp_agent.node.source import RankSource
+from mp_agent.node.cluster.member import Exchange, Item
+from mp_agent.node.collect.attempt import Attempt, LocalStep
+from mp_agent.node.collect.rank_source import RankSource
+from mp_agent.node.merge.schema_index import NodeBook, _weights_name
 from mp_agent.records.rows import KnownNode, NodeLayers, NodeReport, RankStatus, Receipt
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, RankState, StepRecord

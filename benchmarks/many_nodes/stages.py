@@ -15,17 +15,17 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
-from mp_agent.node.account.accumulate import Accumulator, Progress
-from mp_agent.node.account.counters import CounterBook
-from mp_agent.node.account.window import ValueWindow
+from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.agent import POLL_INTERVAL_SECONDS
-from mp_agent.node.conditions import LOOK_INTERVAL_SECONDS, ConditionTracker
-from mp_agent.node.governor import LayerGovernor
-from mp_agent.node.ledger import ProbeTotals
-from mp_agent.node.push.wire import pack, unpack
-from mp_agent.node.root import MergedTable
-from mp_agent.node.snapshot_builder import RunExport, SnapshotBuilder
-from mp_agent.node.views import agent_view, rank_view, run_view
+from mp_agent.node.cluster.root import MergedTable
+from mp_agent.node.conditions.tracker import LOOK_INTERVAL_SECONDS, ConditionTracker
+from mp_agent.node.run.ledger import ProbeTotals
+from mp_agent.node.run.views import agent_view, rank_view, run_view
+from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
+from mp_agent.node.transport.wire import pack, unpack
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import NodeReport, decode_receipt, encode_receipt

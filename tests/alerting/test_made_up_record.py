@@ -22,9 +22,9 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node import snapshot_builder
-from mp_agent.node.snapshot_builder import SnapshotBuilder
-from tests.agent.node.test_snapshot_builder import export, series
+from mp_agent.node.series import snapshot_builder
+from mp_agent.node.series.snapshot_builder import SnapshotBuilder
+from tests.agent.node.series.test_snapshot_builder import export, series
 from tests.alerting.promtool import assert_passes
 from tools import tables
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe.session import Probe
+from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import RingContents, make_identity, read_ring

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe.session import Probe
+from mp_agent.probe.probe import Probe
 from tests.agent.probe import watching
 from tests.agent.probe.reference import row_of
 from tests.numerics.models import batch

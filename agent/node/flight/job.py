@@ -15,8 +15,8 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.errors import FlightError
 from mp_agent.flight.evidence import Evidence, one_attempt
 from mp_agent.flight.store import write_record
+from mp_agent.node.collect.layer_table_cache import KeptTable
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
-from mp_agent.node.flight.table_shelf import KeptTable
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog
 from mp_agent.ring import locations

@@ -4,15 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.flight.history import History, LayerHistory
-from mp_agent.node.account.incident import IncidentTracker
-from mp_agent.node.book import NodeBook
-from mp_agent.node.layer_names import LayerNames
-from mp_agent.node.merge import StepMerge, Terms
-from mp_agent.node.merge_layers import LayerMerge, LayerTerms
-from mp_agent.node.merged_layers import MergedLayers
-from mp_agent.node.reduce import RankStep, reduce_step
-from mp_agent.node.reduce_layers import RankLayers, reduce_layers
-from mp_agent.node.shares import AssumedShares, Roster, make_roster
+from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.node.merge.coverage import AssumedShares, Roster, make_roster
+from mp_agent.node.merge.layer_names import LayerNames
+from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
+from mp_agent.node.merge.node_steps import RankStep, reduce_step
+from mp_agent.node.merge.run_layers import LayerMerge, LayerTerms, MergedLayers
+from mp_agent.node.merge.run_steps import StepMerge, Terms
+from mp_agent.node.merge.schema_index import NodeBook
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Schema

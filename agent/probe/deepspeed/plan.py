@@ -12,10 +12,10 @@ from torch import nn
 
 from mp_agent.probe.deepspeed.gradients import Found, Keeper, Part, keeper_of, trained_by
 from mp_agent.probe.deepspeed.limits import unsupported_by
-from mp_agent.probe.discovery import NamedParameter, name_parameters
+from mp_agent.probe.optimizers.live_objects import NamedParameter, name_parameters
+from mp_agent.probe.optimizers.plan import Plan
 from mp_agent.probe.placement import Reducers, declarations, this_rank
 from mp_agent.probe.placement.axes import Axis, Grid, Spread
-from mp_agent.probe.plan import Plan
 from mp_agent.records.schema import Layer, Share
 
 UNKNOWN_LAYOUT = "gradients as this version of DeepSpeed keeps them"

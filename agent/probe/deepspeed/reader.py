@@ -8,8 +8,8 @@ import torch
 from torch.optim import Optimizer
 
 from mp_agent.probe.deepspeed.plan import make_engine_plan
-from mp_agent.probe.managed import EngineResult, EngineStep
-from mp_agent.probe.plan import Plan
+from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
+from mp_agent.probe.optimizers.plan import Plan
 from mp_agent.probe.scalars import Scalar, scalar_of
 
 

@@ -5,7 +5,6 @@ names imported before `init()` are covered. `torch.compile` finds the same graph
 breaks as without them; clipping that it traces is not seen, a step that it traces is.
 """
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks import (
     autocast,
     clearing,
@@ -22,6 +21,7 @@ from mp_agent.probe.hooks import (
 )
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.isolation.guard import Guard
 
 __all__ = ["Events", "Patches", "install"]
 

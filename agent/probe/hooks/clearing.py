@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, untraced
+from mp_agent.probe.isolation.guard import Guard
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:

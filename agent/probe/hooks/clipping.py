@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.isolation.guard import Guard
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:

@@ -10,7 +10,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mp_agent.probe.managed import Engine
+from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.scalars import Scalar
 
 

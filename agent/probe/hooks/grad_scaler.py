@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.amp import GradScaler
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
+from mp_agent.probe.isolation.guard import Guard
 
 Told = Callable[[GradScaler, Any], None]
 

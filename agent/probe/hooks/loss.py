@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, untraced
+from mp_agent.probe.isolation.guard import Guard
 
 _INPUTS = 3
 """Place of `inputs` among what follows the gradients."""

@@ -11,9 +11,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.isolation.guard import Guard
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

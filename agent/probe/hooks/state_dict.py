@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.distributed.checkpoint import state_dict
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.isolation.guard import Guard
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:

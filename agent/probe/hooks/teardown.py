@@ -7,9 +7,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.isolation.guard import Guard
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:

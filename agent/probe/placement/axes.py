@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from mp_agent.probe.placement.world import describe_ranks
+from mp_agent.probe.identity.world import describe_ranks
 from mp_agent.records.schema import Share
 
 

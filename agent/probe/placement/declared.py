@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mp_agent.errors import SettingError
+from mp_agent.probe.identity.world import this_rank, world_size
 from mp_agent.probe.placement.axes import Axis, Spread
-from mp_agent.probe.placement.world import this_rank, world_size
 
 Over: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int]"
 """Ranks: those of a process group or a mesh, or global ranks."""

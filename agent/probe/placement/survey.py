@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from mp_agent.probe.identity.world import this_rank
 from mp_agent.probe.placement import dtensor, megatron
 from mp_agent.probe.placement.axes import Axis, Grid
 from mp_agent.probe.placement.data_parallel import axes_by_parameter
 from mp_agent.probe.placement.declared import declarations
-from mp_agent.probe.placement.world import this_rank
 from mp_agent.records.schema import Share
 
 PARTIAL = "parameters with a partial placement"

@@ -4,7 +4,6 @@ Shape letters in this package: G groups of tensors, L layers, C gradient columns
 width. Every implementation gives the same columns, in the order of `GRADIENT_COLUMN_NAMES`.
 """
 
-from mp_agent.probe.statistics.interface import GradientStatistics
-from mp_agent.probe.statistics.selection import for_device
+from mp_agent.probe.statistics.base import GradientStatistics, for_device
 
 __all__ = ["GradientStatistics", "for_device"]

@@ -9,13 +9,36 @@ Inf, or elements that squaring cannot represent: such a chunk takes the careful 
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import frexp, ldexp, sqrt
 from struct import pack, unpack
 from sys import float_info
 
 import torch
 
-from mp_agent.probe.statistics.tally import Tally
+
+@dataclass(slots=True)
+class Tally:
+    """Running statistics of still scaled gradients."""
+
+    sum_squares: float = 0.0
+    abs_max: float = 0.0
+    zero_elements: int = 0
+    nan_elements: int = 0
+    inf_elements: int = 0
+    elements: int = 0
+
+    def row(self, inverse_scale: float) -> tuple[float, ...]:
+        """Return the unscaled gradients' columns, in the order of `GRADIENT_COLUMN_NAMES`."""
+        return (
+            min(self.sum_squares * inverse_scale * inverse_scale, float_info.max),
+            min(self.abs_max * inverse_scale, float_info.max),
+            self.zero_elements,
+            self.nan_elements,
+            self.inf_elements,
+            self.elements,
+        )
+
 
 CHUNK_ELEMENTS = 64 * 1024
 TRUSTED_SUM_MIN = 2.0**-80

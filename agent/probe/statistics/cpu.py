@@ -6,10 +6,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter
+from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.pieces import pieces, stored_values
-from mp_agent.probe.statistics.tally import Tally
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 PACK_ELEMENTS = 32 * 1024 - 1

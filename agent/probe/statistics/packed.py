@@ -13,7 +13,7 @@ from sys import float_info
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
-from mp_agent.probe.statistics.layout import Batch, Layout, Shapes, make_layout
+from mp_agent.probe.statistics.packing import Batch, Layout, Shapes, make_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 
 ROW_ELEMENTS = 8192

@@ -13,7 +13,7 @@ from mp_agent.flight.diagnose import diagnose
 from mp_agent.flight.evidence import Evidence
 from mp_agent.flight.findings import Finding
 from mp_agent.flight.history import History, LayerHistory
-from mp_agent.node.account.incident import IncidentTracker
+from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.records.merged import MergedStep

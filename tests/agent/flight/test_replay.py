@@ -3,7 +3,7 @@
 import pytest
 
 from mp_agent.node.flight.replay import replay
-from mp_agent.node.run import Run
+from mp_agent.node.run.run import Run
 from mp_agent.settings import Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from mp_agent.node.account.counters import CounterBook
-from mp_agent.node.reduce import RankStep
-from mp_agent.node.snapshot_builder import RunExport
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.node.run import Run
+from mp_agent.node.run.run import Run
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.agent_process import StartAgent, starting_agents

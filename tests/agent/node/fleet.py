@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
-from mp_agent.node.book import NodeBook
-from mp_agent.node.reduce import RankStep, reduce_step
-from mp_agent.node.reduce_layers import RankLayers, reduce_layers
-from mp_agent.node.reporter import Reporter
-from mp_agent.node.root import MergedTable, RootMerge
+from mp_agent.node.cluster.reports import Reporter
+from mp_agent.node.cluster.root import MergedTable, RootMerge
+from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
+from mp_agent.node.merge.node_steps import RankStep, reduce_step
+from mp_agent.node.merge.schema_index import NodeBook
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import (
     NodeReport,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from mp_agent.node.reduce import RankStep
-from mp_agent.node.reduce_layers import RankLayers
+from mp_agent.node.merge.node_layers import RankLayers
+from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema

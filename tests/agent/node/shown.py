@@ -2,8 +2,8 @@
 
 from mp_agent.catalog.snapshot import HistogramValue
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.run import Run
-from mp_agent.node.snapshot_builder import SnapshotBuilder
+from mp_agent.node.run.run import Run
+from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 
 MERGE_DEADLINE_SECONDS = 10.0
 """The default of the setting: what a node waits for a rank that lags."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mp_agent.node.shares import AssumedShares
+from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from tests.agent.node.nodes import merge_node_layers, merge_nodes

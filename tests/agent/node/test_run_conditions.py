@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node import conditions
+from mp_agent.node.conditions import tracker
 from mp_agent.ring.conditions_file import read_conditions
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
@@ -15,7 +15,7 @@ EXPLOSION = "MpAgentGradientExplosion,critical"
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "PROCESSOR_SHARE", 1.0)
+    monkeypatch.setattr(tracker, "PROCESSOR_SHARE", 1.0)
 
 
 def test_an_exploding_step_among_many_reaches_the_file_and_the_metrics(

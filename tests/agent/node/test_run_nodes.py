@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import ReportError
-from mp_agent.node.run import Run
+from mp_agent.node.run.run import Run
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.conditions_file import read_conditions

@@ -5,12 +5,12 @@ from typing import Any
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.account.accumulate import Accumulator, Progress
-from mp_agent.node.account.counters import CounterBook
-from mp_agent.node.account.standstill import Standstill
-from mp_agent.node.account.window import ValueWindow
-from mp_agent.node.conditions import ConditionTracker
-from mp_agent.node.snapshot_builder import RunExport
+from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.pace import Standstill
+from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.conditions.tracker import ConditionTracker
+from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.conditions import ConditionEvent, ConditionMemory
 from tests.agent.node.builders import make_export, make_run_view, merged_step
 

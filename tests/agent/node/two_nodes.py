@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mp_agent.node.run import Run
+from mp_agent.node.run.run import Run
 from mp_agent.records.rows import decode_receipt, decode_report, encode_receipt, encode_report
 from mp_agent.records.schema import Share
 from mp_agent.ring import locations

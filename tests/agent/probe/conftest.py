@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mp_agent.probe.session import Probe
+from mp_agent.probe.probe import Probe
 from mp_agent.records.steps import RankState
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 # Imported by name before the probe attaches, as training scripts do.
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from mp_agent.probe.session import Probe
+from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.reference import row_of

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from mp_agent.node.layer_names import LayerNames
-from mp_agent.node.merged_layers import MergedLayers
-from mp_agent.node.reduce import RankStep
-from mp_agent.node.reduce_layers import RankLayers
-from mp_agent.node.shares import AssumedShares
+from mp_agent.node.merge.coverage import AssumedShares
+from mp_agent.node.merge.layer_names import LayerNames
+from mp_agent.node.merge.node_layers import RankLayers
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord

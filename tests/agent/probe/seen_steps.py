@@ -2,7 +2,7 @@
 
 import torch
 
-from mp_agent.probe.step import SeenStep
+from mp_agent.probe.step.open_step import SeenStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
 

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 import pytest
 from torch import nn
 
-from mp_agent.probe.guard import Guard
 from mp_agent.probe.hooks import deepspeed
 from mp_agent.probe.hooks.patches import Patches
+from mp_agent.probe.isolation.guard import Guard
 
 T = TypeVar("T")
 

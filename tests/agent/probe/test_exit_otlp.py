@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.probe.exit import wait_for_export
+from mp_agent.probe.processes.exit import wait_for_export
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
 from tests.waiting import wait_until

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe import guard
-from mp_agent.probe.conditions import ConditionWatch
+from mp_agent.probe.isolation import guard
+from mp_agent.probe.processes.condition_callbacks import ConditionWatch
 from mp_agent.ring.interruptions import interruption_in
 from mp_agent.ring.reader import RingReader
 

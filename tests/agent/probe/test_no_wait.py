@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe import delivery, measures, plan
-from mp_agent.probe.subject import Subject
+from mp_agent.probe.delivery import base
+from mp_agent.probe.optimizers import measurement, plan
+from mp_agent.probe.optimizers.watched import Subject
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
@@ -70,8 +71,8 @@ class FakeMailbox:
 
 @pytest.fixture
 def device_watch(watch, monkeypatch):
-    monkeypatch.setattr(delivery, "Mailbox", FakeMailbox)
-    monkeypatch.setattr(measures, "for_device", lambda device: Statistics())
+    monkeypatch.setattr(base, "Mailbox", FakeMailbox)
+    monkeypatch.setattr(measurement, "for_device", lambda device: Statistics())
     monkeypatch.setattr(plan, "_holds_nothing", is_lazy)  # here the meta device holds numbers
     return watch
 

@@ -287,16 +287,16 @@ def test_an_optimizer_that_cannot_be_read_costs_its_own_steps(watch):
 
 
 def test_a_sweep_of_trainings_reads_like_one_and_walks_the_objects_a_few_times(watch, monkeypatch):
-    from mp_agent.probe import discovery
+    from mp_agent.probe.optimizers import live_objects
 
     walks: list[bool] = []
-    walk = discovery.walk
+    walk = live_objects.walk
 
-    def counted(*, young: bool = False) -> discovery.LiveObjects:
+    def counted(*, young: bool = False) -> live_objects.LiveObjects:
         walks.append(young)
         return walk(young=young)
 
-    monkeypatch.setattr(discovery, "walk", counted)
+    monkeypatch.setattr(live_objects, "walk", counted)
     watched = watch()
     for _ in range(60):
         train(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 3)

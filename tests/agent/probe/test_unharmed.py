@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe import guard, recorder
-from mp_agent.probe.session import Probe
+from mp_agent.probe import recorder
+from mp_agent.probe.isolation import guard
+from mp_agent.probe.probe import Probe
 from mp_agent.records.steps import Phase
 from mp_agent.settings import Settings
 
@@ -184,7 +185,7 @@ def test_a_scaler_from_before_attaching_whose_class_overrides_everything_is_seen
 def test_attaching_before_any_import_of_torchs_parts_works():
     """In a fresh interpreter, where nothing was imported in an order that happens to help."""
     code = (
-        "from mp_agent.probe.session import Probe\n"
+        "from mp_agent.probe.probe import Probe\n"
         "from mp_agent.settings import Settings\n"
         "probe = Probe(lambda: None, Settings()); probe.attach(); probe.detach()\n"
         "import threading; assert threading.active_count() == 1\n"

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mp_agent.probe import attachment, launch
+from mp_agent.probe import attachment
 from mp_agent.probe.attachment import Attachment
-from mp_agent.probe.detached import start_detached
-from mp_agent.probe.exit import ExitWatch
-from mp_agent.probe.launch import NodeAgentLauncher
-from mp_agent.probe.signals import SignalLog
+from mp_agent.probe.processes import node_agent
+from mp_agent.probe.processes.detached import start_detached
+from mp_agent.probe.processes.exit import ExitWatch
+from mp_agent.probe.processes.node_agent import NodeAgentLauncher
+from mp_agent.probe.processes.signals import SignalLog
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -31,7 +32,7 @@ class TestStartingAProcess:
         """In a process of its own: a test runner may have children."""
         program = (
             "import os\n"
-            "from mp_agent.probe.detached import start_detached\n"
+            "from mp_agent.probe.processes.detached import start_detached\n"
             f"start_detached({_NOTHING!r}, os.environ)\n"
             "try:\n"
             "    print(os.wait())\n"
@@ -63,13 +64,13 @@ class TestStartingAProcess:
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
         started = []
-        monkeypatch.setattr(launch, "CHECK_INTERVAL_SECONDS", 0.0)
-        monkeypatch.setattr(launch, "start_node_agent", refuse)
+        monkeypatch.setattr(node_agent, "CHECK_INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(node_agent, "start_node_agent", refuse)
         launcher = NodeAgentLauncher(tmp_path, Settings(dir=tmp_path))
         for _ in range(20):
             launcher.ensure_running()
         assert caplog.text.count("cannot be started yet") == 1
-        monkeypatch.setattr(launch, "start_node_agent", lambda *_: started.append(1))
+        monkeypatch.setattr(node_agent, "start_node_agent", lambda *_: started.append(1))
         wait_until(lambda: launcher.ensure_running() or started, what="another try")
 
 

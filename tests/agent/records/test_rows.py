@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
-from mp_agent.node.reduce import RankStep
-from mp_agent.node.reduce_layers import RankLayers
+from mp_agent.node.merge.node_layers import RankLayers
+from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records import rows
 from mp_agent.records.rows import (
     NodeReport,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.source import RankSource
+from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.regions import BYTES_KEPT
 from mp_agent.ring.writer import RingWriter

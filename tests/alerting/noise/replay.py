@@ -20,9 +20,9 @@ import numpy as np
 
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.conditions import ConditionTracker
-from mp_agent.node.run import Run
-from mp_agent.node.snapshot_builder import SnapshotBuilder
+from mp_agent.node.conditions.tracker import ConditionTracker
+from mp_agent.node.run.run import Run
+from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
 from mp_agent.records.steps import FloatArray, LayerTable, Phase, StepRecord
@@ -51,7 +51,7 @@ _ELEMENTS = 1000.0
 _LINGER_SECONDS = 120.0
 
 _NO_DETECTORS = (
-    "mp_agent.node.run_state.ConditionTracker",
+    "mp_agent.node.run.state.ConditionTracker",
     partial(ConditionTracker, conditions=()),
 )
 

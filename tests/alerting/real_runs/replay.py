@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from unittest.mock import patch
 
-from mp_agent.node import conditions
+from mp_agent.node.conditions import tracker
 from tests.agent.node.training import Training
 
 DATA = Path(__file__).parent / "series.json.gz"
@@ -73,7 +73,7 @@ def play(run: RealRun) -> dict[str, str]:
     """Return every condition that the run brought, with its worst severity."""
     with (
         tempfile.TemporaryDirectory() as directory,
-        patch.object(conditions, "PROCESSOR_SHARE", 1e-9),  # one judgement per point
+        patch.object(tracker, "PROCESSOR_SHARE", 1e-9),  # one judgement per point
     ):
         training = Training(Path(directory))
         for point in run.points():

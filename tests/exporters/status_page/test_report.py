@@ -14,7 +14,7 @@ from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
-from tests.agent.node.test_snapshot_builder import export
+from tests.agent.node.series.test_snapshot_builder import export
 
 CONDITION = ActiveCondition(
     name="MpAgentGradientExplosion",

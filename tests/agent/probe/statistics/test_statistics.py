@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics.chunk import Tally
 from mp_agent.probe.statistics.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
-from mp_agent.probe.statistics.tally import Tally
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, expected_row

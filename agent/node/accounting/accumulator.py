@@ -1,0 +1,219 @@
+"""Folds closed steps into what a run's gauges and counters say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mp_agent.catalog.metric import Scope
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.gradient_norms import NormWatch
+from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.node.accounting.layer_health import LayerMemory, LayerWatch
+from mp_agent.node.accounting.learning import LearningWatch
+from mp_agent.node.accounting.loss import LossWatch
+from mp_agent.node.accounting.loss_scale_floor import FloorSkips
+from mp_agent.node.accounting.pace import Pace
+from mp_agent.node.accounting.stragglers import StragglerWatch
+from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
+from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.health import Health, Laggard, NormStanding, Straggler
+from mp_agent.records.merged import MergedStep, StepTransition
+from mp_agent.records.views import DivergenceView, LayerView, OptimizerView
+
+
+def follow_optimizers(
+    known: Mapping[str, OptimizerView], step: MergedStep
+) -> dict[str, OptimizerView]:
+    """Return the optimizers after a step; each keeps its last step whose norms count.
+
+    Those that the ranks hold no more are left out.
+    """
+    views = {name: view for name, view in known.items() if name in step.optimizers_held}
+    for name, own in step.optimizers.items():
+        before = views[name].judged if name in views else None
+        views[name] = OptimizerView(last=own, judged=own if own.judged else before)
+    return views
+
+
+def follow_replicas(
+    known: Mapping[str, DivergenceView], step: MergedStep
+) -> dict[str, DivergenceView]:
+    """Return the last comparison of each kind after a step."""
+    views = dict(known)
+    for kind, found in step.replicas.items():
+        views[kind] = DivergenceView(
+            agree=found.agree, step=step.step, minority_ranks=found.minority_ranks
+        )
+    return views
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What the last closed steps left behind, other than counts."""
+
+    last: MergedStep | None = None
+    judged: MergedStep | None = None
+    """The last step whose norms count."""
+    loss: float | None = None
+    learning_rate: float | None = None
+    loss_scale: float | None = None
+    loss_scale_initial: float | None = None
+    loss_scale_calibrated: float | None = None
+    loss_scale_consecutive_decreases: int = 0
+    incident: IncidentTracker = field(default_factory=IncidentTracker)
+    optimizers: dict[str, OptimizerView] = field(default_factory=dict)
+    """Where there are several."""
+    replicas: dict[str, DivergenceView] = field(default_factory=dict)
+    losses: LossWatch = field(default_factory=LossWatch)
+    norms: NormWatch = field(default_factory=NormWatch)
+    learning: LearningWatch = field(default_factory=LearningWatch)
+    floor: FloorSkips = field(default_factory=FloorSkips)
+    pace: Pace = field(default_factory=Pace)
+    straggler: Straggler | None = None
+    layers: LayerMemory = field(default_factory=LayerMemory)
+
+
+class Accumulator:
+    """The running account of one run; fed with each closed step exactly once, in order."""
+
+    def __init__(
+        self,
+        thresholds: Mapping[str, float],
+        *,
+        progress: Progress,
+        counters: CounterBook,
+        norms: ValueWindow,
+        optimizer_norms: OptimizerWindows | None = None,
+    ) -> None:
+        self._thresholds = thresholds
+        self.progress = progress
+        self.counters = counters
+        self.norms = norms
+        self.optimizer_norms = optimizer_norms or OptimizerWindows(norms.window_seconds)
+        self.layers: dict[str, LayerView] = {}
+        """The latest view of each layer whose norms count, else the latest view."""
+        self._layer_watch = LayerWatch(progress.layers)
+        self._stragglers = StragglerWatch(progress.straggler)
+
+    def fold_step(self, step: MergedStep) -> None:
+        """Take a closed step in: counters, gauges, window and incident."""
+        progress, thresholds = self.progress, self._thresholds
+        progress.incident.fold(step)
+        progress.learning.fold(step, thresholds)
+        self._fold_norms(step)
+        progress.losses.fold(step, thresholds)
+        self._confirm_rate_jump(step)
+        progress.floor.fold(step, thresholds)
+        progress.pace.fold(step.get("step_seconds"))
+        change = StepTransition(
+            step=step,
+            previous=progress.last,
+            thresholds=thresholds,
+            nonfinite_loss_skips=progress.incident.suspect_steps,
+            recent_floor_skips=progress.floor.recent,
+            loss_spiking=progress.losses.spiking and not progress.learning.restarted,
+            exploded=progress.norms.exploded,
+            nonfinite_gradient_steps=progress.learning.nonfinite_steps,
+            rate_jumped=progress.learning.rate_jumped,
+        )
+        self.counters.count(Scope.RUN, (), change)
+        self._fold_loss_scale(step)
+        if not step.skipped and step.coverage == 1.0:
+            self._stragglers.fold(step.compute_seconds)
+        progress.straggler = self._stragglers.worst
+        progress.optimizers = follow_optimizers(progress.optimizers, step)
+        progress.replicas = follow_replicas(progress.replicas, step)
+        progress.last = step
+        progress.loss = _newer(step.get("loss"), progress.loss)
+        progress.learning_rate = _newer(step.get("learning_rate"), progress.learning_rate)
+        if step.gradients_judged and (norm := step.grad_norm) is not None:
+            progress.judged = step
+            self.norms.add(norm, step.time_unix_seconds)
+        self.optimizer_norms.fold(step)
+
+    def fold_rank(self, rank: int, values: Mapping[str, float]) -> None:
+        """Count what one rank's own record of a closed step says; values: observed columns."""
+        self.counters.count(Scope.RANK, (str(rank),), values)
+
+    def fold_layers(self, sequence: int, layers: MergedLayers, *, step_judged: bool) -> None:
+        """Take the layers of a sampled step in. A layer keeps its last norm that counts."""
+        for name in layers.retired:
+            self.layers.pop(name, None)
+        self._layer_watch.retire(layers.retired)
+        views = layers.views(step_judged=step_judged)
+        self._layer_watch.fold(views, self._thresholds)
+        for view in views:
+            self.counters.count(Scope.LAYER, (view.name,), view)
+            if view.judged or not self._shows_norm(view.name):
+                self.layers[view.name] = view
+        if nearest_output := layers.nonfinite_nearest_output():
+            self.progress.incident.learn_layer(sequence, nearest_output)
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to the attempt that ended; counters go on."""
+        self._layer_watch.begin_attempt()
+        self.progress = Progress(
+            loss_scale_initial=self.progress.loss_scale_initial, layers=self.progress.layers
+        )
+        self._stragglers = StragglerWatch()
+        self.norms.clear()
+        self.optimizer_norms.clear()
+        self.layers = {}
+
+    def health(self, laggards: tuple[Laggard, ...] = ()) -> Health:
+        """Return what the run's own past says of it; laggards: see `lag`."""
+        progress, thresholds = self.progress, self._thresholds
+        return Health(
+            loss=progress.losses.level(thresholds),
+            loss_trend=progress.losses.trend(thresholds),
+            loss_rising_steps=progress.losses.rising_steps,
+            loss_standing=progress.losses.reference.standing,
+            norms={
+                name: NormStanding(usual=course.usual, peak=course.peak, below=course.below)
+                for name, course in progress.norms.courses.items()
+            },
+            untrained=progress.learning.untrained,
+            scaled_clip_steps=progress.learning.scaled_clip_steps,
+            usual_step_seconds=progress.pace.usual_seconds,
+            straggler=progress.straggler,
+            laggards=laggards,
+            layers=self._layer_watch.troubled(thresholds) if progress.layers.names else None,
+        )
+
+    def _fold_norms(self, step: MergedStep) -> None:
+        """Add the norms, and note what may throw the loss back."""
+        progress, thresholds = self.progress, self._thresholds
+        reference = progress.losses.reference
+        progress.norms.fold(step, thresholds, loss_risen=reference.risen_steps > 0)
+        largest = max(progress.norms.exploded.values(), default=0.0)
+        broken = step.gradient_nonfinite_elements > 0 and not step.skipped
+        severe = broken or progress.learning.rate_jumped or largest > thresholds["grad_norm_high"]
+        if severe or largest or progress.learning.rate_raised:
+            reference.disturb(severe=severe)
+
+    def _confirm_rate_jump(self, step: MergedStep) -> None:
+        progress = self.progress
+        broken = step.flag("loss_nonfinite") and not step.skipped
+        trouble = broken or progress.losses.spiking or bool(progress.norms.exploded)
+        if progress.learning.confirm(trouble=trouble):
+            progress.losses.reference.disturb(severe=True)
+
+    def _shows_norm(self, layer: str) -> bool:
+        return layer in self.layers and self.layers[layer].judged
+
+    def _fold_loss_scale(self, step: MergedStep) -> None:
+        progress, scale = self.progress, step.loss_scale
+        if scale is None:
+            return
+        if progress.loss_scale_initial is None:
+            progress.loss_scale_initial = scale
+        if progress.loss_scale is not None and scale > progress.loss_scale:
+            progress.loss_scale_consecutive_decreases = 0
+        elif progress.loss_scale is not None and scale < progress.loss_scale:
+            progress.loss_scale_consecutive_decreases += 1
+        progress.loss_scale = scale
+        if step.sequence >= self._thresholds["calibration_steps"]:
+            progress.loss_scale_calibrated = _newer(progress.loss_scale_calibrated, scale)
+
+
+def _newer(value: float | None, kept: float | None) -> float | None:
+    return kept if value is None else value

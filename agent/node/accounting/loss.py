@@ -1,0 +1,137 @@
+"""What the run's own losses say of its next one: the usual level, its scatter, its trend."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mp_agent.node.accounting.loss_reference import LossReference
+from mp_agent.node.accounting.medians import LARGEST, breadth, deviation, median
+from mp_agent.records.health import LossLevel
+from mp_agent.records.merged import MergedStep
+
+WINDOW_STEPS = 256
+"""Losses whose median is the usual level."""
+_JUDGED_STEPS = 3
+_HIGH_SHARE = 0.97
+WARM_UP_STEPS = 64
+"""Losses before which there is no usual level."""
+BLOCK_STEPS = 16
+"""Losses of which the trend remembers the median alone."""
+RECENT_STEPS = 64
+"""Losses whose median is held against the best level."""
+NOISY_SHARE = 0.01
+"""Of the remembered losses: if more were above the bound, the losses are noisy by themselves."""
+TREND_BLOCKS = 32
+"""Blocks in each of the two windows that the trend compares: 512 steps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LossWatch:
+    """Follows the merged loss of a run. Bounded, and plain data: it goes into the ledger.
+
+    Only losses that count enter: finite on all ranks that delivered, of steps that were not
+    skipped, and of about as many ranks as the losses before. A single one above the spike bound
+    is an odd batch; two of the last three are a spike. Of losses that are noisy by themselves it
+    takes three in a row, and a higher bound.
+    """
+
+    window: list[float] = field(default_factory=list)
+    above: list[bool] = field(default_factory=list)
+    """Whether each of the last losses was above the bound of its time."""
+    block: list[float] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    """Medians of the last blocks, oldest first."""
+    spiking: bool = False
+    """Whether the last step that was taken in belongs to a spike."""
+    rising: bool = False
+    """Whether the trend was above its limit when it last changed, which it does with each block."""
+    rising_steps: int = 0
+    """Losses in a row for which the trend was above its limit."""
+    reference: LossReference = field(default_factory=LossReference)
+    ranks: int = 0
+    """Over which the last loss that counted is the mean."""
+    fewer_steps: int = 0
+    """Losses in a row over less than half as many."""
+
+    def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        """Take a closed step in; the window that judges it does not hold it yet."""
+        loss = step.get("loss")
+        self.spiking = False
+        if loss is None or step.skipped or step.flag("loss_nonfinite"):
+            return
+        if not self._has_usual_ranks(len(step.present_ranks)):
+            return
+        level = self.level(thresholds)
+        self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
+        needed = 3 if level is not None and level.noisy else 2
+        self.spiking = self.above[-1] and sum(self.above) >= needed
+        self.window = [*self.window[1 - WINDOW_STEPS :], loss]
+        self._fold_block(loss)
+        if not self.block:
+            trend = self.trend(thresholds)
+            self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
+        self.rising_steps = self.rising_steps + 1 if self.rising else 0
+        if level is not None:
+            # A falling loss scatters by its fall as well: the fewer losses, the less.
+            recent = self.window[-RECENT_STEPS:]
+            center = median(recent)
+            self.reference.fold(center, breadth(recent, center), thresholds)
+
+    def level(self, thresholds: Mapping[str, float]) -> LossLevel | None:
+        """Return the usual level; None before the warm-up, and where nothing tells a scale."""
+        if len(self.window) < WARM_UP_STEPS:
+            return None
+        center = median(self.window)
+        spread = deviation(self.window, center)
+        used = max(spread, thresholds["loss_deviation_floor"] * abs(center))
+        if used == 0.0:
+            return None
+        bound = _bound(center, thresholds["loss_spike_deviations"] * used)
+        # The last losses are left out: they may be the spike itself.
+        settled = self.window[:-_JUDGED_STEPS]
+        noisy = sum(loss > bound for loss in settled) > NOISY_SHARE * len(settled)
+        if noisy:
+            bound = _bound(center, thresholds["loss_spike_noisy_deviations"] * used)
+            high = sorted(settled)[int(_HIGH_SHARE * len(settled))]
+            bound = max(bound, _bound(center, 2 * (high - center)))
+        return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
+
+    def trend(self, thresholds: Mapping[str, float]) -> float | None:
+        """Return by how many deviations the loss rose from one long window to the next.
+
+        Medians of blocks stand for their losses: an outlier, a spike and a slow wave within a
+        window weigh little. None until both windows are full.
+        """
+        if len(self.medians) < 2 * TREND_BLOCKS:
+            return None
+        before, recent = self.medians[:TREND_BLOCKS], self.medians[TREND_BLOCKS:]
+        center = median(before)
+        floor = thresholds["loss_deviation_floor"] * abs(center)
+        used = max(deviation(before, center), floor)
+        rise = min(max(median(recent) - center, -LARGEST), LARGEST)
+        if used == 0.0:
+            return None if rise else 0.0
+        return min(max(rise / used, -LARGEST), LARGEST)
+
+    def _has_usual_ranks(self, ranks: int) -> bool:
+        """Return whether a mean over so many ranks scatters about as the losses before.
+
+        Ranks of a dead node or node agent are missed without harm: the others' loss says as much.
+        Over far fewer it scatters more, which becomes usual when they stay away.
+        """
+        if 2 * ranks < self.ranks:
+            self.fewer_steps += 1
+            if self.fewer_steps < WARM_UP_STEPS:
+                return False
+            self.window, self.above = [], []
+        self.fewer_steps, self.ranks = 0, ranks
+        return True
+
+    def _fold_block(self, loss: float) -> None:
+        self.block = [*self.block, loss]
+        if len(self.block) >= BLOCK_STEPS:
+            self.medians = [*self.medians[1 - 2 * TREND_BLOCKS :], median(self.block)]
+            self.block = []
+
+
+def _bound(center: float, distance: float) -> float:
+    return min(center + min(distance, LARGEST), LARGEST)

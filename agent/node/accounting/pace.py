@@ -1,0 +1,101 @@
+"""How long a step usually takes."""
+
+from dataclasses import dataclass, field
+
+from mp_agent.node.accounting.medians import median
+from mp_agent.records.steps import Phase
+
+_TRAINING = frozenset(
+    phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+)
+_IN_TRAINING = "training"
+_HALF_LIFE_SECONDS = 12 * 3600.0
+_KINDS_AT_MOST = 16
+
+
+@dataclass(slots=True)
+class _Longest:
+    """The longest pause of a kind, as long as it was when it ended."""
+
+    seconds: float
+    ended_seconds: float
+
+    def faded(self, now_seconds: float) -> float:
+        age_seconds = max(now_seconds - self.ended_seconds, 0.0)
+        return self.seconds * float(0.5 ** (age_seconds / _HALF_LIFE_SECONDS))
+
+
+class Standstill:
+    """Knows when the run last completed a step or changed the kind of its phase.
+
+    A pause in training that ended was none that hangs: rollouts of an RL trainer, evaluations that
+    nothing marks. The longest of them is remembered and fades, since such pauses come back; so is
+    the longest evaluation, the longest checkpoint, and that of each other phase outside training.
+    Times are of a clock that does not go back.
+    """
+
+    def __init__(self) -> None:
+        """Know of no step yet."""
+        self._mark: tuple[str, int, str] | None = None
+        self._since_seconds = 0.0
+        self._longest: dict[str, _Longest] = {}
+        """By the kind of phase in which the run stood."""
+
+    def look(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
+        """Note where the run stands: its attempt, its last step, and the phase furthest behind."""
+        kind = _IN_TRAINING if phase_name in _TRAINING else phase_name
+        mark = (attempt, sequence, kind)
+        if mark == self._mark:
+            return
+        before = self._mark
+        if before is not None and before[0] == attempt and before[1]:
+            self._remember(before[2], now_seconds - self._since_seconds, now_seconds)
+        self._mark, self._since_seconds = mark, now_seconds
+
+    def seconds(self, now_seconds: float) -> float | None:
+        """Return how long the run has stood; None before the first look."""
+        return None if self._mark is None else max(now_seconds - self._since_seconds, 0.0)
+
+    def longest_pause_seconds(self, now_seconds: float) -> float:
+        """Return the longest pause in training that ended, as far as it has not faded."""
+        return self._faded(_IN_TRAINING, now_seconds) or 0.0
+
+    def longest_phase_seconds(self, now_seconds: float) -> float | None:
+        """Return the same of the phase outside training in which the run stands now.
+
+        None in training, and where no such phase has ended since the first step.
+        """
+        if self._mark is None or self._mark[2] == _IN_TRAINING:
+            return None
+        return self._faded(self._mark[2], now_seconds)
+
+    def _faded(self, kind: str, now_seconds: float) -> float | None:
+        longest = self._longest.get(kind)
+        return None if longest is None else longest.faded(now_seconds)
+
+    def _remember(self, kind: str, seconds: float, now_seconds: float) -> None:
+        known = self._longest.get(kind)
+        if known is None and len(self._longest) >= _KINDS_AT_MOST:
+            return
+        if known is None or seconds >= known.faded(now_seconds):
+            self._longest[kind] = _Longest(seconds, now_seconds)
+
+
+_STEPS = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """Remembers the last step times; a compilation or a checkpoint among them weighs nothing."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def fold(self, step_seconds: float | None) -> None:
+        """Take a step's time in, if it is known."""
+        if step_seconds is not None:
+            self.seconds = [*self.seconds[1 - _STEPS :], step_seconds]
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """The median; None before the first."""
+        return median(self.seconds) if self.seconds else None

@@ -1,0 +1,108 @@
+"""Which rank keeps the others waiting, by the time before its first collective of a step."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+
+import numpy as np
+
+from mp_agent.records.health import Laggard, Straggler
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.rows import RankStatus
+from mp_agent.records.steps import EndReason, FloatArray, Phase
+
+STANDING_SECONDS = 30.0
+STANDING_STEPS = 3.0
+"""A run stands when its last step is longer ago than this, and than so many usual steps: ranks
+that train are never all in the same phase."""
+
+_BEFORE_STEP = {Phase.STARTING, Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER}
+
+
+def laggards(
+    ranks: Sequence[RankStatus],
+    last: MergedStep | None,
+    usual_seconds: float | None,
+    time_unix_seconds: float,
+) -> tuple[Laggard, ...]:
+    """Return the ranks that have not come as far as the furthest, once the run stands.
+
+    A rank that is gone and did not complete lags whatever it did last. While a rank starts,
+    evaluates or saves a checkpoint the others rightly wait, and nobody lags.
+    """
+    if last is not None:
+        patience_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
+        if time_unix_seconds - last.time_unix_seconds < patience_seconds:
+            return ()
+    running = [status for status in ranks if status.end is EndReason.RUNNING]
+    gone = {status.rank: status for status in ranks if _died(status)}
+    if not running or any(status.phase in _BEFORE_STEP for status in running):
+        return ()
+    furthest = max(map(_position, running))
+    behind = [status for status in running if _position(status) < furthest]
+    found = [
+        *(Laggard(rank=rank, phase="gone") for rank in gone),
+        *(Laggard(rank=s.rank, phase=s.phase_name) for s in behind),
+    ]
+    return tuple(sorted(found, key=lambda laggard: laggard.rank))
+
+
+def _position(status: RankStatus) -> tuple[int, int]:
+    return (status.started_sequence, status.phase)
+
+
+def _died(status: RankStatus) -> bool:
+    return status.end not in (EndReason.RUNNING, EndReason.COMPLETED)
+
+
+BLOCK_STEPS = 16
+"""Steps of which each rank's median counts: a hiccup of one step makes nobody a straggler."""
+BLOCKS = 4
+"""Blocks in each of which a rank must be slow: of many ranks, some rank is slow in any one."""
+
+
+class StragglerWatch:
+    """Compares the ranks over blocks of steps; `worst` is of the last whole ones.
+
+    Waiting is not slowness: step times are equal on all ranks, the time before the first
+    collective is the rank's own.
+    """
+
+    def __init__(self, worst: Straggler | None = None) -> None:
+        self.worst = worst
+        self._ranks: tuple[int, ...] = ()
+        self._rows: list[FloatArray] = []
+        self._blocks: deque[FloatArray] = deque(maxlen=BLOCKS)
+
+    def fold(self, compute_seconds: Mapping[int, float]) -> None:
+        """Take a step in. With ranks that come or go all blocks begin anew."""
+        if len(compute_seconds) < 2:
+            return
+        ranks = tuple(sorted(compute_seconds))
+        if ranks != self._ranks:
+            self._ranks, self._rows = ranks, []
+            self._blocks.clear()
+        self._rows.append(np.array([compute_seconds[rank] for rank in ranks]))
+        if len(self._rows) >= BLOCK_STEPS:
+            self._blocks.append(np.median(np.stack(self._rows), axis=0))
+            self._rows = []
+            self.worst = slowest(ranks, self._blocks)
+
+
+def slowest(ranks: Sequence[int], blocks: Sequence[FloatArray]) -> Straggler | None:
+    """Return the rank that takes longest, against the (low) median of all; None at a median of 0.
+
+    blocks: seconds per rank [R]. Of each rank the block in which it is least slow counts. Of two
+    ranks the faster one is the measure, which a mean of both would not be.
+    """
+    usual = [median_low(block.tolist()) for block in blocks]
+    if min(usual) <= 0.0:
+        return None
+    slowdowns = np.min([block / u for block, u in zip(blocks, usual, strict=True)], axis=0)
+    delays = np.min([block - u for block, u in zip(blocks, usual, strict=True)], axis=0)
+    index = int(np.argmax(slowdowns))
+    return Straggler(
+        rank=ranks[index],
+        slowdown=float(slowdowns[index]),
+        delay_seconds=float(delays[index]),
+    )

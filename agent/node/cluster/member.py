@@ -1,0 +1,246 @@
+"""What goes between this node and the root in one attempt; at the root, also what comes out."""
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from mp_agent.node.cluster.reports import Reporter, ReportTimes, report_header
+from mp_agent.node.cluster.root import MergedTable, RootMerge, turned_away
+from mp_agent.node.collect.attempt import Attempt, LocalStep
+from mp_agent.node.collect.liveness import furthest_behind
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.rows import (
+    KnownNode,
+    LayerBlock,
+    NodeLayers,
+    NodeReport,
+    RankStatus,
+    Receipt,
+)
+from mp_agent.records.steps import EndReason, Phase
+from mp_agent.settings import Settings
+
+Item = LocalStep | MergedStep | MergedTable
+
+
+class Exchange:
+    """Makes reports of this node's rows, and at the root steps of the run of all nodes' reports."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        settings: Settings,
+        *,
+        session: str,
+        assumed: Mapping[str, bool] | None = None,
+        retired_sessions: Collection[str] = (),
+    ) -> None:
+        """Begin where the attempt begins to read; retired_sessions: of earlier attempts."""
+        self.attempt = attempt
+        self.session = session
+        self.url = ""
+        self._settings = settings
+        self._base = (attempt.steps.closed_sequence, attempt.tables.closed_sequence)
+        self._assumed = dict(assumed or {})
+        self._retired_sessions = frozenset(retired_sessions)
+        self._reporter = Reporter(
+            attempt.book, position=self._base[0], layers_position=self._base[1]
+        )
+        self._root: RootMerge | None = None
+        self._settled = self._base
+        self._end = EndReason.RUNNING
+        self._now_seconds = 0.0
+        # Twice per push: one that comes a little early has something to carry all the same.
+        self._times = ReportTimes(settings.push_interval_seconds / 2)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this node holds rank 0: it merges what all nodes report."""
+        return 0 in self.attempt.sources or 0 in self.attempt.expected_ranks
+
+    @property
+    def end(self) -> EndReason:
+        """How the attempt ended: at the root on all nodes, elsewhere on this one."""
+        return self._end
+
+    @property
+    def closed(self) -> tuple[int, int]:
+        """Steps and layer tables up to which this node need not read its rings again.
+
+        At the root what is merged; elsewhere what the root has in its ledger.
+        """
+        if self._root is None:
+            return self._settled
+        return self._root.steps.closed_sequence, self._root.tables.closed_sequence
+
+    @property
+    def assumed(self) -> Mapping[str, bool]:
+        """The verdicts on plain parameters: group → whether its ranks are independent."""
+        return self._root.assumed.verdicts if self._root else self._assumed
+
+    @property
+    def sessions(self) -> frozenset[str]:
+        """The sessions of all nodes that are of this attempt."""
+        return self._root.nodes.sessions if self._root else frozenset()
+
+    @property
+    def retired_sessions(self) -> frozenset[str]:
+        """Those of earlier attempts."""
+        return self._retired_sessions
+
+    @property
+    def lost(self) -> int:
+        """Rows that came too late for their step, or could not be kept for the root."""
+        lost = self._reporter.steps.lost + self._reporter.tables.lost
+        return lost + (self._root.late if self._root else 0)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether trouble began on this node since the last report."""
+        return self._times.urgent
+
+    @property
+    def nodes(self) -> tuple[KnownNode, ...]:
+        """The nodes that are known; on other nodes than the root, this one alone."""
+        if self._root is not None:
+            return self._root.nodes.described(self._now_seconds)
+        identity = self.attempt.identity
+        this = KnownNode(
+            node_rank=identity.node_rank,
+            host=identity.host,
+            url=self.url,
+            ranks=tuple(sorted(self.attempt.sources)),
+            active=self.attempt.end is EndReason.RUNNING,
+            silent_seconds=0.0,
+        )
+        return (this,)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes the run has; before all have reported, as if they were like this one."""
+        if self._root is not None and not self._root.nodes.strangers_left:
+            # Several nodes may be one machine, whose agent speaks for all of them.
+            here = {source.identity.node_rank for source in self.attempt.sources.values()}
+            return len(self._root.nodes) - 1 + len(here)
+        identity = self.attempt.identity
+        return -(-identity.world_size // max(identity.local_world_size, 1))
+
+    @property
+    def statuses(self) -> Sequence[RankStatus]:
+        """Where the ranks stand, ended ones too; at the root, of all nodes that are heard of."""
+        if self._root is None:
+            return self.attempt.statuses()
+        return self._root.nodes.statuses(self._now_seconds)
+
+    @property
+    def phase_name(self) -> str:
+        """Phase of the rank that is furthest behind; at the root, of all nodes' ranks."""
+        if self._root is None:
+            behind = furthest_behind(self.attempt.statuses())
+        else:
+            behind = self._root.nodes.furthest_behind(self._now_seconds)
+        return behind.phase_name if behind else Phase.ENDED.name.lower()
+
+    def poll(self, now_seconds: float) -> Iterator[Item]:
+        """Read the rings and yield what is new; a step always before its layers."""
+        self._now_seconds = now_seconds
+        yield from self._keep(self.attempt.poll(now_seconds))
+        if self.attempt.end is not EndReason.RUNNING:
+            yield from self._keep(self.attempt.close_all())
+        self._end = self.attempt.end
+        if self.attempt.sources and self.is_root:
+            yield from self._merge(now_seconds)
+
+    def close_all(self) -> Iterator[Item]:
+        """Yield what is still open: nothing more will come."""
+        yield from self._keep(self.attempt.close_all())
+        if self._root is not None:
+            self._take_own(self._root, self._now_seconds)
+            yield from self._root.close_all()
+
+    def take_report(self) -> NodeReport | None:
+        """Return what is new since the last call; see `Run.take_report`."""
+        if not self.attempt.sources or self.is_root:
+            return None
+        ends = tuple(source.end for _, source in sorted(self.attempt.sources.items()))
+        if not self._reporter.overdue and not self._times.due(self._now_seconds, ends):
+            return None
+        self._times.reported(self._now_seconds, ends)
+        return self._report()
+
+    def receive(self, report: NodeReport) -> Receipt:
+        """Take another node's report in; see `Run.receive`."""
+        if self._root is None:
+            return turned_away(report, taken=False)
+        return self._root.receive(report, self._now_seconds, time.time())
+
+    def acknowledge(self, receipt: Receipt) -> bool:
+        """Take the root's answer in; return whether more is settled than before."""
+        if receipt.session != self.session:
+            return False
+        self._reporter.acknowledge(receipt)
+        before = self._settled
+        settled = (receipt.settled, receipt.layers_settled)
+        self._settled = (max(before[0], settled[0]), max(before[1], settled[1]))
+        return self._settled != before
+
+    def committed(self, closed: tuple[int, int]) -> None:
+        """Note that steps and tables up to these are in the ledger."""
+        if self._root is not None:
+            self._root.settled = closed
+
+    def _keep(self, items: Iterator[LocalStep | NodeLayers]) -> Iterator[LocalStep]:
+        for item in items:
+            if isinstance(item, LocalStep):
+                self._reporter.steps.add(item.row)
+                self._times.look_at(item.row, self.attempt.book.gradient_columns)
+                yield item
+            else:
+                self._keep_table(item)
+        self._reporter.tables.advance(self.attempt.layers_position)
+
+    def _keep_table(self, table: NodeLayers) -> None:
+        if not self.is_root:
+            blocks = tuple(block for block in table.blocks if not self._root_has(block))
+            table = NodeLayers(sequence=table.sequence, blocks=blocks)
+        if table.blocks:
+            self._reporter.tables.add(table)
+
+    def _root_has(self, block: LayerBlock) -> bool:
+        """Return whether every rank of the run has these very layers, so that rank 0 has."""
+        share = self.attempt.book.shares[block.share]
+        everywhere = share.replica_count == self.attempt.identity.world_size
+        return everywhere and share.shard_count == 1 and not share.assumed
+
+    def _merge(self, now_seconds: float) -> Iterator[MergedStep | MergedTable]:
+        root = self._root = self._root or self._make_root()
+        self._take_own(root, now_seconds)
+        yield from root.close_ready(now_seconds)
+        self._end = root.end(now_seconds)
+        if self._end is not EndReason.RUNNING:
+            yield from root.close_all()
+
+    def _take_own(self, root: RootMerge, now_seconds: float) -> None:
+        more = True
+        while more:
+            report = self._report()
+            root.receive(report, now_seconds, time.time(), own=True)
+            self._reporter.settle(report.position, report.layers_position)
+            more = self._reporter.waiting
+
+    def _make_root(self) -> RootMerge:
+        settings, identity = self._settings, self.attempt.identity
+        pushes_seconds = 2 * settings.push_interval_seconds
+        alone = len(self.attempt.expected_ranks) >= identity.world_size
+        return RootMerge(
+            identity.world_size,
+            deadline_seconds=settings.merge_deadline_seconds + (0 if alone else pushes_seconds),
+            grace_seconds=pushes_seconds,
+            closed_sequence=self._base[0],
+            closed_layers_sequence=self._base[1],
+            assumed=self._assumed,
+            retired_sessions=self._retired_sessions,
+        )
+
+    def _report(self) -> NodeReport:
+        header = report_header(self.attempt, session=self.session, url=self.url)
+        return self._reporter.fill(header, ended=self.attempt.end is not EndReason.RUNNING)

@@ -1,0 +1,189 @@
+"""The nodes of an attempt as its root knows them: by their last word, and by their silence."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from mp_agent.errors import ReportError
+from mp_agent.node.collect.liveness import furthest_behind, run_end
+from mp_agent.records.rows import KnownNode, NodeReport, NodeShare, RankStatus
+from mp_agent.records.steps import EndReason
+
+_STRANGERS = -1
+"""Stands for the nodes that are not known yet, where a step is waited for."""
+
+
+@dataclass(slots=True)
+class Node:
+    """What the root knows of a node."""
+
+    report: NodeReport
+    """The last one, without its rows."""
+    own: bool
+    """Whether it is the root's own."""
+    position: int
+    layers_position: int
+    """How far its rows were taken, or need not be."""
+    heard_seconds: float
+    end: EndReason = EndReason.RUNNING
+    behind: RankStatus | None = None
+    """The furthest behind of its ranks that run."""
+    held: frozenset[NodeShare] = frozenset()
+    """What its ranks hold now."""
+    holdings: list[frozenset[NodeShare]] = field(default_factory=list)
+    """What they held at the steps of the last report."""
+    told: tuple[object, ...] = ()
+    """What of its reports `held` and `holdings` follow from."""
+
+    @property
+    def newest(self) -> int:
+        """The last step that a rank of it began or delivered."""
+        started = (status.started_sequence for status in self.report.statuses)
+        return max(self.position, *started, 0)
+
+
+class KnownNodes:
+    """Learns of nodes by their reports; one that is silent for too long is taken for gone."""
+
+    def __init__(self, world_size: int, silence_seconds: float) -> None:
+        self._world_size = world_size
+        self._silence_seconds = silence_seconds
+        self._nodes: dict[int, Node] = {}
+        self._own: Node | None = None
+        self._homes: dict[int, int] = {}
+        """The node of each rank that was seen."""
+        self._expected: set[int] = set()
+        """The ranks that the nodes have or wait for."""
+        self._shares: dict[NodeShare, NodeShare] = {}
+        """One object for equal shares of all nodes."""
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def sessions(self) -> frozenset[str]:
+        """The sessions of the nodes that belong to this attempt."""
+        return frozenset(node.report.session for node in self._nodes.values())
+
+    @property
+    def ranks_known(self) -> int:
+        """How many ranks' shares are known."""
+        return sum(len(node.report.known_ranks) for node in self._nodes.values())
+
+    @property
+    def strangers_left(self) -> bool:
+        """Whether there are nodes that have not reported yet."""
+        return len(self._expected) < self._world_size
+
+    @property
+    def awaited(self) -> set[int]:
+        """The nodes from which more can come, those that are not known yet included."""
+        awaited = {number for number, node in self._nodes.items() if not node.report.final}
+        return awaited | {_STRANGERS} if self.strangers_left else awaited
+
+    @property
+    def newest_here(self) -> int:
+        """The last step that a rank of the root's own node began or delivered."""
+        return self._own.newest if self._own else 0
+
+    def get(self, number: int) -> Node | None:
+        """Return a node, if it has reported."""
+        return self._nodes.get(number)
+
+    def put(self, node: Node) -> None:
+        """Know a node from now on, in place of the one of its number."""
+        self._nodes[node.report.node_rank] = node
+        if node.own:
+            self._own = node
+
+    def check(self, report: NodeReport, *, own: bool) -> None:
+        """Raise ReportError when a report contradicts what is known of the run."""
+        number = report.node_rank
+        if report.world_size != self._world_size:
+            raise ReportError(
+                f"node {number} is of a world of {report.world_size}, not {self._world_size}, ranks"
+            )
+        known = self._nodes.get(number)
+        if known is not None and known.own is not own:
+            raise ReportError(f"two node agents say that they are node {number}")
+        for status in report.statuses:
+            home = self._homes.get(status.rank, number)
+            if home != number:
+                raise ReportError(f"rank {status.rank} is on node {home}, not on {number}")
+
+    def learn(self, node: Node, report: NodeReport, now_seconds: float) -> None:
+        """Take in what a report says beside its rows."""
+        node.heard_seconds = now_seconds
+        node.end = run_end([status.end for status in report.statuses])
+        node.behind = furthest_behind(report.statuses)
+        told = (report.shares, report.held, report.holdings)
+        if node.told != told:
+            shares = [self._shares.setdefault(share, share) for share in report.shares]
+            node.held, *node.holdings = (
+                frozenset(shares[i] for i in held) for held in (report.held, *report.holdings)
+            )
+            node.told = told
+        expected_before = node.report.expected_ranks
+        node.report = replace(report, steps=(), layers=(), layouts=())
+        self._homes.update((status.rank, report.node_rank) for status in report.statuses)
+        if report.expected_ranks != expected_before:
+            self._expected.clear()
+            for known in self._nodes.values():
+                self._expected.update(known.report.expected_ranks)
+        self._expected.update(report.expected_ranks)
+
+    def held(self, without: Collection[int] = ()) -> set[NodeShare]:
+        """Return what all nodes hold now, but for some."""
+        held: set[NodeShare] = set()
+        held.update(*(node.held for n, node in self._nodes.items() if n not in without))
+        return held
+
+    def end(self, now_seconds: float) -> EndReason:
+        """Return how the known nodes' ranks ended; RUNNING while one goes on.
+
+        Those of a node that fell silent count as ended, nobody knows how.
+        """
+        return run_end([self._end_of(node, now_seconds) for node in self._nodes.values()])
+
+    def described(self, now_seconds: float) -> tuple[KnownNode, ...]:
+        """Return the nodes by node rank."""
+        return tuple(
+            KnownNode(
+                node_rank=number,
+                host=node.report.host,
+                url=node.report.url,
+                ranks=tuple(status.rank for status in node.report.statuses),
+                active=self._end_of(node, now_seconds) is EndReason.RUNNING,
+                silent_seconds=0.0 if node.own else max(now_seconds - node.heard_seconds, 0.0),
+            )
+            for number, node in sorted(self._nodes.items())
+        )
+
+    def statuses(self, now_seconds: float) -> list[RankStatus]:
+        """Return where the ranks stand; of a node that fell silent they ended, unknown how."""
+        found: list[RankStatus] = []
+        for node in self._nodes.values():
+            silent = self.silent(node, now_seconds)
+            found.extend(map(_given_up, node.report.statuses) if silent else node.report.statuses)
+        return found
+
+    def furthest_behind(self, now_seconds: float) -> RankStatus | None:
+        """Return the status of the running rank with the least progress, None if none runs."""
+        heard = (node for node in self._nodes.values() if not self.silent(node, now_seconds))
+        return furthest_behind([node.behind for node in heard if node.behind is not None])
+
+    def silent(self, node: Node, now_seconds: float) -> bool:
+        """Return whether a node was not heard of for too long."""
+        return not node.own and now_seconds - node.heard_seconds >= self._silence_seconds
+
+    def _end_of(self, node: Node, now_seconds: float) -> EndReason:
+        if node.end is not EndReason.RUNNING or not self.silent(node, now_seconds):
+            return node.end
+        return run_end([status.end for status in map(_given_up, node.report.statuses)])
+
+
+def _given_up(status: RankStatus) -> RankStatus:
+    """Return the status of a rank that is not heard of any more."""
+    running = status.end is EndReason.RUNNING
+    return replace(status, end=EndReason.UNKNOWN) if running else status

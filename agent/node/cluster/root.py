@@ -1,0 +1,242 @@
+"""The root's side of a run: rows of all nodes come in, steps and layers of the run come out."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mp_agent.node.cluster.nodes import KnownNodes, Node
+from mp_agent.node.cluster.reports import STEPS_KEPT
+from mp_agent.node.collect.assembler import Assembler
+from mp_agent.node.merge.coverage import AssumedShares, Roster, make_roster
+from mp_agent.node.merge.layer_names import LayerNames
+from mp_agent.node.merge.run_layers import LayerMerge, LayerTerms, MergedLayers
+from mp_agent.node.merge.run_steps import StepMerge, Terms
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.rows import NodeReport, NodeShare, Receipt
+from mp_agent.records.steps import EndReason
+
+AHEAD_AT_MOST = 1024
+"""Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows that
+are further ahead are of another attempt."""
+FIRST_REPORT_SECONDS = 60.0
+"""How long steps are held open, deadline or not, for nodes that have never reported: their agents
+may be starting, and ask the job's store for half a minute where the root is. They keep their rows
+meanwhile, so that a slow start loses nothing."""
+
+_OPEN_RANKS_MAX = 2**22
+"""Ranks times steps that are held open at once, so that memory stays bounded."""
+_OPEN_STEPS_MIN = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedTable:
+    """The merged layers of a sampled step."""
+
+    sequence: int
+    layers: MergedLayers
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    merge: StepMerge
+    held: set[NodeShare] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)
+
+
+class RootMerge:
+    """Puts the rows of an attempt's nodes together; yields each step once and in order."""
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        deadline_seconds: float,
+        grace_seconds: float,
+        closed_sequence: int = 0,
+        closed_layers_sequence: int = 0,
+        assumed: Mapping[str, bool] | None = None,
+        retired_sessions: Collection[str] = (),
+    ) -> None:
+        """Begin after what is closed already.
+
+        deadline_seconds: how long a step waits for nodes; a node that is silent for so long is
+        taken for gone. grace_seconds: how long the end waits for nodes that never reported.
+        """
+        self.assumed = AssumedShares(assumed)
+        self.late = 0
+        """Rows of ranks that came after their step was closed."""
+        self.settled = (closed_sequence, closed_layers_sequence)
+        """Steps and tables up to these are in the ledger."""
+        self.nodes = KnownNodes(world_size, silence_seconds=deadline_seconds)
+        self._world_size = world_size
+        self._grace_seconds = grace_seconds
+        self._retired_sessions = frozenset(retired_sessions)
+        self._base = (closed_sequence, closed_layers_sequence)
+        open_at_most = max(_OPEN_STEPS_MIN, _OPEN_RANKS_MAX // world_size)
+        self.steps: Assembler[None] = Assembler(
+            deadline_seconds, closed_sequence, pending_at_most=open_at_most
+        )
+        self.tables: Assembler[None] = Assembler(deadline_seconds, closed_layers_sequence)
+        self._open: dict[int, _OpenStep] = {}
+        self._open_tables: dict[int, LayerMerge] = {}
+        self._names = LayerNames()
+        self._roster: tuple[tuple[set[NodeShare], int], Roster] | None = None
+        self._begun_seconds: float | None = None
+        self._own_ended_seconds: float | None = None
+
+    def receive(
+        self,
+        report: NodeReport,
+        now_seconds: float,
+        time_unix_seconds: float,
+        *,
+        own: bool = False,
+    ) -> Receipt:
+        """Take a node's report in, at a time on the root's own clocks.
+
+        What was taken before is not taken again. Rows are refused, to be sent again, where rows
+        before them are missing that can still be had. Raises ReportError when the report
+        contradicts what is known of the run.
+        """
+        self.nodes.check(report, own=own)
+        node = self.nodes.get(report.node_rank)
+        if node is None or node.report.session != report.session:
+            if report.session in self._retired_sessions:
+                return turned_away(report, taken=True)
+            if node is not None and not own and not self.nodes.silent(node, now_seconds):
+                return turned_away(report, taken=False)
+            node = Node(report, own, *self._base, now_seconds)
+            self.nodes.put(node)
+        if self._begun_seconds is None:
+            self._begun_seconds = now_seconds
+        self.nodes.learn(node, report, now_seconds)
+        if self._refused(node, report):
+            return self._receipt(node, taken=False)
+        self._take_steps(node, report, now_seconds, time_unix_seconds)
+        self._take_tables(node, report, now_seconds)
+        return self._receipt(node, taken=True)
+
+    def close_ready(self, now_seconds: float) -> Iterator[MergedStep | MergedTable]:
+        """Yield what is complete or overdue; a step always before its layers."""
+        awaited, patient = self.nodes.awaited, self._patient(now_seconds)
+        for sequence, _ in self.steps.close_ready(awaited, now_seconds, patient=patient):
+            yield self._merge_step(sequence)
+        closed = self.steps.closed_sequence
+        for sequence, _ in self.tables.close_ready(
+            awaited, now_seconds, up_to=closed, patient=patient
+        ):
+            yield self._merge_table(sequence)
+
+    def close_all(self) -> Iterator[MergedStep | MergedTable]:
+        """Yield what is still open: nothing more will come."""
+        for sequence, _ in self.steps.close_all():
+            yield self._merge_step(sequence)
+        for sequence, _ in self.tables.close_all():
+            yield self._merge_table(sequence)
+
+    def end(self, now_seconds: float) -> EndReason:
+        """Return how the attempt ended; RUNNING while a rank of any node goes on.
+
+        Nodes that never reported are waited for during a grace once all known ones have ended.
+        """
+        reason = self.nodes.end(now_seconds)
+        if reason is EndReason.RUNNING or not self.nodes.strangers_left:
+            self._own_ended_seconds = None
+            return reason
+        if self._own_ended_seconds is None:
+            self._own_ended_seconds = now_seconds
+        waited_seconds = now_seconds - self._own_ended_seconds
+        return reason if waited_seconds >= self._grace_seconds else EndReason.RUNNING
+
+    def _patient(self, now_seconds: float) -> bool:
+        """Return whether overdue steps wait on, for nodes that never reported.
+
+        They cannot have more rows than they keep: to wait for more would be in vain.
+        """
+        if self._begun_seconds is None or not self.nodes.strangers_left:
+            return False
+        early = now_seconds - self._begun_seconds < FIRST_REPORT_SECONDS
+        return early and len(self._open) <= STEPS_KEPT
+
+    def _refused(self, node: Node, report: NodeReport) -> bool:
+        """Return whether rows that can be had are missing before these, or these are not ours."""
+        known = max(node.position, self.steps.closed_sequence)
+        layers_known = max(node.layers_position, self.tables.closed_sequence)
+        gap = report.oldest < report.after > known
+        layers_gap = report.layers_oldest < report.layers_after > layers_known
+        limit = max(self.nodes.newest_here, self.steps.closed_sequence) + AHEAD_AT_MOST
+        ahead = bool(report.steps) and report.steps[-1].sequence > limit
+        return not node.own and (gap or layers_gap or ahead)
+
+    def _take_steps(
+        self, node: Node, report: NodeReport, now_seconds: float, time_unix_seconds: float
+    ) -> None:
+        terms = Terms(report.step_columns, report.gradient_columns, report.shares)
+        arrived_unix_seconds = None if node.own else time_unix_seconds
+        for step in report.steps:
+            if step.sequence <= node.position:
+                continue
+            if step.sequence <= self.steps.closed_sequence:
+                self.late += len(step.ranks)
+                continue
+            self.steps.add(report.node_rank, step.sequence, None, now_seconds)
+            entry = self._open.get(step.sequence)
+            if entry is None:
+                entry = _OpenStep(StepMerge(step.sequence, self._world_size))
+                self._open[step.sequence] = entry
+            entry.merge.add(step, terms, arrived_unix_seconds=arrived_unix_seconds)
+            entry.held |= node.holdings[step.holding]
+            entry.nodes.add(report.node_rank)
+        node.position = max(node.position, report.position)
+        self.steps.advance(report.node_rank, node.position)
+
+    def _take_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
+        terms = LayerTerms(report.gradient_columns, report.shares, report.layouts)
+        for table in report.layers:
+            if max(node.layers_position, self.tables.closed_sequence) < table.sequence:
+                self.tables.add(report.node_rank, table.sequence, None, now_seconds)
+                entry = self._open_tables.setdefault(table.sequence, LayerMerge(self._world_size))
+                entry.add(table, terms)
+        node.layers_position = max(node.layers_position, report.layers_position)
+        self.tables.advance(report.node_rank, node.layers_position)
+
+    def _receipt(self, node: Node, *, taken: bool) -> Receipt:
+        return Receipt(
+            session=node.report.session,
+            taken=taken,
+            position=max(node.position, self.steps.closed_sequence),
+            layers_position=max(node.layers_position, self.tables.closed_sequence),
+            settled=self.settled[0],
+            layers_settled=self.settled[1],
+        )
+
+    def _merge_step(self, sequence: int) -> MergedStep:
+        entry = self._open.pop(sequence)
+        held = entry.held | self.nodes.held(without=entry.nodes)
+        return entry.merge.merged(self._make_roster(held), self.assumed)
+
+    def _merge_table(self, sequence: int) -> MergedTable:
+        merge = self._open_tables.pop(sequence)
+        layers = merge.merged(self._make_roster(self.nodes.held()), self.assumed, self._names)
+        return MergedTable(sequence, layers)
+
+    def _make_roster(self, held: set[NodeShare]) -> Roster:
+        ranks_known = self.nodes.ranks_known
+        if self._roster is None or self._roster[0] != (held, ranks_known):
+            roster = make_roster(held, ranks_known=ranks_known, world_size=self._world_size)
+            self._roster = ((held, ranks_known), roster)
+        return self._roster[1]
+
+
+def turned_away(report: NodeReport, *, taken: bool) -> Receipt:
+    """Return the answer to a report of another attempt.
+
+    taken: of one that is over; else of one that this node has yet to see, to be sent again.
+    """
+    return Receipt(
+        session=report.session,
+        taken=taken,
+        position=report.position if taken else report.after,
+        layers_position=report.layers_position if taken else report.layers_after,
+        settled=0,
+        layers_settled=0,
+    )

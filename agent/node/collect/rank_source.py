@@ -1,0 +1,153 @@
+"""One rank as the node agent sees it: its ring, how far it was read, and whether it lives."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+
+from mp_agent.errors import RingError
+from mp_agent.node.collect.liveness import rank_end
+from mp_agent.records.schema import RankIdentity, Schema
+from mp_agent.records.steps import EndReason, LayerTable, RankState, StepRecord
+from mp_agent.ring.reader import RingReader
+
+log = logging.getLogger("mp_agent.node")
+
+_SCHEMAS_PER_LOOK = 256
+"""So many changes of schema are read at once; those that remain are read at the next look."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """What one look at a ring brought. Rows fit `schema`; there are none while it is None."""
+
+    schema: Schema | None
+    steps: Sequence[StepRecord] = ()
+    tables: Sequence[LayerTable] = ()
+    dropped: int = 0
+    """Records that were overwritten before they were read, or do not fit the schema."""
+
+
+class RankSource:
+    """Reads one rank's ring from where it left off."""
+
+    def __init__(
+        self, path: Path, reader: RingReader, *, after: int = 0, layers_after: int = 0
+    ) -> None:
+        self.path = path
+        self._reader = reader
+        self.identity: RankIdentity = reader.identity
+        self.state: RankState = reader.state
+        self.schema: Schema | None = None
+        self.last: StepRecord | None = None
+        self.end = EndReason.RUNNING
+        self.gone = False
+        """Whether the process is gone and everything it left has been read."""
+        self.position = after
+        """Sequence number up to which this rank has nothing more to deliver."""
+        self._layers_position = layers_after
+        self._version = 0
+        """Version of the ring that was read last."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process lives at this very moment."""
+        return not self.gone and self._reader.writer_alive()
+
+    def poll(self) -> list[Delivery]:
+        """Return what is new, and bring `state`, `end` and `last` up to date.
+
+        A ring that can no longer be read is given up: the rank counts as gone, its end as unknown.
+        """
+        deliveries: list[Delivery] = []
+        try:
+            deliveries.extend(self._deliveries())
+        except (RingError, OSError, ValueError) as error:
+            log.error("rank %d is given up: %s", self.identity.rank, error)
+            self.end, self.gone = EndReason.UNKNOWN, True
+            deliveries.append(Delivery(self.schema, dropped=1))
+        return deliveries
+
+    def close(self) -> None:
+        """Let go of the ring."""
+        self._reader.close()
+
+    def _deliveries(self) -> Iterator[Delivery]:
+        """Yield what is new, one delivery per schema: the reader goes through them in order."""
+        if self.gone:
+            return
+        alive, version = self._reader.writer_alive(), self._reader.version
+        if alive and version == self._version:
+            return
+        for _ in range(_SCHEMAS_PER_LOOK):
+            yield self._read(alive=alive)
+            if self._reader.schema is self.schema:
+                self.gone, self._version = not alive, version
+                return
+        self.end = EndReason.RUNNING  # for us: there is more to read
+
+    def _read(self, *, alive: bool) -> Delivery:
+        """Read the records of one schema; the reader goes to the next once they are all read.
+
+        The lock was looked at first and the records come last: what a dead rank wrote is all in.
+        """
+        self.state = self._reader.state
+        exit_status = None if alive else self._reader.exit_status
+        self.end = rank_end(self.state, alive=alive, exit_status=exit_status)
+        self.schema = self._reader.schema
+        if self.position and self.last is None:
+            self._recall()
+        steps, lost = self._reader.steps_after(self.position)
+        tables = self._reader.layers_after(self._layers_position)
+        if not alive:
+            steps = [*steps, *self._interrupted(steps)]
+        return self._fitting(steps, tables, lost)
+
+    def _recall(self) -> None:
+        """Find the record that a node agent before this one has already counted."""
+        steps, _ = self._reader.steps_after(self.position - 1)
+        self.last = next((step for step in steps if step.sequence == self.position), None)
+
+    def _interrupted(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
+        """Return the step during which a dead rank was killed, if its gradients were measured."""
+        record = self._reader.open_record()
+        last = steps[-1].sequence if steps else self.position
+        if record is None or self.schema is None or record.sequence <= last:
+            return []
+        return [_settled(record, self.schema)]
+
+    def _fitting(
+        self, steps: Sequence[StepRecord], tables: Sequence[LayerTable], lost: int
+    ) -> Delivery:
+        if self.schema is None:
+            return Delivery(None, dropped=lost)
+        gradients = (len(self.schema.shares), len(self.schema.gradient_columns))
+        layers = (len(self.schema.layers), len(self.schema.gradient_columns))
+        fitting = [step for step in steps if step.gradients.shape == gradients]
+        whole = [table for table in tables if table.rows.shape == layers]
+        if steps:
+            self.position = steps[-1].sequence
+            self.last = fitting[-1] if fitting else self.last
+        if tables:
+            self._layers_position = tables[-1].sequence
+        return Delivery(self.schema, fitting, whole, lost + len(steps) - len(fitting))
+
+
+def _settled(record: StepRecord, schema: Schema) -> StepRecord:
+    """Return the record of an interrupted step with `skipped` set where it follows.
+
+    GradScaler would have skipped a step whose gradients are not finite; without this the step
+    would count as an update of the weights that never took place.
+    """
+    columns = schema.step_columns
+    skipped, scale = columns.index("skipped"), columns.index("loss_scale")
+    counts = [schema.gradient_columns.index(name) for name in ("nan_elements", "inf_elements")]
+    nonfinite = np.nansum(record.gradients[:, counts]) > 0
+    if not isnan(record.values[skipped]) or isnan(record.values[scale]) or not nonfinite:
+        return record
+    values = record.values.copy()
+    values[skipped] = 1.0
+    return replace(record, values=values)

@@ -1,0 +1,152 @@
+"""`mp-agent exec -- torchrun …`: a job under supervision, with a node agent that outlives it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from mp_agent.errors import RingError
+from mp_agent.node.leftovers import SUPERVISED_PREFIX, clear_leftovers, hold_supervisor_lock
+from mp_agent.ring import locations
+from mp_agent.ring.files import make_private_directory
+from mp_agent.ring.restarts import Restarts
+from mp_agent.settings import Settings, load_settings
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_AGENT_STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_command(command: tuple[str, ...]) -> None:
+    """Run COMMAND with a node agent beside it, and return COMMAND's exit code.
+
+    Signals are forwarded. The agent serves the last state for linger_seconds after the end; a
+    second SIGTERM or SIGINT, once the command has ended, cuts that short.
+    """
+    settings, _ = load_settings()
+    sys.exit(supervise(command, settings))
+
+
+def supervise(command: Sequence[str], settings: Settings) -> int:
+    """Run `command` to its end, linger, and return its exit code (128 + n for signal n).
+
+    Without shared memory the command runs all the same, unwatched.
+    """
+    try:
+        make_private_directory(settings.dir)
+        clear_leftovers(settings.dir)
+        directory = Path(tempfile.mkdtemp(prefix=SUPERVISED_PREFIX, dir=settings.dir))
+        # Held to the end of this process: says that the directory is in use.
+        hold_supervisor_lock(directory)
+    except (OSError, RingError) as error:
+        click.echo(f"mp-agent exec: the job runs unwatched: {error}", err=True)
+        return _run(command, {"MP_AGENT_NODE_AGENT": "none"}, None, settings)
+    environment = {"MP_AGENT_NODE_AGENT": "external", "MP_AGENT_DIR": str(directory)}
+    try:
+        return _run(command, environment, directory, settings)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path | None,
+    settings: Settings,
+) -> int:
+    """Run the job; beside it, when there is a directory for its rings, the node agent."""
+    try:
+        job = subprocess.Popen(command, env={**os.environ, **environment})
+    except OSError as error:
+        click.echo(f"mp-agent exec: {command[0]}: {error.strerror}", err=True)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    watch = _Signals(job)
+    if directory is None:
+        code = job.wait()
+    else:
+        agent = _Agent(directory)
+        code = _wait(job, agent)
+        if locations.find_runs(directory):
+            _linger(agent, settings.linger_seconds, watch)
+        agent.stop()
+    return code if code >= 0 else 128 - code
+
+
+def _wait(job: subprocess.Popen[bytes], agent: "_Agent") -> int:
+    """Return the job's exit code once it has one, keeping the agent alive meanwhile."""
+    while True:
+        try:
+            return job.wait(_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            agent.restart_if_dead()
+
+
+class _Agent:
+    """The node agent, in its own session so that a terminal's Ctrl-C is the job's alone."""
+
+    def __init__(self, directory: Path) -> None:
+        program = (sys.executable, "-m", "mp_agent.node")
+        self._command = (*program, "--with-parent", "--dir", str(directory))
+        self._restarts = Restarts()
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def killed(self) -> bool:
+        return self._process.poll() is not None and self._process.returncode < 0
+
+    def restart_if_dead(self) -> None:
+        now = time.monotonic()
+        if self.alive():
+            self._restarts.saw_running(now)
+        elif self._restarts.may_start(now):
+            self._process = self._start()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_AGENT_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Signals:
+    """Forwards signals to the job; once it has ended, a signal ends the linger."""
+
+    def __init__(self, job: subprocess.Popen[bytes]) -> None:
+        self._job = job
+        self.linger_cut = False
+        for number in _FORWARDED:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._job.poll() is None:
+            self._job.send_signal(number)
+        else:
+            self.linger_cut = True
+
+
+def _linger(agent: _Agent, linger_seconds: float, watch: _Signals) -> None:
+    deadline = time.monotonic() + linger_seconds
+    while time.monotonic() < deadline and not watch.linger_cut:
+        if agent.killed:
+            agent.restart_if_dead()
+        elif not agent.alive():
+            return
+        time.sleep(_POLL_SECONDS)

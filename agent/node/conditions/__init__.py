@@ -1,0 +1,1 @@
+"""The conditions judged inside the agent: tracking, messages and notification."""

@@ -1,0 +1,105 @@
+"""What the detectors are fed with: the catalog's samples of one run, as they would be exposed."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
+
+from mp_agent.alerting.detector.readings import Key, KnownValue, Labels, Reading
+from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metric import Reading as CatalogReading
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
+from mp_agent.catalog.snapshot import HistogramValue
+from mp_agent.node.accounting.counters import CounterBook, labelled
+from mp_agent.node.series.snapshot_builder import RunExport, samples_of
+from mp_agent.records.views import RunView
+
+
+class MetricReader:
+    """Reads the metrics that are looked at, and no others. `names`: as they are exposed."""
+
+    def __init__(self, names: frozenset[str], thresholds: Mapping[str, float]) -> None:
+        self._thresholds = thresholds
+        metrics = [metric for metric in METRICS if _exposed(metric) & names]
+        plain = [metric for metric in metrics if _is_plain(metric)]
+        self._labelled = [metric for metric in metrics if metric not in plain]
+        self._read = [(_key(metric), metric.read) for metric in plain if metric.read]
+        self._counted = [(_key(metric), metric) for metric in plain if not metric.read]
+        self._gauges = [
+            (metric, metric.read)
+            for metric in metrics
+            if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
+        ]
+
+    def everything(self, export: RunExport) -> Iterator[Reading]:
+        """Yield every series of the metrics, without the label of the run and empty ones."""
+        if export.view is not None:
+            yield from _values(self._read, export.view)
+            for key, metric in self._counted:
+                yield key, export.counters.total(metric, ())
+        for metric in self._labelled:
+            names = metric.label_names[1:]
+            for sample in samples_of(metric, export, self._thresholds):
+                pairs = zip(names, sample.labels[1:], strict=True)
+                labels = tuple((name, text) for name, text in pairs if text)
+                if isinstance(sample.value, HistogramValue):
+                    yield (f"{metric.prometheus_name}_sum", labels), sample.value.sum
+                    count = float(sample.value.cumulative_counts[-1])
+                    yield (f"{metric.prometheus_name}_count", labels), count
+                else:
+                    yield (metric.prometheus_name, labels), sample.value
+
+    def gauges(self, view: RunView) -> Iterator[Reading]:
+        """Yield the gauges of the run as a whole: what counters do not keep from step to step."""
+        for metric, read in self._gauges:
+            names = metric.label_names[1:]
+            for texts, value in labelled(read(view)):
+                # Optional labels that the series lacks are at the end.
+                yield (metric.prometheus_name, tuple(zip(names, texts, strict=False))), value
+
+
+def known_before(counters: CounterBook) -> KnownValue:
+    """Return what counters stood at when the node agent that had counted them was gone.
+
+    What was not counted here, but read, is taken as it stands: when it rose is not known.
+    """
+    totals = {(name, labels): value for name, labels, value in counters.dump()[0]}
+
+    def known_value(name: str, labels: Labels, value: float) -> float | None:
+        metric = BY_PROMETHEUS_NAME.get(name)
+        if metric is None or metric.count is None:
+            return value
+        return totals.get((metric.name, _book_labels(metric, labels)), 0.0)
+
+    return known_value
+
+
+def _book_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
+    """Return label values as counters are kept by: optional labels only where there are some."""
+    found = dict(labels)
+    return tuple(
+        found.get(name, "")
+        for name in metric.label_names[1:]
+        if name in found or name not in metric.optional_labels
+    )
+
+
+def _values(
+    reads: Iterable[tuple[Key, Callable[[RunView], CatalogReading]]], view: RunView
+) -> Iterator[Reading]:
+    for key, read in reads:
+        value = read(view)
+        if isinstance(value, (int, float)) and isfinite(value):
+            yield key, float(value)
+
+
+def _is_plain(metric: Metric) -> bool:
+    """Return whether a metric is one series per run."""
+    return metric.label_names == Scope.RUN.value and metric.kind is not Kind.HISTOGRAM
+
+
+def _key(metric: Metric) -> Key:
+    return metric.prometheus_name, ()
+
+
+def _exposed(metric: Metric) -> frozenset[str]:
+    name = metric.prometheus_name
+    return frozenset((f"{name}_sum", f"{name}_count") if metric.kind is Kind.HISTOGRAM else (name,))

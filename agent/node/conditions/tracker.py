@@ -1,0 +1,198 @@
+"""Judges the conditions of one run from step to step, as often as it can afford."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.detector.detector import Detector
+from mp_agent.alerting.values import Values
+from mp_agent.node.accounting.accumulator import Progress
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.conditions.active import ConditionsInForce
+from mp_agent.node.conditions.messages import Moment, described
+from mp_agent.node.conditions.metric_reader import MetricReader, known_before
+from mp_agent.node.conditions.notifier import ConditionTeller, FailureLog, Listener
+from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.conditions import ActiveCondition, ConditionEvent, ConditionMemory
+from mp_agent.records.views import RunView
+
+__all__ = ["LOOK_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
+
+PROCESSOR_SHARE = 0.05
+"""Of one processor: how much judging may take, however fast the steps come."""
+LOOK_INTERVAL_SECONDS = 1.0
+"""Time between two judgements where no step comes."""
+
+
+class ConditionTracker:
+    """Judges a run on every step, or less often where that would cost too much.
+
+    No counted step and no extreme value escapes it then.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        values: Values,
+        *,
+        memory: ConditionMemory,
+        earlier: CounterBook | None = None,
+        conditions: Iterable[Condition] = CONDITIONS,
+    ) -> None:
+        """Go on with what an earlier node agent remembered and had counted, if there was one."""
+        self._run_dir = run_dir
+        self._values = values
+        known_value = None if earlier is None else known_before(earlier)
+        self._detector = Detector(conditions, values, known_value=known_value)
+        self._reader = MetricReader(self._detector.readings.names, values.limits)
+        self._interval_seconds = min(LOOK_INTERVAL_SECONDS, self._detector.readings.period_seconds)
+        self._remembered: ConditionMemory | None = memory
+        self._in_force = ConditionsInForce(self._detector.levels, memory)
+        self._failures = FailureLog()
+        self._teller = ConditionTeller(run_dir, self._failures)
+        self._view: RunView | None = None
+        self._unjudged = self._changed = False
+        self._judged_seconds = float("-inf")
+        self._rests_until = 0.0
+
+    @property
+    def active(self) -> tuple[ActiveCondition, ...]:
+        """The conditions in force, milder severities included, in the order in which they began."""
+        return self._in_force.active
+
+    @property
+    def fired(self) -> dict[tuple[str, str], int]:
+        """How often each condition began, by condition and severity."""
+        return self._in_force.fired
+
+    @property
+    def memory(self) -> ConditionMemory:
+        """What a later node agent needs to go on."""
+        return self._in_force.memory if self._remembered is None else self._remembered
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """They hear of every event that is told; what one raises is logged."""
+        return self._teller.listeners
+
+    def recent_news(self, now_seconds: float) -> bytes:
+        """Return the last events for the ranks of other nodes; b"" once they must all know."""
+        return self._teller.recent_news(now_seconds)
+
+    def take_over(self, content: bytes) -> None:
+        """Tell the ranks of this node what the root's agent says; b"" says nothing."""
+        self._teller.take_over(content)
+
+    def after_step(
+        self, progress: Progress, now_seconds: float, read: Callable[[], RunExport]
+    ) -> None:
+        """Take a closed step in; read: what the run shows after it."""
+        self._unjudged = True
+        if perf_counter() >= self._rests_until:
+            self._judge(now_seconds, read)
+        elif self._view is not None:
+            view = _after(self._view, progress)
+            self._detector.readings.take_some(self._reader.gauges(view), now_seconds)
+
+    def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
+        """Judge what is left to judge, and now and then although nothing came.
+
+        Returns whether any condition has begun or ended since this was last called.
+        """
+        due = now_seconds - self._judged_seconds >= self._interval_seconds
+        if due or self._unjudged:
+            self._judge(now_seconds, read)
+        changed, self._changed = self._changed, False
+        return changed
+
+    def _judge(self, now_seconds: float, read: Callable[[], RunExport]) -> None:
+        """Judge, whatever it raises, and rest for as long as that took, many times over."""
+        begun = perf_counter()
+        self._unjudged, self._judged_seconds = False, now_seconds
+        try:
+            export = read()
+            if export.view is not None:
+                self._judge_run(export, export.view, now_seconds)
+        except Exception:
+            self._failures.note("the conditions of run %s cannot be judged", self._run_dir.name)
+        ended = perf_counter()
+        self._rests_until = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
+
+    def _judge_run(self, export: RunExport, view: RunView, now_seconds: float) -> None:
+        self._view = view
+        self._detector.readings.take(self._reader.everything(export), now_seconds)
+        if self._remembered is not None:
+            self._take_up(self._remembered, now_seconds)
+            self._remembered = None
+        moment = Moment(view, now_seconds, time.time())
+        changes = self._detector.evaluate(now_seconds, moment.step)
+        self._refresh(moment)
+        if not changes:
+            return
+        self._changed = True
+        over = [self._in_force.end(change.finding) for change in changes if not change.firing]
+        for change in changes:
+            if change.firing:
+                active = described(change.finding, moment, self._values, self._series_labels)
+                self._in_force.begin(change.finding, active)
+        for known in over:
+            if known is not None and known.told:
+                self._tell("resolved", known.active, moment)
+        for active in self._in_force.take_untold():
+            self._tell("firing", active, moment)
+        self._teller.publish()
+
+    def _refresh(self, moment: Moment) -> None:
+        """Let the text and value of what is in force be those of now."""
+        for finding in self._detector.findings:
+            known = self._in_force.known(finding)
+            if known is not None and known.value != finding.value:
+                active = described(finding, moment, self._values, self._series_labels)
+                self._in_force.update(
+                    finding,
+                    replace(known, value=active.value, description=active.description),
+                )
+
+    def _take_up(self, memory: ConditionMemory, now_seconds: float) -> None:
+        """Go on with the conditions that were in force under the node agent before this one."""
+        for known in memory.known:
+            active = known.active
+            found = self._detector.restore(
+                active.name,
+                active.severity,
+                known.labels,
+                active.value,
+                step=active.since_step,
+                now_seconds=now_seconds,
+            )
+            if found is not None:
+                self._in_force.take_up(found, known)
+
+    def _series_labels(self, name: str) -> list[dict[str, str]]:
+        return [dict(labels) for labels, _ in self._detector.readings.standing(name)]
+
+    def _tell(self, state: str, active: ActiveCondition, moment: Moment) -> None:
+        event = ConditionEvent(
+            state=state,
+            condition=active,
+            step=moment.step,
+            time_unix_seconds=moment.time_unix_seconds,
+        )
+        self._teller.tell(event, moment.now_seconds)
+
+
+def _after(view: RunView, progress: Progress) -> RunView:
+    """Return the view after one more step, as far as gauges change with every step."""
+    return replace(
+        view,
+        last=progress.last,
+        judged=progress.judged,
+        loss=progress.loss,
+        loss_scale=progress.loss_scale,
+        loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
+        coverage=progress.last.coverage if progress.last else view.coverage,
+    )

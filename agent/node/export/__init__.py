@@ -1,0 +1,1 @@
+"""What leaves the agent: snapshots, OTLP pushes, service discovery."""

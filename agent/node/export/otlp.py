@@ -1,0 +1,119 @@
+"""The OTLP exporter's tie to the node agent: what is pushed when, and who has the end."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.node.supervisor import RunWatch
+from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.views import ExportAccount
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+
+if TYPE_CHECKING:
+    from mp_agent.exporters.otlp.service import OtlpService
+    from mp_agent.exporters.otlp.sources import Harvest
+
+log = logging.getLogger("mp_agent.node")
+
+
+class OtlpPush:
+    """Runs the OTLP exporter as one of the node agent's services; does nothing unless it is on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        shown: Callable[[], Sequence[RunWatch]],
+        snapshot: Callable[[Sequence[RunWatch]], Snapshot],
+        directory: Callable[[], Path],
+    ) -> None:
+        """shown: the runs that have something to show; directory: what the agent watches."""
+        self._settings = settings
+        self._shown = shown
+        self._snapshot = snapshot
+        self._directory = directory
+        self._service: OtlpService | None = None
+        self._ends: set[RunWatch] = set()
+        """Runs whose end was seen."""
+        self._ends_pushed: set[RunWatch] = set()
+
+    @property
+    def accounts(self) -> tuple[ExportAccount, ...]:
+        """How the pushes went."""
+        return () if self._service is None else self._service.accounts
+
+    def owes(self, watch: RunWatch) -> bool:
+        """Return whether a run's end is still to be pushed; true from the beginning."""
+        pushes = self._service is not None and self._service.pushes_metrics
+        return pushes and not (watch.ended and watch in self._ends_pushed)
+
+    def on_condition(self, event: ConditionEvent) -> None:
+        """Hand a condition's coming or going to the exporter."""
+        if self._service is not None:
+            self._service.on_condition(event)
+
+    def start(self) -> None:
+        """Make the exporter; without its packages, or switched off by OTEL_*, say so instead."""
+        if "otlp" not in self._settings.exporters:
+            return
+        # Only here: without the extra the packages are missing, and they take memory.
+        try:
+            from mp_agent.exporters.otlp.environment import read_environment
+            from mp_agent.exporters.otlp.service import OtlpService
+        except ImportError as error:
+            log.error("nothing is pushed by OTLP: install mp-agent[otlp] (%s)", error)
+            return
+        environment = read_environment(os.environ)
+        if not environment.transports:
+            log.info("nothing is pushed by OTLP: the OTEL_* variables switch it off")
+            return
+        self._service = OtlpService(
+            environment,
+            self._harvest,
+            self._directory(),
+            span_events=self._settings.otlp_span_events,
+        )
+        self._service.start()
+
+    def tick(self, now_seconds: float) -> None:
+        """Push what is due; the end of a run is due at once."""
+        if self._service is None:
+            return
+        ends = {watch for watch in self._shown() if watch.ended}
+        if ends - self._ends:
+            self._service.urge()
+        self._ends_pushed &= ends
+        self._ends = ends
+        self._service.tick(now_seconds)
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Push the last state, or that there is none any more."""
+        if self._service is not None:
+            await self._service.stop(deadline_seconds)
+
+    def _harvest(self) -> "Harvest":
+        from mp_agent.exporters.otlp.sources import Harvest
+
+        shown = self._shown()
+        ended = [watch for watch in shown if watch.ended]
+        return Harvest(
+            self._snapshot(shown),
+            {watch.run.name: _born_unix_ns(watch) for watch in shown},
+            delivered=lambda: self._ends_pushed.update(ended),
+        )
+
+
+def _born_unix_ns(watch: RunWatch) -> int:
+    """Return since when a run's counters count: its lock file is as old as they are.
+
+    It is made before the first of them, outlives node agents as they do, and is never written.
+    """
+    try:
+        return locations.agent_lock_path(watch.run.run_dir).stat().st_mtime_ns
+    except OSError:
+        return time.time_ns()

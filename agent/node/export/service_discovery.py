@@ -1,0 +1,180 @@
+"""Says where the node agents of the runs are: `/sd` for http_sd, `sd_dir` for file_sd."""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from mp_agent.exporters.discovery import CONTENT_TYPE, Target, TargetsFile, render_targets
+from mp_agent.node.endpoint import Endpoint
+from mp_agent.node.transport.root_link import RootLink
+from mp_agent.ring.address import base_url
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+WRITE_INTERVAL_SECONDS = 15.0
+SD_PATH = "/sd"
+_DRAIN_POLL_SECONDS = 0.02
+_FEW_TARGETS = 64
+_TARGETS_PER_SECOND = 500.0
+"""Of many targets the file is looked after less often: a thousand take tens of milliseconds."""
+
+
+class Discovery:
+    """The root of a run lists all its nodes; other agents list themselves."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        links: Callable[[], Iterable[RootLink]],
+        endpoint: Callable[[], Endpoint | None],
+    ) -> None:
+        """List what `links` has, and this agent at `endpoint`."""
+        self._settings = settings
+        self._links = links
+        self._endpoint = endpoint
+        self._files: dict[Path, _Entry] = {}
+        """By run directory."""
+        self._aside = _Aside()
+        self._rests_until_seconds = 0.0
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what the HTTP server is to serve."""
+        return [web.get(SD_PATH, self._answer)]
+
+    def start(self) -> None:
+        """Nothing is to be done before there are runs."""
+
+    def tick(self, now_seconds: float) -> None:
+        """Keep the files in `sd_dir` up to date."""
+        if self._settings.sd_dir is None or now_seconds < self._rests_until_seconds:
+            return
+        links = {link.run.run_dir: link for link in self._links() if link.collects}
+        for run_dir in self._files.keys() - links.keys():
+            self._remove(run_dir)
+        for run_dir, link in links.items():
+            targets = self._targets(link, socket.gethostname())
+            if len(targets) > _FEW_TARGETS:
+                self._rests_until_seconds = now_seconds + len(targets) / _TARGETS_PER_SECOND
+            content = render_targets(targets)
+            entry = self._files.get(run_dir)
+            if entry is None or content != entry.content or now_seconds >= entry.due_seconds:
+                self._write(link, content, now_seconds + WRITE_INTERVAL_SECONDS)
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Take the files away: nobody is left to answer."""
+        for run_dir in list(self._files):
+            self._remove(run_dir)
+        while self._aside.busy and time.monotonic() < deadline_seconds:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        # Whoever asks has reached this agent under that name.
+        host = request.url.host or socket.gethostname()
+        targets = [target for link in self._links() for target in self._targets(link, host)]
+        return web.Response(body=render_targets(targets), content_type=CONTENT_TYPE)
+
+    def _targets(self, link: RootLink, own_host: str) -> list[Target]:
+        """Return the endpoints of a run; own_host: this agent's when it knows no better."""
+        run, endpoint = link.run, self._endpoint()
+        if not run.seen or endpoint is None:
+            return []
+        own_url = link.own_url() or base_url(own_host, endpoint.port, tls=endpoint.tls)
+        own = _target(link, own_url, run.identity.node_rank, run.identity.host)
+        if not link.collects:
+            return [own]
+        others = [
+            _target(link, node.url, node.node_rank, node.host)
+            for node in run.nodes
+            if node.url and node.node_rank != own.node_rank
+            if node.active or node.silent_seconds <= self._settings.linger_seconds
+        ]
+        return sorted([own, *others], key=lambda target: target.node_rank)
+
+    def _write(self, link: RootLink, content: bytes, due_seconds: float) -> None:
+        run_dir, endpoint = link.run.run_dir, self._endpoint()
+        if endpoint is None or self._settings.sd_dir is None:
+            return
+        entry = self._files.get(run_dir)
+        root = f"{socket.gethostname()}-{endpoint.port}"
+        file = entry.file if entry else TargetsFile(self._settings.sd_dir, link.run.name, root)
+        self._files[run_dir] = _Entry(file, content, due_seconds)
+        self._aside.do(file.path, lambda: _refresh(file, content))
+
+    def _remove(self, run_dir: Path) -> None:
+        file = self._files.pop(run_dir).file
+        self._aside.do(file.path, file.remove)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    file: TargetsFile
+    content: bytes
+    due_seconds: float
+
+
+class _Aside:
+    """Works on files in a thread of its own: a network file system that hangs stops nothing else.
+
+    Of several jobs for one file that have not begun yet the last one is done.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[Path, Callable[[], None]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._working = False
+        self._failures: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job waits or is under way."""
+        with self._changed:
+            return self._working or bool(self._jobs)
+
+    def do(self, path: Path, job: Callable[[], None]) -> None:
+        """Do a job soon."""
+        with self._changed:
+            self._jobs[path] = job
+            self._changed.notify()
+        if self._thread is None:
+            # A daemon: when the agent ends, nobody waits for it.
+            self._thread = threading.Thread(target=self._work, name="sd_dir", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._working = False
+                self._changed.wait_for(lambda: self._jobs)
+                path, job = self._jobs.popitem()
+                self._working = True
+            try:
+                job()
+            except OSError as error:
+                self._log_once(f"targets file {path}: {error.strerror}")
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._failures:
+            self._failures.add(text)
+            log.warning(text)
+
+
+def _refresh(file: TargetsFile, content: bytes) -> None:
+    file.write(content)
+    for stale in file.remove_stale():
+        log.info("removed %s, which nobody refreshes any more", stale)
+
+
+def _target(link: RootLink, url: str, node_rank: int, host: str) -> Target:
+    run = link.run
+    return Target(
+        url=url, run=run.name, attempt=run.identity.attempt, node_rank=node_rank, host=host
+    )

@@ -1,0 +1,188 @@
+"""Has flight records written while the node agent works: decides when, and of which steps."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mp_agent.flight.store import record_name
+from mp_agent.node.flight.job import FlightJob
+from mp_agent.node.flight.policy import FlightPolicy, Occasion
+from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, take_request, write_answer
+from mp_agent.node.flight.writer import Done, FlightWriter
+from mp_agent.node.run.run import Run
+from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.flight import FlightRequest
+from mp_agent.records.views import AgentView
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+BUSY_SECONDS_MAX = 60.0
+"""Longest time that a disk which does not answer keeps the agent from letting a run go."""
+_STOP_POLL_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class _RunFlight:
+    policy: FlightPolicy = field(default_factory=FlightPolicy)
+    session: str = ""
+    taken: str = ""
+    """Name of the root's last request that this node has followed."""
+    queued_seconds: list[float] = field(default_factory=list)
+    written: int = 0
+    failed: int = 0
+
+
+class FlightRecorder:
+    """A service of the node agent, for all its runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._enabled = settings.flight_records_max > 0
+        self._runs: dict[Path, _RunFlight] = {}
+        self._writer = FlightWriter(settings)
+
+    def shown(self, run: Run, view: AgentView) -> AgentView:
+        """Return the agent's account of a run with its flight records in it."""
+        state = self._runs.get(run.run_dir)
+        if state is None:
+            return view
+        return replace(view, flight_records=state.written, flight_errors=state.failed)
+
+    def look(self, run: Run, now_seconds: float) -> None:
+        """Ask for what is due of a run; called after each look at its rings, never blocks."""
+        self._settle()
+        if not run.seen:
+            return
+        state = self._known(run)
+        if state.session != run.session:
+            state.session = run.session
+            if run.is_root:
+                run.flight_request = None
+        if asked := take_request(run.run_dir):
+            self._dump(run, state, asked, now_seconds)
+        if not self._enabled:
+            return
+        self._follow_root(run, state, now_seconds)
+        if occasion := state.policy.due(run.attempt.end, run.session, now_seconds):
+            self._record(run, state, occasion, now_seconds)
+
+    def busy(self, run: Run, now_seconds: float) -> bool:
+        """Return whether a record of the run is still being written, for a while at most."""
+        self._settle()
+        state = self._runs.get(run.run_dir)
+        return state is not None and any(
+            now_seconds - queued < BUSY_SECONDS_MAX for queued in state.queued_seconds
+        )
+
+    def forget(self, run: Run) -> None:
+        """Drop what is known of a run that is over."""
+        self._runs.pop(run.run_dir, None)
+
+    def start(self) -> None:
+        """Begin to work; the thread starts with the first record."""
+
+    def tick(self, now_seconds: float) -> None:
+        """Count what was written."""
+        self._settle()
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Wait until what is asked for is written, by the deadline at the latest."""
+        while self._writer.pending and time.monotonic() < deadline_seconds:
+            await asyncio.sleep(_STOP_POLL_SECONDS)
+        self._settle()
+
+    def _known(self, run: Run) -> _RunFlight:
+        """Return what is known of a run; from the first time on, hear of its conditions."""
+        state = self._runs.get(run.run_dir)
+        if state is None:
+            state = self._runs[run.run_dir] = _RunFlight()
+            run.conditions.listeners.append(state.policy.on_condition)
+            for condition in run.conditions.active:
+                state.policy.on_condition(_begun(condition))
+        return state
+
+    def _follow_root(self, run: Run, state: _RunFlight, now_seconds: float) -> None:
+        """Write the steps that the root asked this node for."""
+        request = run.flight_request
+        if run.is_root or request is None or request.name == state.taken:
+            return
+        state.taken = request.name
+        self._submit(run, state, request, now_seconds, done=_nobody)
+
+    def _record(self, run: Run, state: _RunFlight, occasion: Occasion, now_seconds: float) -> None:
+        request = self._make_request(run, occasion)
+        # Every node sees the end of its own ranks by itself.
+        if run.is_root and occasion.trigger is not None:
+            run.flight_request = request
+        self._submit(run, state, request, now_seconds, done=_nobody)
+
+    def _dump(self, run: Run, state: _RunFlight, asked: DumpRequest, now_seconds: float) -> None:
+        def done(path: Path | None, problem: str) -> None:
+            answer = DumpAnswer(id=asked.id, path=str(path or ""), problem=problem)
+            try:
+                write_answer(run.run_dir, answer)
+            except OSError as error:
+                log.warning("a request for a flight record goes unanswered: %s", error.strerror)
+
+        if not self._enabled:
+            done(None, "flight records are switched off: flight_records_max is 0")
+            return
+        request = self._make_request(run, Occasion("request"))
+        if run.is_root:
+            run.flight_request = request
+        self._submit(run, state, request, now_seconds, done=done)
+
+    def _make_request(self, run: Run, occasion: Occasion) -> FlightRequest:
+        now_unix_seconds = time.time()
+        last = run.attempt.newest_sequence
+        return FlightRequest(
+            name=record_name(now_unix_seconds, occasion.reason),
+            reason=occasion.reason,
+            first=last - self._settings.flight_steps + 1,
+            last=last,
+            requested_unix_seconds=now_unix_seconds,
+            trigger=occasion.trigger,
+        )
+
+    def _submit(
+        self, run: Run, state: _RunFlight, request: FlightRequest, now_seconds: float, *, done: Done
+    ) -> None:
+        job = FlightJob(
+            request=request,
+            run_dir=run.run_dir,
+            conditions=run.conditions.active,
+            tables=run.attempt.shelf.tables,
+        )
+        state.queued_seconds.append(now_seconds)
+        if not self._writer.submit(job, run.name, done):
+            state.queued_seconds.pop()
+            state.failed += 1
+            log.warning("run %s: too many flight records at once; one is left out", run.name)
+            done(None, "too many flight records at once")
+
+    def _settle(self) -> None:
+        for run_dir, written in self._writer.take_results():
+            state = self._runs.get(run_dir)
+            if state is None:
+                continue
+            state.written += written
+            state.failed += not written
+            if state.queued_seconds:
+                state.queued_seconds.pop(0)
+
+
+def _begun(condition: ActiveCondition) -> ConditionEvent:
+    """Return the event with which a condition in force began."""
+    return ConditionEvent(
+        state="firing",
+        condition=condition,
+        step=condition.since_step,
+        time_unix_seconds=condition.since_unix_seconds,
+    )
+
+
+def _nobody(path: Path | None, problem: str) -> None:
+    """Tell nobody."""

@@ -1,0 +1,1 @@
+"""The one port: /metrics, /healthz, the status page, and who may connect."""

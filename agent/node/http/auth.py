@@ -1,0 +1,59 @@
+"""Who may connect to the node agent: TLS, client certificates and basic auth."""
+
+import base64
+import hmac
+import ssl
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from mp_agent.errors import SettingError
+from mp_agent.node.tls import server_tls
+from mp_agent.node.transport.wire import PATHS
+from mp_agent.settings import Settings
+
+_OPEN_PATHS = PATHS | {"/healthz"}
+"""Probes of a kubelet carry no password; what other agents send carries the run's token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What stands between the agent's port and its paths."""
+
+    tls: ssl.SSLContext | None = None
+    middlewares: tuple[Middleware, ...] = ()
+
+
+def access(settings: Settings) -> Access:
+    """Return the access that the settings ask for.
+
+    Raises SettingError when they contradict, or when a guard was set to what cannot be used.
+    """
+    if settings.refused_guards:
+        names = ", ".join(settings.refused_guards)
+        raise SettingError(f"the value that was set for {names} cannot be used")
+    check = basic_auth(settings)
+    return Access(server_tls(settings), () if check is None else (check,))
+
+
+def basic_auth(settings: Settings) -> Middleware | None:
+    """Return what asks for user and password, None where nobody has to give any."""
+    password = settings.basic_auth_password.get_secret_value()
+    if not settings.basic_auth_user and not password:
+        return None
+    if not settings.basic_auth_user or not password:
+        missing = "basic_auth_password" if settings.basic_auth_user else "basic_auth_user"
+        raise SettingError(f"{missing} is not set: basic auth needs both a user and a password")
+    credentials = f"{settings.basic_auth_user}:{password}".encode()
+    expected = b"Basic " + base64.b64encode(credentials)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if request.path in _OPEN_PATHS or hmac.compare_digest(given, expected):
+            return await handler(request)
+        challenge = {"WWW-Authenticate": 'Basic realm="mp_agent", charset="UTF-8"'}
+        raise web.HTTPUnauthorized(headers=challenge)
+
+    return check

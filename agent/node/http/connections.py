@@ -1,0 +1,236 @@
+"""Connections to the node agent's port: few enough, and none that stays without saying anything."""
+
+import asyncio
+import resource
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from socket import socket
+from typing import cast
+
+HANDSHAKE_SECONDS = 10.0
+
+
+class Connection(asyncio.Protocol):
+    """Hands everything on to the server's own protocol, and notes when something last moved."""
+
+    def __init__(
+        self,
+        protocol: asyncio.Protocol,
+        open_connections: "set[Connection]",
+        full: Callable[[], None],
+        *,
+        remote: str = "",
+    ) -> None:
+        """Call `full` whenever the client takes too little of what is sent.
+
+        remote: the client's address.
+        """
+        self.remote = remote
+        self._protocol = protocol
+        self._open = open_connections
+        self._open.add(self)
+        self._full = full
+        self._greeting: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self.last_active_seconds = time.monotonic()
+
+    def greet(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
+        """Begin to talk over a socket, after a handshake if there is TLS."""
+
+        def greeted(_: "asyncio.Task[None]") -> None:
+            if self._transport is None:
+                self._open.discard(self)
+                accepted.close()
+
+        self._greeting = asyncio.get_running_loop().create_task(self._greet(accepted, tls))
+        self._greeting.add_done_callback(greeted)
+
+    async def _greet(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
+        seconds = None if tls is None else HANDSHAKE_SECONDS
+        # Of a handshake that fails nobody needs to hear.
+        with suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self, accepted, ssl=tls, ssl_handshake_timeout=seconds
+            )
+
+    def cut(self) -> None:
+        """End the connection at once, whatever is still to be sent."""
+        self._open.discard(self)
+        if self._transport is not None:
+            self._transport.abort()
+        elif self._greeting is not None:
+            self._greeting.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let the server begin."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._protocol.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._open.discard(self)
+        self._protocol.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what the client says."""
+        self.last_active_seconds = time.monotonic()
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Hand on that the client says no more."""
+        return self._protocol.eof_received()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has asked for and not taken."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take something."""
+        self._protocol.pause_writing()
+        self._full()
+
+    def resume_writing(self) -> None:
+        """Go on sending: the client has taken something."""
+        self.last_active_seconds = time.monotonic()
+        self._protocol.resume_writing()
+
+
+CONNECTIONS_AT_MOST = 256
+QUIET_SECONDS_AT_MOST = 60.0
+"""After so long without a byte in either direction a connection is cut: a client that stalls."""
+UNSENT_BYTES_AT_MOST = 64 * 2**20
+"""What clients may leave untaken, all of them together."""
+_SWEEP_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+_BACKLOG = 1024
+"""The agents of a run start together, and knock at the root's door together."""
+_OTHER_FILES = 256
+"""Descriptors that are left for all that is no connection."""
+
+ProtocolFactory = Callable[[], asyncio.Protocol]
+
+
+class GuardedListener:
+    """Accepts connections for `make_protocol`, and cuts those that are too many or too quiet.
+
+    When there are too many, of the address with the most connections the one that was quiet for
+    longest goes: whoever opens connections and leaves them half-open shuts nobody out. A connection
+    counts from the moment in which it is accepted, before any TLS handshake. The same goes for what
+    clients have asked for and do not take: when it is too much, whoever took something least
+    recently goes.
+    """
+
+    def __init__(
+        self,
+        make_protocol: ProtocolFactory,
+        *,
+        connections_at_most: int = CONNECTIONS_AT_MOST,
+        quiet_seconds_at_most: float = QUIET_SECONDS_AT_MOST,
+        unsent_bytes_at_most: int = UNSENT_BYTES_AT_MOST,
+    ) -> None:
+        self._make_protocol = make_protocol
+        self.connections_at_most = connections_at_most
+        self._quiet_seconds_at_most = quiet_seconds_at_most
+        self._unsent_bytes_at_most = unsent_bytes_at_most
+        self._open: set[Connection] = set()
+        self._listener: socket | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self, listener: socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept on a listening socket, which is closed with this."""
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._listener, self._tls = listener, tls
+        self._resume()
+        self._sweep()
+
+    def close(self) -> None:
+        """Accept no more; what is under way goes on."""
+        if self._listener is None:
+            return
+        self._pause()
+        self._listener.close()
+        self._listener = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _resume(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _pause(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        """Take in what waits at the door; out of descriptors, make room and go on in a moment."""
+        assert self._listener is not None
+        for _ in range(_BACKLOG):
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError:
+                self._cut_quietest()
+                self._pause()
+                asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._resume)
+                return
+            while len(self._open) >= self.connections_at_most:
+                self._cut_quietest()
+            connection = Connection(
+                self._make_protocol(), self._open, self._bound_unsent, remote=str(address[0])
+            )
+            connection.greet(accepted, self._tls)
+
+    def _cut_quietest(self) -> None:
+        if not self._open:
+            return
+        connections = Counter(known.remote for known in self._open)
+        most = max(connections.values())
+        crowd = [known for known in self._open if connections[known.remote] == most]
+        min(crowd, key=lambda known: known.last_active_seconds).cut()
+
+    def _bound_unsent(self) -> None:
+        unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}
+        others = sorted(unsent, key=lambda known: known.last_active_seconds)[:-1]
+        excess_bytes = sum(unsent.values()) - self._unsent_bytes_at_most
+        for connection in others:
+            if excess_bytes <= 0:
+                return
+            excess_bytes -= unsent[connection]
+            connection.cut()
+
+    def _sweep(self) -> None:
+        """Cut what was quiet for too long, again and again."""
+        oldest = time.monotonic() - self._quiet_seconds_at_most
+        for connection in [known for known in self._open if known.last_active_seconds < oldest]:
+            connection.cut()
+        self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+
+def connections_for(agents: int) -> int:
+    """Return how many connections to allow where so many other node agents push.
+
+    Each keeps one open. Descriptors of the process are allowed for them, as far as the system
+    grants any.
+    """
+    # Twice: a connection that was lost may still be open here when the next one comes.
+    wanted = CONNECTIONS_AT_MOST + 2 * agents
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted + _OTHER_FILES:
+        return wanted
+    granted = wanted + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        granted = min(granted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+    except (OSError, ValueError):
+        granted = soft
+    return min(wanted, max(granted - _OTHER_FILES, CONNECTIONS_AT_MOST))

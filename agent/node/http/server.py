@@ -1,0 +1,159 @@
+"""The node agent's HTTP server: /metrics and /healthz, and what else it is given to serve."""
+
+import asyncio
+import gzip
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.exporters.prometheus import content_type, render
+from mp_agent.node.http.auth import Access
+from mp_agent.node.http.connections import (
+    CONNECTIONS_AT_MOST,
+    GuardedListener,
+    connections_for,
+)
+from mp_agent.node.http.content_negotiation import accepts_gzip, wanted_types
+from mp_agent.node.logs import OncePerKind
+
+_SHUTDOWN_SECONDS = 1.0
+_COMPRESSION_LEVEL = 1
+_SCRAPER_CHARACTERS_MAX = 200
+_FORMS_KEPT = 4
+
+_http_log = logging.getLogger("mp_agent.node.http")
+_http_log.addFilter(OncePerKind())
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """A snapshot, and whom to tell once a scraper has it."""
+
+    snapshot: Snapshot
+    delivered: Callable[[str, float], None]
+    """Called with the scraper's name and the seconds that rendering took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    """A snapshot in one form: content type, compressed or not."""
+
+    exposure: Exposure
+    body: bytes
+    headers: dict[str, str]
+    begun_seconds: float
+    """When the snapshot was about to be taken, on the monotonic clock."""
+    seconds: float
+    """How long rendering took."""
+
+
+class MetricsServer:
+    """Serves what `expose` returns; called in the event loop, once per scrape."""
+
+    def __init__(self, expose: Callable[[], Exposure], routes: Sequence[web.RouteDef] = ()) -> None:
+        """Serve `routes` too, to those who do not scrape."""
+        self._expose = expose
+        self._routes = routes
+        self._listener: GuardedListener | None = None
+        self._agents = 0
+        self._connections_at_most = CONNECTIONS_AT_MOST
+        self._turn = asyncio.Lock()
+        self._last: dict[tuple[str, bool], _Rendering] = {}
+        """By form, what was rendered last."""
+        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._runner: web.AppRunner | None = None
+
+    async def start(
+        self, listener: socket.socket, access: Access | None = None, *, metrics: bool = True
+    ) -> None:
+        """Serve on a listening socket; metrics: whether whoever wants may scrape."""
+        access = access or Access()
+        app = web.Application(middlewares=access.middlewares)
+        if metrics:
+            app.router.add_get("/metrics", self._metrics, allow_head=False)
+        app.router.add_get("/healthz", _healthz)
+        app.router.add_routes(self._routes)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=_http_log, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._listener = GuardedListener(
+            self._runner.server, connections_at_most=self._connections_at_most
+        )
+        await self._listener.start(listener, access.tls)
+
+    def expect(self, agents: int) -> None:
+        """Make room for so many other node agents, each with a connection of its own."""
+        if agents == self._agents:
+            return
+        self._agents, self._connections_at_most = agents, connections_for(agents)
+        if self._listener is not None:
+            self._listener.connections_at_most = self._connections_at_most
+
+    async def stop(self) -> None:
+        """Finish the answers under way, for a second at most, and close the port."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._renderer.shutdown(wait=False)
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        arrived_seconds = time.monotonic()
+        accept = wanted_types(request.headers.get("Accept", ""))
+        packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        # One after the other, so that a crowd of scrapers makes no crowd of snapshots.
+        async with self._turn:
+            if request.transport is None or request.transport.is_closing():
+                return web.Response()
+            rendering = self._last.get((content_type(accept), packed))
+            # What was begun after somebody came shows all that there was when he came.
+            if rendering is None or rendering.begun_seconds < arrived_seconds:
+                rendering = await self._render(accept, packed=packed)
+        response = web.Response(body=rendering.body, headers=rendering.headers)
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except ConnectionError:
+            # The scraper has not waited: it has not seen what this shows.
+            return response
+        remote = (request.remote or "").removeprefix("::ffff:")
+        scraper = f"{remote} {request.headers.get('User-Agent', '')}"
+        rendering.exposure.delivered(scraper[:_SCRAPER_CHARACTERS_MAX], rendering.seconds)
+        return response
+
+    async def _render(self, accept: str, *, packed: bool) -> "_Rendering":
+        """Take a snapshot and render it, for all who wait for it in this form."""
+        begun_seconds = time.monotonic()
+        exposure = self._expose()
+        started = time.perf_counter()
+        # In a thread: thousands of series take longer than a look at the rings may wait.
+        body, headers = await asyncio.get_running_loop().run_in_executor(
+            self._renderer, _encode, exposure.snapshot, accept, packed
+        )
+        seconds = time.perf_counter() - started
+        rendering = _Rendering(exposure, body, headers, begun_seconds, seconds)
+        if len(self._last) >= _FORMS_KEPT:
+            self._last.clear()
+        self._last[content_type(accept), packed] = rendering
+        return rendering
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+def _encode(snapshot: Snapshot, accept: str, packed: bool) -> tuple[bytes, dict[str, str]]:
+    body, kind = render(snapshot, accept)
+    headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+    if packed:
+        body = gzip.compress(body, _COMPRESSION_LEVEL)
+        headers["Content-Encoding"] = "gzip"
+    return body, headers

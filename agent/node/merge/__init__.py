@@ -1,0 +1,1 @@
+"""The algebra: rows of ranks become rows of a node, rows of nodes become rows of the run."""

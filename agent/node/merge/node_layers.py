@@ -1,0 +1,114 @@
+"""The layer tables that a node's ranks wrote of one step become the node's blocks of layers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mp_agent.node.merge.node_steps import fitted
+from mp_agent.node.merge.schema_index import ALGEBRA, NodeBook, SchemaPlan, SharePlace
+from mp_agent.records.columns import Algebra
+from mp_agent.records.rows import LayerBlock, NodeLayers
+from mp_agent.records.schema import Schema
+from mp_agent.records.steps import FloatArray
+
+_FOLD = {Algebra.SUM: np.add, Algebra.MAX: np.fmax, Algebra.MIN: np.fmin}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankLayers:
+    """One rank's layer table of a step: rows [L, C], with the schema they were written under."""
+
+    rank: int
+    schema: Schema
+    rows: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The layers of one shard on one rank."""
+
+    rank: int
+    place: SharePlace
+    table: FloatArray
+    """[C, layers of the share]"""
+
+
+def reduce_layers(sequence: int, tables: Sequence[RankLayers], book: NodeBook) -> NodeLayers:
+    """Return what the tables of a node's ranks say together.
+
+    Shards are added up per replica. Where the node has every shard of a replica, no other replica
+    is told of; of an assumed share, equal tables are told of once.
+    """
+    tables = sorted(tables, key=lambda table: table.rank)
+    parts: dict[tuple[int, int], list[_Part]] = {}
+    assumed: dict[tuple[int, int, bytes], list[_Part]] = {}
+    for table in tables:
+        for part in _parts(table, book.plan(table.schema)):
+            place = part.place
+            if place.assumed:
+                key = (place.share, place.layout, part.table.tobytes())
+                assumed.setdefault(key, []).append(part)
+            else:
+                parts.setdefault((place.share, place.replica), []).append(part)
+    blocks = [_block(alike[:1], [part.rank for part in alike], book) for alike in assumed.values()]
+    for share in dict.fromkeys(share for share, _ in parts):
+        replicas = {replica: found for (own, replica), found in parts.items() if own == share}
+        for chosen in _needed(replicas, book.shares[share].shard_count):
+            blocks.extend(_replica_blocks(chosen, book))
+    return NodeLayers(sequence=sequence, blocks=tuple(blocks))
+
+
+def fold(rows: Sequence[FloatArray], columns: Sequence[str]) -> FloatArray:
+    """Return tables [C, L] folded into one by their columns' algebra, without what is NaN."""
+    if len(rows) == 1:
+        return rows[0]
+    stacked = np.stack(rows)
+    folded = np.empty_like(rows[0])
+    for index, name in enumerate(columns):
+        algebra = ALGEBRA[name]
+        column = stacked[:, index]
+        if algebra is Algebra.SUM:
+            observed = ~np.isnan(column)
+            total = np.where(observed, column, 0.0).sum(axis=0)
+            folded[index] = np.where(observed.any(axis=0), total, np.nan)
+        else:
+            folded[index] = _FOLD[algebra].reduce(column, axis=0)
+    return folded
+
+
+def _parts(table: RankLayers, plan: SchemaPlan) -> Iterator[_Part]:
+    rows = fitted(table.rows, plan)
+    for place in plan.places:
+        yield _Part(table.rank, place, rows[place.layers].T)
+
+
+def _needed(replicas: dict[int, list[_Part]], shard_count: int) -> list[list[_Part]]:
+    """Return the lowest replica that is complete, else all."""
+    for _, parts in sorted(replicas.items()):
+        if len({part.place.shard for part in parts}) >= shard_count:
+            return [parts]
+    return [parts for _, parts in sorted(replicas.items())]
+
+
+def _replica_blocks(parts: Sequence[_Part], book: NodeBook) -> Iterator[LayerBlock]:
+    """Yield one block per layout; ranks of one replica need not all hold the same layers."""
+    by_layout: dict[int, dict[int, _Part]] = {}
+    for part in parts:
+        by_layout.setdefault(part.place.layout, {}).setdefault(part.place.shard, part)
+    for shards in by_layout.values():
+        ordered = [shards[shard] for shard in sorted(shards)]
+        yield _block(ordered, [part.rank for part in ordered], book)
+
+
+def _block(parts: Sequence[_Part], ranks: Sequence[int], book: NodeBook) -> LayerBlock:
+    place = parts[0].place
+    table = fold([part.table for part in parts], book.gradient_columns)
+    return LayerBlock(
+        share=place.share,
+        layout=place.layout,
+        shards=tuple(part.place.shard for part in parts),
+        replicas=(place.replica,),
+        ranks=tuple(ranks),
+        values=np.ascontiguousarray(table, dtype="<f8").tobytes(),
+    )

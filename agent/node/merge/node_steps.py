@@ -1,0 +1,217 @@
+"""The rows that a node's ranks wrote of one step become the node's row of that step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan, nan
+from zlib import crc32
+
+import numpy as np
+
+from mp_agent.node.merge.exact_sums import exact_parts
+from mp_agent.node.merge.schema_index import ALGEBRA, NodeBook, SchemaPlan, SharePlace
+from mp_agent.records.columns import Algebra
+from mp_agent.records.rows import NodeRow, NodeStep, StepValue, WeightDigest
+from mp_agent.records.schema import Schema
+from mp_agent.records.steps import FloatArray, StepRecord
+
+_NANOSECONDS = 1e9
+_NOTHING = StepValue(count=0, parts=())
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One rank's record of a step, with the schema that was in force when it was written."""
+
+    rank: int
+    schema: Schema
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The row of one shard on one rank."""
+
+    rank: int
+    values: list[float]
+    bits: bytes
+
+
+def reduce_step(steps: Sequence[RankStep], book: NodeBook, holding: int | None = None) -> NodeStep:
+    """Return what the records of a node's ranks say together.
+
+    Shards are added up per replica, equal replicas become one row, rows that no rank observed are
+    left out. holding: what all ranks of the node held, `book.holding` of their schemas; None: what
+    these ranks held.
+    """
+    steps = sorted(steps, key=lambda step: step.rank)
+    plans = [book.plan(step.schema) for step in steps]
+    values = [step.record.values.tolist() for step in steps]
+    losses = _own(values, plans, "loss_nonfinite")
+    if holding is None:
+        holding = book.holding([step.schema for step in steps])
+    return NodeStep(
+        sequence=steps[0].record.sequence,
+        step=_trainer_step(steps),
+        time_unix_seconds=max(step.record.time_unix_ns for step in steps) / _NANOSECONDS,
+        ranks=tuple(step.rank for step in steps),
+        holding=holding,
+        values=_step_values(values, plans, book),
+        rows=tuple(_rows(steps, plans, book)),
+        compute_seconds=tuple(_own(values, plans, "compute_seconds")),
+        nonfinite_loss_ranks=tuple(
+            step.rank for step, loss in zip(steps, losses, strict=True) if loss == 1.0
+        ),
+        digests=_digests(steps, plans, _own(values, plans, "weight_digest")),
+    )
+
+
+def observed_columns(schema: Schema, record: StepRecord) -> dict[str, float]:
+    """Return a record's finite step columns by name."""
+    pairs = zip(schema.step_columns, record.values.tolist(), strict=True)
+    return {name: value for name, value in pairs if isfinite(value)}
+
+
+def combine(algebra: Algebra, values: Sequence[float]) -> tuple[float, ...]:
+    """Return the parts that stand for some values of one column."""
+    if algebra in (Algebra.SUM, Algebra.MEAN):
+        return exact_parts(values)
+    if not values:
+        return ()
+    return (min(values),) if algebra is Algebra.MIN else (max(values),)
+
+
+def _step_values(
+    values: Sequence[list[float]], plans: Sequence[SchemaPlan], book: NodeBook
+) -> tuple[StepValue, ...]:
+    ranks = [
+        [own[index] if index >= 0 else nan for index in plan.step_columns]
+        for plan, own in zip(plans, values, strict=True)
+    ]
+    return tuple(
+        _step_value(ALGEBRA[name], [value for value in column if not isnan(value)])
+        for name, column in zip(book.step_columns, zip(*ranks, strict=True), strict=True)
+    )
+
+
+def _step_value(algebra: Algebra, observed: Sequence[float]) -> StepValue:
+    if not observed:
+        return _NOTHING
+    return StepValue(count=len(observed), parts=combine(algebra, observed))
+
+
+def _rows(
+    steps: Sequence[RankStep], plans: Sequence[SchemaPlan], book: NodeBook
+) -> Iterator[NodeRow]:
+    """Yield one row per share and distinct content, those of the lowest ranks first."""
+    assumed: dict[tuple[int, bytes], list[_Row]] = {}
+    replicas: dict[tuple[int, int], dict[int, _Row]] = {}
+    for place, row in _observed(steps, plans):
+        if place.assumed:
+            assumed.setdefault((place.share, row.bits), []).append(row)
+        else:
+            replicas.setdefault((place.share, place.replica), {}).setdefault(place.shard, row)
+    for (share, _), alike in assumed.items():
+        yield NodeRow(
+            share=share,
+            shards=(0,),
+            replicas=(0,),
+            ranks=tuple(row.rank for row in alike),
+            columns=_columns(alike[:1], book),
+        )
+    yield from _replica_rows(replicas, book)
+
+
+def _replica_rows(
+    replicas: Mapping[tuple[int, int], Mapping[int, _Row]], book: NodeBook
+) -> Iterator[NodeRow]:
+    alike: dict[tuple[int, tuple[tuple[int, bytes], ...]], dict[int, Mapping[int, _Row]]] = {}
+    for (share, replica), rows in replicas.items():
+        content = tuple((shard, rows[shard].bits) for shard in sorted(rows))
+        alike.setdefault((share, content), {})[replica] = rows
+    for (share, content), equal in alike.items():
+        shards = [shard for shard, _ in content]
+        chosen = sorted(equal)
+        first = [equal[chosen[0]][shard] for shard in shards]
+        yield NodeRow(
+            share=share,
+            shards=tuple(shards),
+            replicas=tuple(chosen),
+            ranks=tuple(equal[replica][shard].rank for replica in chosen for shard in shards),
+            columns=_columns(first, book),
+            digests=_row_digests(first, book) if book.shares[share].replica_count > 1 else (),
+        )
+
+
+def _observed(
+    steps: Sequence[RankStep], plans: Sequence[SchemaPlan]
+) -> Iterator[tuple[SharePlace, _Row]]:
+    """Yield the rows in which anything was observed, rank by rank."""
+    ranks = [step.rank for step, plan in zip(steps, plans, strict=True) for _ in plan.places]
+    places = [place for plan in plans for place in plan.places]
+    # Adding 0 makes -0.0 and 0.0, which are equal, the same bits.
+    rows = 0.0 + np.concatenate(
+        [fitted(s.record.gradients, p) for s, p in zip(steps, plans, strict=True)]
+    )
+    observed = np.flatnonzero(~np.isnan(rows).all(axis=1))
+    bits, size = rows.tobytes(), rows.shape[1] * rows.itemsize
+    for index, values in zip(observed.tolist(), rows[observed].tolist(), strict=True):
+        own = bits[index * size : (index + 1) * size]
+        yield places[index], _Row(ranks[index], values, own)
+
+
+def fitted(rows: FloatArray, plan: SchemaPlan) -> FloatArray:
+    """Return rows [N, C] with the book's columns; NaN in those that the schema lacks."""
+    if plan.gradient_columns is None:
+        return rows
+    absent = np.full((len(rows), 1), np.nan)
+    return np.concatenate([rows, absent], axis=1)[:, plan.gradient_columns]
+
+
+def _columns(rows: Sequence[_Row], book: NodeBook) -> tuple[tuple[float, ...], ...]:
+    """Return the parts of each column of some shards; none where one of them has no value."""
+    columns = zip(*(row.values for row in rows), strict=True)
+    return tuple(
+        () if any(map(isnan, column)) else combine(ALGEBRA[name], column)
+        for name, column in zip(book.gradient_columns, columns, strict=True)
+    )
+
+
+def _row_digests(rows: Sequence[_Row], book: NodeBook) -> tuple[int, ...]:
+    """Return what replicas must have in common: every bit, or the counts where not all is finite.
+
+    How a sum over the finite elements comes out beside a NaN is nobody's promise.
+    """
+    nans, infs, elements = (
+        book.gradient_columns.index(name) for name in ("nan_elements", "inf_elements", "elements")
+    )
+    return tuple(
+        crc32(repr((row.values[nans], row.values[infs], row.values[elements])).encode())
+        if row.values[nans] > 0 or row.values[infs] > 0
+        else crc32(row.bits)
+        for row in rows
+    )
+
+
+def _digests(
+    steps: Sequence[RankStep], plans: Sequence[SchemaPlan], digests: Sequence[float]
+) -> tuple[WeightDigest, ...]:
+    alike: dict[tuple[str, tuple[str, ...], float], list[int]] = {}
+    for step, plan, digest in zip(steps, plans, digests, strict=True):
+        if plan.weights and isfinite(digest):
+            alike.setdefault((plan.weights, plan.assumed_groups, digest), []).append(step.rank)
+    return tuple(
+        WeightDigest(of=weights, assumed=assumed, digest=digest, ranks=tuple(ranks))
+        for (weights, assumed, digest), ranks in alike.items()
+    )
+
+
+def _own(values: Sequence[list[float]], plans: Sequence[SchemaPlan], name: str) -> list[float]:
+    """Return one step column of each rank; NaN when not observed, or unknown to its schema."""
+    places = [plan.own_columns.get(name) for plan in plans]
+    return [nan if at is None else own[at] for own, at in zip(values, places, strict=True)]
+
+
+def _trainer_step(steps: Sequence[RankStep]) -> int:
+    """Return the trainer's own step if any rank was told it, else the count since attach."""
+    told = (step.record.step for step in steps if step.record.step != step.record.sequence)
+    return next(told, steps[0].record.step)

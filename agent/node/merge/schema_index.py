@@ -1,0 +1,165 @@
+"""What the rows of a node refer to: columns, shares, holdings and layouts, by their index."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mp_agent.node.merge.coverage import assumed_name
+from mp_agent.records.columns import GRADIENT_COLUMNS, STEP_COLUMNS, Algebra
+from mp_agent.records.rows import Layout, NodeShare
+from mp_agent.records.schema import Schema, Share
+from mp_agent.records.text import as_utf8
+
+ALGEBRA = {column.name: column.algebra for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)}
+
+_SCHEMAS_KEPT = 4096
+
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharePlace:
+    """One share of a rank: what it is of, the rank's place in it, and its layers."""
+
+    share: int
+    """Index into `NodeBook.shares`."""
+    shard: int
+    replica: int
+    assumed: bool
+    layout: int
+    """Index into `NodeBook.layouts`."""
+    layers: Indices
+    """Rows of the rank's layer table."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchemaPlan:
+    """How the rows of one schema enter the reduction of a node."""
+
+    schema: Schema
+    places: tuple[SharePlace, ...]
+    step_columns: tuple[int, ...]
+    """Position of each of the book's step columns in a record; -1 where the schema lacks it."""
+    own_columns: Mapping[str, int]
+    """Position of every column in a record."""
+    gradient_columns: Indices | None
+    """The same for gradient columns; None where they are the book's own."""
+    held: frozenset[int]
+    weights: str
+    """Names what the rank holds of the model; "" where no other rank can hold the same."""
+    assumed_groups: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class NodeBook:
+    """Grows with every schema that the node's ranks come up with; nothing in it is renumbered."""
+
+    step_columns: tuple[str, ...] = tuple(
+        column.name for column in STEP_COLUMNS if column.algebra is not Algebra.OWN
+    )
+    gradient_columns: tuple[str, ...] = tuple(column.name for column in GRADIENT_COLUMNS)
+    shares: list[NodeShare] = field(default_factory=list)
+    holdings: list[tuple[int, ...]] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+    _shares: dict[NodeShare, int] = field(default_factory=dict)
+    _holdings: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _layouts: dict[bytes, int] = field(default_factory=dict)
+    _plans: dict[int, SchemaPlan] = field(default_factory=dict)
+    _joined: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def plan(self, schema: Schema) -> SchemaPlan:
+        """Return how the rows of `schema` are read."""
+        plan = self._plans.get(id(schema))
+        if plan is None or plan.schema is not schema:
+            if len(self._plans) >= _SCHEMAS_KEPT:
+                self._plans.clear()
+                self._joined.clear()
+            plan = self._plans[id(schema)] = self._make_plan(schema)
+        return plan
+
+    def holding(self, schemas: Iterable[Schema]) -> int:
+        """Return the index of all shares that the schemas have together."""
+        plans = [self.plan(schema) for schema in schemas]
+        key = tuple(map(id, plans))
+        if key not in self._joined:
+            shares: frozenset[int] = frozenset().union(*(plan.held for plan in plans))
+            held = tuple(sorted(shares))
+            if held not in self._holdings:
+                self._holdings[held] = len(self.holdings)
+                self.holdings.append(held)
+            self._joined[key] = self._holdings[held]
+        return self._joined[key]
+
+    def _make_plan(self, schema: Schema) -> SchemaPlan:
+        step, gradient = schema.step_columns, schema.gradient_columns
+        places = tuple(self._place(schema, index) for index in range(len(schema.shares)))
+        same = gradient == self.gradient_columns
+        return SchemaPlan(
+            schema=schema,
+            places=places,
+            step_columns=tuple(
+                step.index(name) if name in step else -1 for name in self.step_columns
+            ),
+            own_columns={name: index for index, name in enumerate(step)},
+            gradient_columns=None
+            if same
+            else np.array(
+                [
+                    gradient.index(name) if name in gradient else len(gradient)
+                    for name in self.gradient_columns
+                ]
+            ),
+            held=frozenset(place.share for place in places),
+            weights=_weights_name(schema.shares),
+            assumed_groups=tuple(sorted({_verdict(s) for s in schema.shares if s.assumed})),
+        )
+
+    def _place(self, schema: Schema, index: int) -> SharePlace:
+        share = schema.shares[index]
+        layers = [row for row, layer in enumerate(schema.layers) if layer.share == index]
+        names = tuple(as_utf8(schema.layers[row].name) for row in layers)
+        return SharePlace(
+            share=self._share_index(share),
+            shard=0 if share.assumed else share.shard_index,
+            replica=0 if share.assumed else share.replica_index,
+            assumed=share.assumed,
+            layout=self._layout_index(names, tuple(layers)),
+            layers=np.array(layers, dtype=np.intp),
+        )
+
+    def _share_index(self, share: Share) -> int:
+        known = NodeShare(
+            group=as_utf8(share.group),
+            optimizer=as_utf8(share.optimizer),
+            home=as_utf8(share.home),
+            shard_count=share.shard_count,
+            replica_count=share.replica_count,
+            assumed=share.assumed,
+            joint=share.joint,
+        )
+        if known not in self._shares:
+            self._shares[known] = len(self.shares)
+            self.shares.append(known)
+        return self._shares[known]
+
+    def _layout_index(self, names: tuple[str, ...], positions: tuple[int, ...]) -> int:
+        digest = hashlib.blake2b(repr((names, positions)).encode(), digest_size=16).digest()
+        if digest not in self._layouts:
+            self._layouts[digest] = len(self.layouts)
+            self.layouts.append(Layout(digest=digest, names=names, positions=positions))
+        return self._layouts[digest]
+
+
+def _verdict(share: Share) -> str:
+    return assumed_name((as_utf8(share.group), as_utf8(share.optimizer)))
+
+
+def _weights_name(shares: Iterable[Share]) -> str:
+    """Return a name that ranks share when they hold the same shards of the same tensors."""
+    if not any(share.replica_count > 1 or share.assumed for share in shares):
+        return ""
+    held = sorted((share.group, share.optimizer, share.shard_index) for share in shares)
+    return hashlib.blake2b(repr(held).encode("utf-8", "replace"), digest_size=8).hexdigest()

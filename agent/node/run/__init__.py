@@ -1,0 +1,1 @@
+"""One run on this node, from its first ring to its ledger."""

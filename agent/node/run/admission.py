@@ -1,0 +1,85 @@
+"""Lets new rings in: to the present attempt, or as the next one, or not at all."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mp_agent.node.collect.rank_source import RankSource
+from mp_agent.node.run.launches import Belonging, Rings, committed, launch_of
+from mp_agent.node.run.ring_finder import remove_ring
+from mp_agent.node.run.state import RunState
+from mp_agent.records.steps import EndReason
+
+log = logging.getLogger("mp_agent.node")
+
+
+def admit(
+    rings: Rings,
+    state: RunState,
+    *,
+    settle: Callable[[], None],
+    lost: Mapping[Path, int] | None = None,
+) -> None:
+    """Read the rings of one launch from now on, unless it was over before or has to wait.
+
+    settle: takes in what the present attempt still yields; called before the next one begins.
+    lost: by ring, up to which step nothing is read any more.
+    """
+    if state.rivals.join(rings):
+        return
+    belonging = state.launches.belonging(rings, state.attempt)
+    if belonging is Belonging.RIVAL:
+        state.rivals.add(rings, counted=lost, counted_before=state.is_successor)
+        return
+    if belonging is Belonging.OVER:
+        _discard(rings, state)
+        return
+    if belonging is Belonging.NEXT:
+        settle()
+        _begin_attempt(rings, state)
+    state.launches.add(rings)
+    state.uncommitted = True
+    after, layers_after = state.exchange.closed
+    for path, reader in rings:
+        begin = max(after, (lost or {}).get(path, 0))
+        state.attempt.add(RankSource(path, reader, after=begin, layers_after=layers_after))
+
+
+def look_at_rivals(state: RunState, *, settle: Callable[[], None]) -> None:
+    """Count what jobs of the same name write in vain; let them in once the first one is over."""
+    if not state.rivals.there:
+        return
+    state.uncommitted = True
+    if state.attempt.end is EndReason.RUNNING and state.attempt.alive:
+        state.rivals.look()
+        return
+    for rings, lost in state.rivals.release():
+        admit(rings, state, settle=settle, lost=lost)
+
+
+def _begin_attempt(rings: Rings, state: RunState) -> None:
+    """Replace the attempt; its rings are deleted only once what they said is in the ledger."""
+    before = state.attempt
+    state.begin_attempt(rings)
+    on_disk = state.commit()
+    number = rings[0][1].identity.attempt
+    for source in before.sources.values():
+        log.info("rank %d: attempt %d takes over", source.identity.rank, number)
+        source.close()
+        if on_disk:
+            remove_ring(source.path)
+
+
+def _discard(rings: Rings, state: RunState) -> None:
+    """Let go of the rings; delete them unless they are in use.
+
+    Those that an agent before this one has read to the end were only not deleted yet. What the
+    others hold nobody reads any more: it counts as lost.
+    """
+    read = launch_of(rings) in state.launches.read
+    for path, reader in rings:
+        if not read:
+            state.count_lost(committed(reader))
+        if not reader.writer_alive():
+            remove_ring(path)
+        reader.close()

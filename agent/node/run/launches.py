@@ -1,0 +1,155 @@
+"""Which attempt of a run new rings belong to: the present one, the next, or one that is over."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+
+from mp_agent.errors import RingError
+from mp_agent.node.collect.attempt import Attempt
+from mp_agent.records.steps import EndReason
+from mp_agent.ring.reader import RingReader
+
+_READ_KEPT = 64
+_GENERATIONS = 8
+"""Processes between a script and the ranks that it starts, at most."""
+
+Launch = tuple[str, int]
+"""Launcher and attempt."""
+
+Rings = list[tuple[Path, RingReader]]
+"""Rings of one launch, at least one."""
+
+
+class Belonging(Enum):
+    """Where rings of a launch belong."""
+
+    PRESENT = auto()
+    NEXT = auto()
+    RIVAL = auto()
+    """To another job that has the same name, while the present one trains."""
+    OVER = auto()
+
+
+@dataclass(slots=True)
+class Launches:
+    """The launches that make up the present attempt of a run, usually one."""
+
+    known: set[Launch] = field(default_factory=set)
+    newest_unix_ns: int = 0
+    """When the newest of their rings was made; older launches are over."""
+    read: tuple[Launch, ...] = ()
+    """Launches of earlier attempts whose rings were read to the end, the last ones."""
+
+    def belonging(self, rings: Rings, attempt: Attempt) -> Belonging:
+        """Return where the rings of one launch belong; attempt: the present one."""
+        if launch_of(rings) in self.known or _beside(rings, attempt):
+            return Belonging.PRESENT
+        if self._rivals(rings, attempt):
+            return Belonging.RIVAL
+        if made_unix_ns(rings) > self.newest_unix_ns or _succeed(rings, attempt):
+            return Belonging.NEXT
+        return Belonging.OVER
+
+    def _rivals(self, rings: Rings, attempt: Attempt) -> bool:
+        """Return whether two launchers have ranks that live: a launcher ends all before it starts.
+
+        The same launcher may start ranks before those of its attempt before are gone, and a script
+        that has trained may start ranks itself.
+        """
+        launchers = {launch for launch, _ in self.known}
+        return (
+            attempt.seen
+            and attempt.end is EndReason.RUNNING
+            and rings[0][1].identity.launch not in launchers
+            and any_alive(rings)
+            and attempt.alive
+            and not _descend(rings, attempt)
+        )
+
+    def begin_attempt(self, rings: Rings) -> None:
+        """Forget the launches of the attempt before; the next one begins with these rings."""
+        self.read = (*self.read, *sorted(self.known))[-_READ_KEPT:]
+        self.known, self.newest_unix_ns = set(), 0
+        self.add(rings)
+
+    def add(self, rings: Rings) -> None:
+        """Count the rings among those of the present attempt."""
+        self.known.add(launch_of(rings))
+        self.newest_unix_ns = max(self.newest_unix_ns, made_unix_ns(rings))
+
+
+def by_launch(rings: Iterable[tuple[Path, RingReader]]) -> list[Rings]:
+    """Return the rings grouped by launch, the group made last at the end."""
+    groups: dict[Launch, Rings] = {}
+    for path, reader in rings:
+        launch = (reader.identity.launch, reader.identity.attempt)
+        groups.setdefault(launch, []).append((path, reader))
+    return sorted(groups.values(), key=made_unix_ns)
+
+
+def launch_of(rings: Rings) -> Launch:
+    """Return the launch that made the rings."""
+    identity = rings[0][1].identity
+    return identity.launch, identity.attempt
+
+
+def made_unix_ns(rings: Rings) -> int:
+    """Return when the newest of the rings was made, by this node's clock."""
+    return max(reader.identity.created_unix_ns for _, reader in rings)
+
+
+def _beside(rings: Rings, attempt: Attempt) -> bool:
+    """Return whether these are further ranks of the attempt, under another launcher.
+
+    So it is when several nodes of a run are one machine: ranks differ and both are alive. An
+    elastic launcher ends all its ranks before it starts them under other numbers.
+    """
+    ranks = {reader.identity.rank for _, reader in rings}
+    return (
+        attempt.alive
+        and attempt.end is EndReason.RUNNING
+        and attempt.identity.world_size == rings[0][1].identity.world_size
+        and ranks.isdisjoint(attempt.sources)
+        and any_alive(rings)
+    )
+
+
+def _descend(rings: Rings, attempt: Attempt) -> bool:
+    """Return whether a rank of the attempt has started those that write the rings."""
+    pids = {source.identity.pid for source in attempt.sources.values()}
+    return any(pids & set(_ancestors(reader.identity.pid)) for _, reader in rings)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """Yield the processes that have started a process, as far as this machine shows them."""
+    for _ in range(_GENERATIONS):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            pid = int(text.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return
+        if pid <= 1:
+            return
+        yield pid
+
+
+def _succeed(rings: Rings, attempt: Attempt) -> bool:
+    """Return whether these are the next attempt although they look older.
+
+    So it is when the host's clock was set back in between.
+    """
+    return attempt.seen and not attempt.alive and any_alive(rings)
+
+
+def committed(reader: RingReader) -> int:
+    """Return how many steps a rank has written; 0 where its ring cannot be read."""
+    try:
+        return reader.state.committed_sequence
+    except (RingError, ValueError):
+        return 0
+
+
+def any_alive(rings: Rings) -> bool:
+    """Return whether a rank that writes one of the rings lives."""
+    return any(reader.writer_alive() for _, reader in rings)

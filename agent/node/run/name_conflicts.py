@@ -1,0 +1,96 @@
+"""Jobs that have the same name as a run and train at the same time: not read, and counted."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mp_agent.node.run.launches import Rings, any_alive, committed
+from mp_agent.node.run.ring_finder import remove_ring
+
+log = logging.getLogger("mp_agent.node")
+
+FEATURE = "another job of this name on this node"
+
+
+@dataclass(slots=True)
+class _Rival:
+    rings: Rings
+    counted: dict[Path, int]
+    """Steps up to these were counted as lost."""
+
+
+class Rivals:
+    """Holds the rings of jobs that must wait until the present one is over, or end before."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Records that nobody reads."""
+        self._waiting: list[_Rival] = []
+
+    @property
+    def there(self) -> bool:
+        """Whether a job waits."""
+        return bool(self._waiting)
+
+    def add(
+        self, rings: Rings, *, counted: Mapping[Path, int] | None, counted_before: bool
+    ) -> None:
+        """Let a job wait.
+
+        counted: by ring, up to which step its records are counted as lost, if it has waited
+        before; counted_before: an earlier agent has counted what it has written so far.
+        """
+        identity = rings[0][1].identity
+        log.error(
+            "another job named %r runs on this node (process %d): it is not recorded as long as "
+            "the first one runs. Give each a name of its own (MP_AGENT_RUN)",
+            identity.run,
+            identity.pid,
+        )
+        if counted is None:
+            counted = {path: committed(reader) if counted_before else 0 for path, reader in rings}
+        self._waiting.append(_Rival(rings, dict(counted)))
+
+    def join(self, rings: Rings) -> bool:
+        """Let further ranks of a job that waits wait with it; return whether they are such."""
+        launch = rings[0][1].identity.launch
+        for rival in self._waiting:
+            if rival.rings[0][1].identity.launch == launch:
+                rival.rings = [*rival.rings, *rings]
+                rival.counted.update({path: 0 for path, _ in rings})
+                return True
+        return False
+
+    def look(self) -> None:
+        """Count what the jobs that wait have written; let go of those that have ended."""
+        for rival in self._waiting:
+            alive = any_alive(rival.rings)
+            for path, reader in rival.rings:
+                written = committed(reader)
+                self.lost += max(written - rival.counted[path], 0)
+                rival.counted[path] = max(written, rival.counted[path])
+            if not alive:
+                _discard(rival.rings)
+                rival.rings = []
+        self._waiting = [rival for rival in self._waiting if rival.rings]
+
+    def release(self) -> Iterable[tuple[Rings, dict[Path, int]]]:
+        """Yield the jobs that waited, the oldest first, and up to where their steps are lost."""
+        waiting, self._waiting = self._waiting, []
+        for rival in waiting:
+            yield rival.rings, rival.counted
+
+    def close(self) -> None:
+        """Let go of all rings."""
+        for rival in self._waiting:
+            for _, reader in rival.rings:
+                reader.close()
+        self._waiting = []
+
+
+def _discard(rings: Rings) -> None:
+    for path, reader in rings:
+        log.warning("rank %d of the other job has ended unread", reader.identity.rank)
+        reader.close()
+        remove_ring(path)

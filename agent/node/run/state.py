@@ -1,0 +1,205 @@
+"""What a run holds from step to step, and how it goes from one node agent to the next.
+
+What the rings say can be read again; all else is in the ledger.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from mp_agent.alerting.site import usable_values
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.accumulator import Accumulator
+from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.pace import Standstill
+from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
+from mp_agent.node.cluster.member import Exchange
+from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.conditions.tracker import ConditionTracker
+from mp_agent.node.run.departed_ranks import Fading
+from mp_agent.node.run.launches import Launches, Rings, launch_of, made_unix_ns
+from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
+from mp_agent.node.run.name_conflicts import Rivals
+from mp_agent.node.run.step_ingest import Intake
+from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+
+class RunState:
+    """The account of a run and its present attempt."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        """Take up what an earlier node agent committed."""
+        self._settings = settings
+        self._path = locations.ledger_path(run_dir)
+        values, self.ignored_settings = usable_values(settings, time_scale=settings.time_scale)
+        ledger = read_ledger(self._path)
+        self.launches = Launches(set(ledger.launches), ledger.newest_unix_ns, ledger.read_launches)
+        self.thresholds = resolve(settings.thresholds)
+        account = Accumulator(
+            self.thresholds,
+            progress=ledger.progress,
+            counters=CounterBook(ledger.totals, ledger.histograms),
+            norms=ValueWindow(settings.window_seconds, ledger.norms),
+            optimizer_norms=OptimizerWindows(settings.window_seconds, ledger.optimizer_norms),
+        )
+        self.intake = Intake(account, counted_sequence=ledger.counted_sequence)
+        self.conditions = ConditionTracker(
+            run_dir,
+            values,
+            memory=ledger.conditions,
+            earlier=account.counters if ledger.launches else None,
+        )
+        """What the run suffers from, by the agent's own judgement; only at the root."""
+        self.exchange = Exchange(
+            Attempt(
+                settings.merge_deadline_seconds,
+                closed_sequence=ledger.closed_sequence,
+                closed_layers_sequence=ledger.closed_layers_sequence,
+            ),
+            settings,
+            session=ledger.session,
+            assumed=ledger.assumed,
+            retired_sessions=ledger.retired_sessions,
+        )
+        self.governor = LayerGovernor(ledger.governor)
+        self.fading = Fading(settings.linger_seconds)
+        self.standstill = Standstill()
+        self.begun_unix_ns = ledger.begun_unix_ns
+        """When the counters began at 0; 0: not known."""
+        self.attempts = ledger.attempts
+        """How often the run was started on this node."""
+        self._counts_from_0 = not ledger.launches
+        self.rivals = Rivals()
+        """Jobs of the same name that train at the same time."""
+        self.is_successor = bool(ledger.launches)
+        """Whether an agent before this one has watched the run."""
+        self.uncommitted = False
+        """Whether anything has changed that belongs in the ledger."""
+        self._refusal = ""
+        """Why the ledger could not be written the last time."""
+        self._ended = ledger.agent
+        """Totals of the attempts that ended."""
+
+    @property
+    def account(self) -> Accumulator:
+        """What the closed steps add up to."""
+        return self.intake.account
+
+    @property
+    def attempt(self) -> Attempt:
+        """The present attempt, as this node's ranks show it."""
+        return self.exchange.attempt
+
+    @property
+    def totals(self) -> ProbeTotals:
+        """What probes counted and what was lost, in the present attempt too."""
+        states = [source.state for source in self.attempt.sources.values()]
+        ended = self._ended
+        return ProbeTotals(
+            probe_seconds=ended.probe_seconds + sum(state.probe_seconds for state in states),
+            probe_errors=ended.probe_errors + sum(state.probe_errors for state in states),
+            setting_errors=ended.setting_errors + sum(state.setting_errors for state in states),
+            records_dropped=ended.records_dropped
+            + sum(state.records_dropped for state in states)
+            + self._lost,
+            series_dropped=ended.series_dropped,
+        )
+
+    def count_dropped_series(self, series: int) -> None:
+        """Add what `max_series` left out of an export."""
+        self._ended = replace(self._ended, series_dropped=self._ended.series_dropped + series)
+
+    def look(self, now_seconds: float) -> None:
+        """Note where the run stands."""
+        last = self.account.progress.last
+        sequence = last.sequence if last else 0
+        self.standstill.look(self.exchange.session, sequence, self.exchange.phase_name, now_seconds)
+
+    def count_lost(self, records: int) -> None:
+        """Add records that nobody will ever read."""
+        lost = self._ended.records_dropped + records
+        self._ended = replace(self._ended, records_dropped=lost)
+        self.uncommitted = True
+
+    def begin_attempt(self, rings: Rings) -> None:
+        """Begin the next attempt, which made the rings; counters go on.
+
+        The one before must be settled: what it still yields is lost.
+        """
+        if self._counts_from_0:
+            self.begun_unix_ns, self._counts_from_0 = made_unix_ns(rings), False
+        self.attempts += 1
+        before = self.exchange
+        self._ended = self.totals
+        self.rivals.lost = 0
+        self.launches.begin_attempt(rings)
+        self.intake.begin_attempt()
+        launcher, number = launch_of(rings)
+        self.exchange = Exchange(
+            Attempt(self._settings.merge_deadline_seconds),
+            self._settings,
+            session=f"{launcher}-{number}-{self.launches.newest_unix_ns}",
+            retired_sessions=before.sessions,
+        )
+        self.exchange.url = before.url
+        self.fading.begin_attempt()
+        self.uncommitted = True
+
+    def commit(self) -> bool:
+        """Write the ledger, if it would say anything new; return whether it is up to date.
+
+        A full directory is logged once, and tried again at the next commit.
+        """
+        if not self.uncommitted:
+            return True
+        ledger = self._ledger()
+        try:
+            write_ledger(self._path, ledger)
+        except (OSError, ValueError) as error:
+            if str(error) != self._refusal:
+                self._refusal = str(error)
+                log.warning("ledger %s cannot be written: %s", self._path, error)
+            return False
+        if self._refusal:
+            self._refusal = ""
+            log.info("ledger %s is written again", self._path)
+        self.exchange.committed((ledger.closed_sequence, ledger.closed_layers_sequence))
+        self.uncommitted = False
+        return True
+
+    def _ledger(self) -> Ledger:
+        """Return what a later node agent needs to go on from here."""
+        account, exchange = self.account, self.exchange
+        totals, histograms = account.counters.dump()
+        closed_sequence, closed_layers_sequence = exchange.closed
+        return Ledger(
+            launches=tuple(sorted(self.launches.known)),
+            newest_unix_ns=self.launches.newest_unix_ns,
+            begun_unix_ns=self.begun_unix_ns,
+            attempts=self.attempts,
+            read_launches=self.launches.read,
+            session=exchange.session,
+            retired_sessions=tuple(sorted(exchange.retired_sessions)),
+            closed_sequence=closed_sequence,
+            closed_layers_sequence=closed_layers_sequence,
+            counted_sequence=self.intake.counted_sequence,
+            progress=account.progress,
+            norms=account.norms.buckets,
+            optimizer_norms=account.optimizer_norms.buckets,
+            totals=totals,
+            histograms=histograms,
+            governor=self.governor.state,
+            assumed=dict(exchange.assumed),
+            # What this attempt's probes counted is still in their rings.
+            agent=replace(self._ended, records_dropped=self._ended.records_dropped + self._lost),
+            conditions=self.conditions.memory,
+        )
+
+    @property
+    def _lost(self) -> int:
+        """What this node agent lost of the present attempt."""
+        return self.attempt.lost_here + self.exchange.lost + self.rivals.lost

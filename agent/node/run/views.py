@@ -1,0 +1,162 @@
+"""From the state of a run to the immutable views that the catalog reads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mp_agent.node.accounting.accumulator import Accumulator
+from mp_agent.node.accounting.stragglers import laggards
+from mp_agent.node.cluster.member import Exchange
+from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.collect.rank_source import RankSource
+from mp_agent.node.conditions.tracker import ConditionTracker
+from mp_agent.node.merge.node_steps import observed_columns
+from mp_agent.node.run.ledger import ProbeTotals
+from mp_agent.node.run.name_conflicts import FEATURE as RIVALS_FEATURE
+from mp_agent.node.run.state import RunState
+from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.steps import EndReason
+from mp_agent.records.views import AgentView, RankView, RunView
+from mp_agent.version import __version__
+
+_NANOSECONDS = 1e9
+
+
+def run_export(
+    state: RunState,
+    totals: ProbeTotals,
+    *,
+    now_seconds: float,
+    time_unix_seconds: float,
+    scrape_duration_seconds: float | None = None,
+) -> RunExport:
+    """Return all views of a run that was seen; totals: of its probes and of the node agent."""
+    account, attempt, exchange = state.account, state.attempt, state.exchange
+    view = None
+    if exchange.is_root:
+        view = replace(
+            run_view(exchange, account, state.conditions, time_unix_seconds),
+            thresholds=state.thresholds,
+            attempts=state.attempts,
+            standing_seconds=state.standstill.seconds(now_seconds),
+            longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
+            longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),
+        )
+    return RunExport(
+        run=attempt.identity.run,
+        node_rank=attempt.identity.node_rank,
+        view=view,
+        layers=tuple(account.layers.values()) if exchange.is_root else (),
+        ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
+        faded_ranks=state.fading.faded(now_seconds),
+        agent=agent_view(
+            attempt,
+            totals,
+            counting_seconds=_age_seconds(state.begun_unix_ns, time_unix_seconds),
+            features=(RIVALS_FEATURE,) if state.rivals.there else (),
+            scrape_duration_seconds=scrape_duration_seconds,
+        ),
+        counters=account.counters,
+        governor=state.governor,
+    )
+
+
+def run_view(
+    exchange: Exchange,
+    account: Accumulator,
+    conditions: ConditionTracker,
+    time_unix_seconds: float,
+) -> RunView:
+    """Return the run as it stands after its last closed step."""
+    progress, identity = account.progress, exchange.attempt.identity
+    extremes = account.norms.extremes(time_unix_seconds)
+    return RunView(
+        identity=identity,
+        facts=_facts(exchange),
+        nodes=exchange.node_count,
+        active=exchange.end is EndReason.RUNNING,
+        end_reason=exchange.end,
+        phase_name=exchange.phase_name,
+        last=progress.last,
+        judged=progress.judged,
+        loss=progress.loss,
+        learning_rate=progress.learning_rate,
+        loss_scale=progress.loss_scale,
+        loss_scale_initial=progress.loss_scale_initial,
+        loss_scale_calibrated=progress.loss_scale_calibrated,
+        loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
+        norm_window_max=extremes[0] if extremes else None,
+        norm_window_min=extremes[1] if extremes else None,
+        optimizer_extremes=account.optimizer_norms.extremes(time_unix_seconds),
+        coverage=progress.last.coverage if progress.last else 1.0,
+        missing_ranks=progress.last.missing_ranks if progress.last else (),
+        first_nonfinite=progress.incident.first,
+        optimizers=progress.optimizers,
+        replicas=progress.replicas,
+        conditions=conditions.active,
+        conditions_fired=conditions.fired,
+        health=account.health(
+            laggards(
+                exchange.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
+            )
+        ),
+    )
+
+
+def rank_view(source: RankSource) -> RankView:
+    """Return one rank as its ring shows it."""
+    last, schema = source.last, source.schema
+    return RankView(
+        identity=source.identity,
+        facts=dict(schema.facts) if schema else {},
+        state=source.state,
+        up=source.end is EndReason.RUNNING,
+        step=last.step if last else None,
+        step_time_unix_seconds=last.time_unix_ns / _NANOSECONDS if last else None,
+        values=observed_columns(schema, last) if schema and last else None,
+    )
+
+
+def agent_view(
+    attempt: Attempt,
+    totals: ProbeTotals,
+    *,
+    counting_seconds: float | None,
+    features: tuple[str, ...] = (),
+    scrape_duration_seconds: float | None,
+) -> AgentView:
+    """Return the node agent's account; totals: the present attempt's included.
+
+    features: what this agent itself does not support, besides what the probes name.
+    """
+    states = [source.state for source in attempt.sources.values()]
+    return AgentView(
+        version=__version__,
+        counting_seconds=counting_seconds,
+        probe_seconds=totals.probe_seconds,
+        probe_errors=totals.probe_errors,
+        setting_errors=totals.setting_errors,
+        records_dropped=totals.records_dropped,
+        series_dropped=totals.series_dropped,
+        scrape_duration_seconds=scrape_duration_seconds,
+        unsupported=tuple(sorted({*features, *(f for s in states for f in s.unsupported)})),
+    )
+
+
+def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
+    """Return how long ago a moment was, by this node's clock; None where it is not known."""
+    if not begun_unix_ns:
+        return None
+    return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
+
+
+def _facts(exchange: Exchange) -> Mapping[str, str]:
+    """Return the facts of the lowest rank that knows them.
+
+    Where no wrapper explained the parameters, the strategy says what their digests showed.
+    """
+    sources = sorted(exchange.attempt.sources.values(), key=lambda source: source.identity.rank)
+    facts = next((dict(source.schema.facts) for source in sources if source.schema), {})
+    if exchange.assumed:
+        independent = any(exchange.assumed.values())
+        facts["strategy"] = "assumed_independent" if independent else "assumed_replicated"
+    return facts

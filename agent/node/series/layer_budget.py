@@ -1,0 +1,221 @@
+"""Keeps the layers of a run within the number of series that may be exported.
+
+Beyond it, the worst layers keep their own series and the others are shown together, by module.
+Who has its own series changes as rarely as can be, and every counted event is shown once: in the
+layer's own series or in a roll-up, whichever stood for the layer when it was first exported.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+
+from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.catalog.snapshot import HistogramValue
+from mp_agent.node.accounting.counters import CounterBook, Labels
+from mp_agent.node.series.rollup import depth_that_fits, rollup_label, union
+from mp_agent.records.views import LayerView
+
+_NONFINITE = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"]
+
+_MUCH_WORSE = 2.0
+"""How many times as large a norm must be to take the series of another layer."""
+_SLACK = 20
+"""One part in so many of the room is left free, so that it may shrink a little unnoticed."""
+_GROWTH = 1.2
+
+Shown = tuple[str, Labels, float]
+"""Metric, labels, and how much of a counter was shown."""
+
+_Basis = tuple[Sequence[LayerView], list[Shown], int]
+"""Layers, their counters, and the room: nothing else decides what is shown."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GovernorState:
+    """What must survive a restart, so that no counter shows an event twice."""
+
+    capacity: int | None = None
+    """Layers and roll-ups that are exported at most; None while there was room for all layers."""
+    depth: int = 0
+    """Modules in the name of a roll-up; only ever less."""
+    own: list[str] = field(default_factory=list)
+    """Layers with series of their own."""
+    in_rollups: list[Shown] = field(default_factory=list)
+    """How much of each layer's counters was shown by roll-ups."""
+    by_rollups: list[Shown] = field(default_factory=list)
+    """How much each roll-up has shown."""
+    by_layers: list[Shown] = field(default_factory=list)
+    """How much of each layer's counters was shown by its own series."""
+
+
+class LayerCounters(CounterBook):
+    """A run's counters as they are exported: each roll-up with its share."""
+
+    def __init__(self, whole: CounterBook, shown: dict[tuple[str, Labels], float]) -> None:
+        super().__init__()
+        self._whole = whole
+        self._shown = shown
+
+    def total(self, metric: Metric, labels: Labels) -> float:
+        """Return what the series shows of a counter."""
+        shown = self._shown.get((metric.name, labels))
+        return self._whole.total(metric, labels) if shown is None else shown
+
+    def optional(self, metric: Metric) -> list[Labels]:
+        """Return the labels of the series of a metric that have optional ones."""
+        return self._whole.optional(metric)
+
+    def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
+        """Return a histogram's present value."""
+        return self._whole.histogram(metric, labels)
+
+
+class LayerGovernor:
+    """Decides which layers of one run have their own series."""
+
+    def __init__(self, state: GovernorState | None = None) -> None:
+        state = state or GovernorState()
+        self._capacity = state.capacity
+        self._depth = state.depth
+        self._own = dict.fromkeys(state.own)
+        self._in_rollups = _book(state.in_rollups)
+        self._by_rollups = _book(state.by_rollups)
+        self._by_layers = _book(state.by_layers)
+        self._showed_all = False
+        """Whether every layer had its own series until now."""
+        self._unions: dict[str, tuple[list[LayerView], LayerView]] = {}
+        self._fitting: tuple[int, tuple[str, ...], int] | None = None
+        """Capacity, names of layers, and the depth that fits them."""
+        self._last: tuple[_Basis, list[LayerView], CounterBook] | None = None
+
+    @property
+    def state(self) -> GovernorState:
+        """What to keep over a restart."""
+        return GovernorState(
+            capacity=self._capacity,
+            depth=self._depth,
+            own=list(self._own),
+            in_rollups=_entries(self._in_rollups),
+            by_rollups=_entries(self._by_rollups),
+            by_layers=_entries(self._by_layers),
+        )
+
+    def govern(
+        self,
+        layers: Sequence[LayerView],
+        counters: CounterBook,
+        metrics: Sequence[Metric],
+        room: int,
+    ) -> tuple[list[LayerView], CounterBook]:
+        """Return the layers and roll-ups to export, at most `room`, and the counters they show.
+
+        metrics: the counters of layers.
+        """
+        if not layers or (self._capacity is None and len(layers) <= room):
+            self._showed_all = self._showed_all or bool(layers)
+            return list(layers), counters
+        names = {metric.name for metric in metrics}
+        counted = list(counters.entries(names))
+        if self._capacity is None and self._showed_all:
+            self._by_layers = _book(counted)
+        basis = (tuple(layers), counted, room)
+        if self._last is None or not _same_basis(self._last[0], basis):
+            self._last = (basis, *self._arrange(layers, counters, counted, room))
+        return self._last[1], self._last[2]
+
+    def _arrange(
+        self, layers: Sequence[LayerView], counters: CounterBook, counted: list[Shown], room: int
+    ) -> tuple[list[LayerView], CounterBook]:
+        self._settle_capacity(layers, room)
+        labels = {layer.name: rollup_label(layer.name, self._depth) for layer in layers}
+        self._choose(layers, counters, rollups=len(set(labels.values())))
+        shown = [layer for layer in layers if layer.name in self._own]
+        children: dict[str, list[LayerView]] = {}
+        for layer in layers:
+            if layer.name not in self._own:
+                children.setdefault(labels[layer.name], []).append(layer)
+        if self._capacity:
+            shown += [self._union(label, found) for label, found in children.items()]
+        return shown, LayerCounters(counters, self._share(counted))
+
+    def _settle_capacity(self, layers: Sequence[LayerView], room: int) -> None:
+        """Follow the room in large steps only: what else is exported comes and goes."""
+        first = self._capacity is None
+        if first or room < (self._capacity or 0) or room > _GROWTH * (self._capacity or 0):
+            self._capacity = max(room - room // _SLACK, 0)
+        capacity = self._capacity or 0
+        names = tuple(layer.name for layer in layers)
+        if self._fitting is None or self._fitting[:2] != (capacity, names):
+            depth = depth_that_fits(names, max(capacity // 2, 1))
+            self._fitting = (capacity, names, depth)
+        self._depth = self._fitting[2] if first else min(self._depth, self._fitting[2])
+
+    def _choose(self, layers: Sequence[LayerView], counters: CounterBook, *, rollups: int) -> None:
+        """Keep who has its own series, but for the very much worse."""
+        capacity = self._capacity or 0
+        places = len(layers)
+        if places > capacity:
+            places = max(capacity - rollups, 0)
+        badness = {layer.name: _badness(layer, counters) for layer in layers}
+        ordered = sorted(badness, key=lambda name: (badness[name], name), reverse=True)
+        own = [name for name in ordered if name in self._own][:places]
+        rest = [name for name in ordered if name not in self._own]
+        own += rest[: places - len(own)]
+        own.sort(key=lambda name: (badness[name], name), reverse=True)
+        taken = set(own)
+        rest = [name for name in ordered if name not in taken]
+        for place, candidate in zip(reversed(range(len(own))), rest, strict=False):
+            if not _much_worse(badness[candidate], badness[own[place]]):
+                break
+            own[place] = candidate
+        self._own = dict.fromkeys(own)
+
+    def _union(self, label: str, children: list[LayerView]) -> LayerView:
+        known = self._unions.get(label)
+        if known is None or not _same(known[0], children):
+            known = self._unions[label] = (children, union(label, children))
+        return known[1]
+
+    def _share(self, counted: Iterable[Shown]) -> dict[tuple[str, Labels], float]:
+        """Return what each series shows: what was counted since is added where the layer is now."""
+        shown: dict[tuple[str, Labels], float] = {}
+        for name, labels, total in counted:
+            key = (name, labels)
+            new = total - self._by_layers.get(key, 0.0) - self._in_rollups.get(key, 0.0)
+            if new > 0 and labels[0] in self._own:
+                self._by_layers[key] = self._by_layers.get(key, 0.0) + new
+            elif new > 0:
+                label = (name, (rollup_label(labels[0], self._depth), *labels[1:]))
+                self._in_rollups[key] = self._in_rollups.get(key, 0.0) + new
+                self._by_rollups[label] = self._by_rollups.get(label, 0.0) + new
+            shown[key] = self._by_layers.get(key, 0.0)
+        return {**shown, **self._by_rollups}
+
+
+def _badness(layer: LayerView, counters: CounterBook) -> tuple[float, float]:
+    """Return by how much a layer deserves its own series: non-finite elements, then its norm."""
+    nonfinite_elements = counters.total(_NONFINITE, (layer.name,))
+    return nonfinite_elements, layer.values["sum_squares"] if layer.judged else 0.0
+
+
+def _much_worse(layer: tuple[float, float], other: tuple[float, float]) -> bool:
+    if bool(layer[0]) != bool(other[0]):
+        return layer[0] > 0
+    return layer[0] == 0 and layer[1] > _MUCH_WORSE**2 * other[1]
+
+
+def _same_basis(known: _Basis, found: _Basis) -> bool:
+    return known[1:] == found[1:] and _same(known[0], found[0])
+
+
+def _same(known: Sequence[LayerView], found: Sequence[LayerView]) -> bool:
+    return len(known) == len(found) and all(map(is_, known, found))
+
+
+def _book(entries: Iterable[Shown]) -> dict[tuple[str, Labels], float]:
+    return {(name, labels): amount for name, labels, amount in entries}
+
+
+def _entries(book: dict[tuple[str, Labels], float]) -> list[Shown]:
+    return [(*key, amount) for key, amount in book.items()]

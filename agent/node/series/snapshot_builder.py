@@ -1,0 +1,158 @@
+"""Evaluates the catalog over the views of every run: what the exporters read."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
+from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
+from mp_agent.node.accounting.counters import COUNTED, CounterBook, Labels, labelled
+from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.records.views import AgentView, LayerView, RankView, RunView
+
+log = logging.getLogger("mp_agent.node")
+
+_KEPT_OF_FADED_RANKS = {
+    BY_PROMETHEUS_NAME[name] for name in ("mp_agent_rank_up", "mp_agent_rank_info")
+}
+_LAYER_METRICS = tuple(metric for metric in METRICS if metric.scope is Scope.LAYER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunExport:
+    """All views of one run at one moment, and its counters."""
+
+    run: str
+    node_rank: int
+    view: RunView | None
+    """None on nodes that do not hold rank 0."""
+    layers: Sequence[LayerView]
+    ranks: Sequence[RankView]
+    faded_ranks: frozenset[int]
+    """Ranks that have been gone for so long that only their being gone is shown."""
+    agent: AgentView
+    counters: CounterBook
+    governor: LayerGovernor = field(default_factory=LayerGovernor)
+    """Decides which layers are exported by themselves when there are too many."""
+
+    def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
+        """Yield (labels after `run` that the scope gives, view) of all that a metric is told of."""
+        if metric.scope is Scope.LAYER:
+            yield from (((layer.name,), layer) for layer in self.layers)
+        elif metric.scope is Scope.RANK:
+            for rank in self.ranks:
+                if rank.identity.rank not in self.faded_ranks or metric in _KEPT_OF_FADED_RANKS:
+                    yield (str(rank.identity.rank),), rank
+        elif metric.scope is Scope.AGENT:
+            yield (str(self.node_rank),), self.agent
+        elif self.view is not None:
+            yield (), self.view
+
+
+def samples_of(
+    metric: Metric, export: RunExport, thresholds: Mapping[str, float]
+) -> Iterator[Sample]:
+    """Yield a metric's samples of one run; a counted one is there, at 0, before it was counted."""
+    own_labels = len(metric.labels) + len(metric.optional_labels)
+    for scope_labels, view in export.subjects(metric):
+        values: Iterable[tuple[Labels, float | HistogramValue]]
+        if metric.read is None:
+            values = _counted(metric, scope_labels, export.counters, thresholds)
+        else:
+            values = labelled(metric.read(view))
+        for labels, value in values:
+            # Optional labels that the series lacks are empty.
+            lacking = ("",) * (own_labels - len(labels))
+            yield Sample((export.run, *scope_labels, *labels, *lacking), value)
+
+
+def _counted(
+    metric: Metric, scope_labels: Labels, counters: CounterBook, thresholds: Mapping[str, float]
+) -> Iterator[tuple[Labels, float | HistogramValue]]:
+    known = metric.label_values(thresholds) if metric.label_values else ((),)
+    if metric.optional_labels:
+        found = (labels[len(scope_labels) :] for labels in counters.optional(metric))
+        known = tuple(dict.fromkeys((*known, *found)))
+    for labels in known:
+        key = (*scope_labels, *labels)
+        if metric.kind is Kind.HISTOGRAM:
+            yield labels, counters.histogram(metric, key)
+        else:
+            yield labels, counters.total(metric, key)
+
+
+@dataclass(slots=True)
+class SnapshotBuilder:
+    """Builds snapshots of at most `max_series` series, and counts what it left out."""
+
+    thresholds: Mapping[str, float]
+    max_series: int
+    _dropped: dict[str, int] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
+
+    def build(self, exports: Sequence[RunExport], time_unix_seconds: float) -> Snapshot:
+        """Return the families of all runs in the catalog's order.
+
+        Beyond `max_series` only the worst layers have their own series, the others are rolled up
+        by module.
+        """
+        families = {
+            metric: self._family(metric, exports)
+            for metric in METRICS
+            if metric.scope is not Scope.LAYER
+        }
+        room = self.max_series - sum(map(_series_count, families.values()))
+        governed = self._govern_layers(exports, max(room, 0) // self._series_per_layer())
+        families |= {metric: self._family(metric, governed) for metric in _LAYER_METRICS}
+        return Snapshot(tuple(families[metric] for metric in METRICS), time_unix_seconds)
+
+    def take_dropped(self, run: str) -> int:
+        """Return how many series of a run were left out since this was last asked."""
+        return self._dropped.pop(run, 0)
+
+    def _family(self, metric: Metric, exports: Sequence[RunExport]) -> Family:
+        """Return a metric's family; a metric that raises is absent, logged once and counted."""
+        samples: list[Sample] = []
+        for export in exports:
+            try:
+                samples.extend(list(samples_of(metric, export, self.thresholds)))
+            except Exception:
+                self._drop(export.run, 1)
+                if metric.name not in self._failed:
+                    self._failed.add(metric.name)
+                    log.exception("%s cannot be read", metric.name)
+        return Family(metric, tuple(samples))
+
+    def _govern_layers(self, exports: Sequence[RunExport], room: int) -> Sequence[RunExport]:
+        """Return the exports with at most `room` layers and roll-ups in all."""
+        layers = sum(len(export.layers) for export in exports)
+        governed = []
+        for export in exports:
+            share = room * len(export.layers) // layers if layers else 0
+            shown, counters = export.governor.govern(
+                export.layers, export.counters, COUNTED[Scope.LAYER], share
+            )
+            own = {layer.name for layer in shown}
+            hidden = sum(layer.name not in own for layer in export.layers)
+            if hidden:
+                self._drop(export.run, hidden * self._series_per_layer())
+            governed.append(replace(export, layers=shown, counters=counters))
+        return governed
+
+    def _series_per_layer(self) -> int:
+        return sum(
+            len(metric.label_values(self.thresholds)) if metric.label_values else 1
+            for metric in _LAYER_METRICS
+        )
+
+    def _drop(self, run: str, series: int) -> None:
+        self._dropped[run] = self._dropped.get(run, 0) + series
+
+
+def _series_count(family: Family) -> int:
+    """Return how many series a family's samples make; a histogram's buckets, sum and count each."""
+    if family.metric.kind is Kind.HISTOGRAM:
+        return len(family.samples) * (len(family.metric.bounds) + 3)
+    return len(family.samples)

@@ -1,0 +1,85 @@
+"""The report under way to the root; the rows that follow it wait in the run's own store."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from mp_agent.node.transport.wire import BODY_BYTES_MAX, pack
+from mp_agent.records.rows import NodeReport, Receipt
+
+
+class Reporter(Protocol):
+    """What is used of a `Run`."""
+
+    @property
+    def session(self) -> str:
+        """Name of this node's present attempt; reports of another one are worthless."""
+
+    def take_report(self) -> NodeReport | None:
+        """Return what is new since the last call."""
+
+    def acknowledge(self, receipt: Receipt) -> None:
+        """Take the root's answer to a report in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packet:
+    report: NodeReport
+    body: bytes
+
+
+class Outbox:
+    """Holds one report until the root has answered it, so that a retry sends the same one.
+
+    What is too large for the root is sent without its layer tables, then not at all.
+    """
+
+    def __init__(self, run: Reporter, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._run = run
+        self._body_bytes_max = body_bytes_max
+        self._packet: _Packet | None = None
+        self.reports_dropped = 0
+        """Reports that were given up, in whole or but for their step rows."""
+
+    async def next_body(self) -> bytes | None:
+        """Return the body to send now; None when there is nothing to say."""
+        if self._packet is not None and self._packet.report.session != self._run.session:
+            self._packet = None
+        while self._packet is None:
+            report = self._run.take_report()
+            if report is None:
+                return None
+            await self._pack(report)
+        return self._packet.body
+
+    def answered(self, receipt: Receipt) -> None:
+        """Let go of the report: the root has answered it."""
+        self._packet = None
+        self._run.acknowledge(receipt)
+
+    def refused(self) -> None:
+        """Give the report up: no agent at the root will ever read it."""
+        if self._packet is not None:
+            self._packet = None
+            self.reports_dropped += 1
+
+    async def too_large(self) -> None:
+        """Make the report smaller, or give it up."""
+        packet, self._packet = self._packet, None
+        if packet is not None:
+            await self._shrink(packet.report)
+
+    async def _pack(self, report: NodeReport) -> None:
+        # In a thread: a table of all layers takes longer than a look at the rings may wait.
+        body = await asyncio.to_thread(pack, report)
+        if len(body) > self._body_bytes_max:
+            await self._shrink(report)
+        else:
+            self._packet = _Packet(report, body)
+
+    async def _shrink(self, report: NodeReport) -> None:
+        self.reports_dropped += 1
+        if report.layers:
+            await self._pack(msgspec.structs.replace(report, layers=(), layouts=()))

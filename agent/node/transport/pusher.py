@@ -1,0 +1,171 @@
+"""Pushes one run's reports to its root agent: when they are due, again when they did not arrive."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mp_agent.errors import ReportError
+from mp_agent.node.transport.client import LONGEST_SECONDS, Backoff, PushClient, Reply
+from mp_agent.node.transport.pending_report import Outbox
+from mp_agent.node.transport.root_address import RootAddress
+from mp_agent.node.transport.run_protocol import RunOnNode
+from mp_agent.records.rows import Receipt, decode_receipt
+from mp_agent.records.steps import EndReason
+from mp_agent.records.views import TransportView
+
+log = logging.getLogger("mp_agent.node")
+
+_JITTER = 0.1
+_HURRY_SECONDS = 1.0
+"""Trouble is pushed at once, but not more often than this."""
+_REFUSALS_IN_A_ROW = 3
+"""After so many reports whose rows the root refused the next one waits for its time."""
+
+
+class Pusher:
+    """Sends reports one after the other, at most one under way."""
+
+    def __init__(self, run: RunOnNode, client: PushClient, interval_seconds: float) -> None:
+        self._run = run
+        self._client = client
+        self._interval_seconds = interval_seconds
+        self._outbox = Outbox(run)
+        # The root waits for rows two intervals longer than for its own.
+        self._backoff = Backoff(longest_seconds=min(2 * interval_seconds, LONGEST_SECONDS))
+        self._root = RootAddress(url="")
+        self._task: asyncio.Task[None] | None = None
+        self._due_seconds = 0.0
+        self._pushed_seconds = -_HURRY_SECONDS
+        self._failing = False
+        self._fresh = True
+        """Whether no report of this attempt has got to this root yet."""
+        self._logged: set[str] = set()
+        self._counts = TransportView()
+        self.taken_total = 0
+        """Reports that a root took."""
+        self.final_taken = False
+        """Whether the root has the state in which all local ranks have ended."""
+
+    @property
+    def counts(self) -> TransportView:
+        """The account of what was sent."""
+        return replace(self._counts, reports_dropped=self._outbox.reports_dropped)
+
+    def begin(self) -> None:
+        """Push soon: the attempt or its root is another one."""
+        self._due_seconds = 0.0
+        self._failing = self.final_taken = False
+        self._fresh = True
+        self._backoff.reset()
+        self._logged.clear()
+
+    def tick(self, root: RootAddress, now_seconds: float) -> None:
+        """Push to `root` what is due, in the background."""
+        self._root = root
+        ended = self._ended()
+        self.final_taken = self.final_taken and ended
+        hurried = self._run.urgent and now_seconds >= self._pushed_seconds + _HURRY_SECONDS
+        at_once = (hurried or (ended and not self.final_taken)) and not self._failing
+        if not self.busy and (at_once or now_seconds >= self._due_seconds):
+            self._pushed_seconds = now_seconds
+            self._task = asyncio.get_running_loop().create_task(self._push_all())
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Push what is left, if the root answers in time; then end."""
+        if self._root.url and not self._failing:
+            if self._task is not None and self.busy:
+                await asyncio.wait([self._task], timeout=_left_of(deadline_seconds))
+            if not self.busy and not self.final_taken:
+                self._task = asyncio.get_running_loop().create_task(self._push_all())
+                await asyncio.wait([self._task], timeout=_left_of(deadline_seconds))
+        self.cut()
+
+    def cut(self) -> None:
+        """End at once."""
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a push is under way."""
+        return self._task is not None and not self._task.done()
+
+    async def _push_all(self) -> None:
+        """Push until nothing is left to say, or something does not get through."""
+        root, ended, refusals = self._root, self._ended(), 0
+        while (body := await self._outbox.next_body()) is not None:
+            reply = await self._client.send_rows(root.url, root.token, self._query(root), body)
+            receipt = _receipt(reply)
+            if receipt is None:
+                await self._put_off(reply)
+                return
+            self._settle(receipt, len(body))
+            refusals = 0 if receipt.taken else refusals + 1
+            if refusals >= _REFUSALS_IN_A_ROW:
+                break
+        else:
+            self.final_taken = ended and self.taken_total > 0
+        # All agents of a run start in the same second; they shall not push in the same one.
+        shortest = 0.0 if self._fresh else 1 - _JITTER
+        self._fresh = False
+        pause_seconds = self._interval_seconds * random.uniform(shortest, 1)
+        self._due_seconds = time.monotonic() + pause_seconds
+
+    def _query(self, root: RootAddress) -> Mapping[str, str]:
+        return {
+            "run": self._run.name,
+            "node": str(self._run.identity.node_rank),
+            "attempt": str(root.created_unix_ns),
+        }
+
+    def _settle(self, receipt: Receipt, size: int) -> None:
+        self._outbox.answered(receipt)
+        self.taken_total += receipt.taken
+        self._counts = replace(
+            self._counts,
+            pushed_bytes=self._counts.pushed_bytes + size,
+            last_push_unix_seconds=time.time(),
+        )
+        if self._failing:
+            log.info("run %s: the root agent at %s answers", self._run.name, self._root.url)
+        self._failing = False
+        self._backoff.reset()
+        self._logged.clear()
+
+    async def _put_off(self, reply: Reply) -> None:
+        if reply.status == 413:
+            await self._outbox.too_large()
+        elif reply.status == 400:
+            self._outbox.refused()
+        self._failing = True
+        self._counts = replace(self._counts, push_failures=self._counts.push_failures + 1)
+        pause_seconds = self._backoff.next_pause_seconds(at_end=self._ended())
+        self._due_seconds = time.monotonic() + max(pause_seconds, reply.retry_after_seconds)
+        kind = str(reply.status or "no answer")
+        if kind not in self._logged:
+            self._logged.add(kind)
+            log.warning(
+                "run %s: no rows can be pushed to %s: %s: %s; it is tried again",
+                self._run.name,
+                self._root.url,
+                kind,
+                reply.reason,
+            )
+
+    def _ended(self) -> bool:
+        return self._run.end is not EndReason.RUNNING
+
+
+def _receipt(reply: Reply) -> Receipt | None:
+    try:
+        return decode_receipt(reply.body) if reply.ok else None
+    except ReportError as error:
+        log.warning("the root's answer cannot be read: %s", error)
+        return None
+
+
+def _left_of(deadline_seconds: float) -> float:
+    return max(deadline_seconds - time.monotonic(), 0.0)

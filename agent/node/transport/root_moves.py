@@ -1,0 +1,82 @@
+"""A root agent that is started again on another port tells the agents of the other nodes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+from mp_agent.node.transport.client import Backoff, PushClient
+from mp_agent.node.transport.root_note import Notes
+from mp_agent.node.transport.run_protocol import RunOnNode
+from mp_agent.node.transport.wire import MOVE_PATH
+
+
+class Messenger:
+    """Delivers each message in the background; what is under way ends with `stop`."""
+
+    def __init__(self, client: PushClient) -> None:
+        self._client = client
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(
+        self, url: str, path: str, token: str, query: Mapping[str, str], *, limit_seconds: float
+    ) -> None:
+        """Begin to deliver a message; give up after `limit_seconds`."""
+        task = asyncio.get_running_loop().create_task(
+            self._deliver(url, path, token, query, limit_seconds)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Give up what could not be delivered."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _deliver(
+        self, url: str, path: str, token: str, query: Mapping[str, str], limit_seconds: float
+    ) -> None:
+        backoff, until_seconds = Backoff(), time.monotonic() + limit_seconds
+        while time.monotonic() < until_seconds:
+            reply = await self._client.send_message(url, path, token, query)
+            # Any answer but those means that it was heard, or does not matter there any more.
+            if reply.status not in (0, 429) and reply.status < 500:
+                return
+            await asyncio.sleep(backoff.next_pause_seconds())
+
+
+log = logging.getLogger("mp_agent.node")
+
+
+class Moves:
+    """Keeps in the note of a run where its nodes are, for the agent after this one."""
+
+    def __init__(self, run: RunOnNode, notes: Notes, messenger: Messenger) -> None:
+        self._run = run
+        self._notes = notes
+        self._messenger = messenger
+
+    def tick(self, own_url: str, token: str) -> None:
+        """Compare the note with how things are; own_url: "" while nothing is listened on."""
+        note = self._notes.present
+        if note is None or note.problem or not note.url or not own_url:
+            return
+        if note.url != own_url:
+            log.info("run %s: tells the other nodes that it moved to %s", self._run.name, own_url)
+            self._tell(note.nodes, own_url, token)
+        nodes = {**note.nodes, **self._nodes()}
+        if (note.url, note.nodes) != (own_url, nodes):
+            self._notes.write(replace(note, url=own_url, nodes=nodes))
+
+    def _tell(self, nodes: Mapping[str, str], own_url: str, token: str) -> None:
+        attempt = str(self._notes.attempt_unix_ns)
+        query = {"run": self._run.name, "attempt": attempt, "url": own_url}
+        for url in nodes.values():
+            self._messenger.send(url, MOVE_PATH, token, query, limit_seconds=inf)
+
+    def _nodes(self) -> dict[str, str]:
+        own = self._run.identity.node_rank
+        known = (node for node in self._run.nodes if node.url and node.node_rank != own)
+        return {str(node.node_rank): node.url for node in known}

@@ -1,0 +1,96 @@
+"""The service that ties each run of this node agent to its root, and others to the roots here."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from aiohttp import web
+
+from mp_agent.errors import SettingError
+from mp_agent.node.endpoint import Endpoint
+from mp_agent.node.tls import client_tls
+from mp_agent.node.transport.client import PushClient
+from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.root_link import RootLink
+from mp_agent.node.transport.run_protocol import RunOnNode
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+
+class Transport:
+    """One `RootLink` per run, one HTTP session and one door for all."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runs: Callable[[], Iterable[RunOnNode]],
+        endpoint: Callable[[], Endpoint | None],
+    ) -> None:
+        """Work for the runs that the node agent watches, and answer where it listens."""
+        self._settings = settings
+        self._runs = runs
+        self._endpoint = endpoint
+        self._client = PushClient(_tls(settings))
+        self._links: dict[Path, RootLink] = {}
+        self._inbox = Inbox(self._link_by_name)
+
+    def start(self) -> None:
+        """Nothing is to be done before there are runs."""
+
+    def tick(self, now_seconds: float) -> None:
+        """Take up new runs, let go of those that are over, and push what is due."""
+        runs = {run.run_dir: run for run in self._runs()}
+        for run_dir in self._links.keys() - runs.keys():
+            link = self._links.pop(run_dir)
+            self._inbox.forget(link.name)
+            link.cut()
+        for run in runs.values():
+            self.link(run).tick(now_seconds, self._endpoint())
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Push what is left and end."""
+        await asyncio.gather(*(link.stop(deadline_seconds) for link in self._links.values()))
+        await self._client.close()
+
+    @property
+    def links(self) -> Iterable[RootLink]:
+        """All links, as long as their runs are watched."""
+        return self._links.values()
+
+    @property
+    def needs_door(self) -> bool:
+        """Whether other nodes have rows for this agent, even if nobody may scrape it."""
+        return any(link.awaits_others for link in self._links.values())
+
+    @property
+    def senders(self) -> int:
+        """How many other node agents push to this one, for all runs."""
+        return sum(link.senders for link in self._links.values())
+
+    def link(self, run: RunOnNode) -> RootLink:
+        """Return a run's link."""
+        if run.run_dir not in self._links:
+            self._links[run.run_dir] = RootLink(run, self._settings, self._client)
+        return self._links[run.run_dir]
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what the HTTP server is to serve for other agents."""
+        return self._inbox.routes()
+
+    def _link_by_name(self, name: str) -> RootLink | None:
+        for link in self._links.values():
+            if link.run.seen and link.run.name == name:
+                return link
+        return None
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS for calls to other agents; files that cannot be used are logged."""
+    try:
+        return client_tls(settings)
+    except SettingError as error:
+        log.error("other node agents cannot be called by HTTPS: %s", error)
+        return None

@@ -1,0 +1,45 @@
+"""A recorder whose failures cost what it was to record, and not the step's place in the count."""
+
+from collections.abc import Callable, Sequence
+
+from mp_agent.probe.optimizers.registry import Subjects
+from mp_agent.probe.optimizers.run_facts import Traits
+from mp_agent.probe.optimizers.watched import Subject
+from mp_agent.probe.recorder import Recorder
+from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.settings import Settings
+
+Contain = Callable[..., None]
+"""`Guard.contain`: a kind of failure, a function, and its arguments."""
+
+
+class ContainedRecorder(Recorder):
+    """Contains each thing that a recorder does by itself.
+
+    Gradients that cannot be measured leave the loss, the loss scale and the steps as they are.
+    """
+
+    def __init__(
+        self, contain: Contain, subjects: Subjects, traits: Traits, settings: Settings
+    ) -> None:
+        super().__init__(subjects, traits, settings)
+        self._contain = contain
+
+    def measure(self, step: OpenStep, looks: Sequence[tuple[Subject, Scalar]], point: str) -> None:
+        """See `Recorder.measure`."""
+        labels = [subject.label for subject, _ in looks if subject.label]
+        which = f" of optimizer {labels[0]}" if len(labels) == len(looks) > 0 else ""
+        self._contain(f"measuring gradients{which}", super().measure, step, looks, point)
+
+    def end(self, step: OpenStep, probe_seconds: float) -> None:
+        """See `Recorder.end`."""
+        self._contain("timing a step", super().end, step, probe_seconds)
+
+    def publish(self, step: OpenStep) -> None:
+        """See `Recorder.publish`."""
+        self._contain("writing a step", super().publish, step)
+
+    def flush(self, step: OpenStep) -> None:
+        """See `Recorder.flush`."""
+        self._contain("writing the last step", super().flush, step)

@@ -1,0 +1,1 @@
+"""Who this process is: run, attempt, rank and node, from the launcher's environment."""

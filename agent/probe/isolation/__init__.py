@@ -1,0 +1,1 @@
+"""What keeps the probe's failures, and its state of torch, away from training."""

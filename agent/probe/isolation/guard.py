@@ -1,0 +1,219 @@
+"""The wall between the probe and training: what fails in the probe stays in the probe.
+
+What is raised *into* the probe does not: a signal handler of the script's, or another thread, may
+raise while a hook runs, and what it raises is the script's business.
+"""
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from threading import RLock, get_ident
+from time import perf_counter
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from mp_agent.probe.isolation.thread_state import ThreadState
+from mp_agent.ring.interruptions import interruption_in, pass_on
+
+log = logging.getLogger("mp_agent")
+
+FAILURES_AT_MOST = 10
+"""Failures of one kind, one after another, after which that kind rests."""
+REST_CALLS = 100
+"""Calls that a kind sits out after its first `FAILURES_AT_MOST` failures; twice as many later."""
+REST_CALLS_AT_MOST = 10_000
+_TURN_SECONDS_AT_MOST = 1.0
+"""No hook runs for so long, unless something is broken; the other thread then trains on unseen."""
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def _never_traced(function: F) -> F:
+    disable: Callable[[F], F] = torch.compiler.disable
+    return disable(function)
+
+
+class _Failures:
+    """Failures of one kind: how many in a row, and how many calls it sits out."""
+
+    __slots__ = ("in_a_row", "logged", "rest", "rests")
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self.logged = False
+        self.rest = 0
+        self.rests = 0
+
+    def add(self) -> bool:
+        """Count one more; return whether the kind rests from now on."""
+        self.in_a_row += 1
+        if self.in_a_row < FAILURES_AT_MOST:
+            return False
+        self.rest = min(REST_CALLS << self.rests, REST_CALLS_AT_MOST)
+        self.rests = min(self.rests + 1, REST_CALLS_AT_MOST.bit_length())
+        return True
+
+
+class Guard:
+    """Runs the probe's own code inside training's calls.
+
+    Nothing that it runs raises, runs again from within itself, or runs while a CUDA graph is being
+    captured. Each kind of failure is logged once. A kind that failed `FAILURES_AT_MOST` times in a
+    row rests for some calls before it is tried again; the others go on. Torch's state of the thread
+    is the same afterwards, also when the script's signal handler raised, which passes.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_failure: Callable[[], None],
+        on_capture: Callable[[], None] = lambda: None,
+        on_rest: Callable[[str], None] = lambda kind: None,
+    ) -> None:
+        """on_rest: called with a kind that rests for the first time."""
+        self.closed = False
+        self._on_failure = on_failure
+        self._on_capture = on_capture
+        self._on_rest = on_rest
+        self._owner: int | None = None
+        """Thread within `run`; out of date where an interruption struck on the way in or out."""
+        self._turns = RLock()
+        """Threads that train at the same time are served one after the other."""
+        self._failing: dict[str, _Failures] = {}
+        self._seconds = 0.0
+        self._since_seconds = 0.0
+        self._later: list[Callable[[], None]] = []
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Have `function` called once the present call has returned, on the same thread.
+
+        It is code of the user's, so it is neither guarded nor timed, and its own steps are watched.
+        """
+        self._later.append(function)
+
+    @_never_traced
+    def run(
+        self, kind: str, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Call `function`; a failure is logged under `kind`, counted and swallowed."""
+        if self.closed or (self._owner == get_ident() and self._is_running()):
+            return
+        handled_before = sys.exc_info()[1]
+        state: ThreadState | None = None
+        try:
+            if not self._turns.acquire(timeout=_TURN_SECONDS_AT_MOST):
+                return
+            self._owner = get_ident()
+            self._since_seconds = perf_counter()
+            state = ThreadState()
+            if _capturing_cuda_graph():
+                self._on_capture()
+            elif state.numbers_exist:
+                state.set_aside()
+                self._attempt(kind, function, handled_before, *args, **kwargs)
+        except BaseException as error:
+            found = interruption_in(error, handled_before)
+            if found is not None:
+                raise found from found.__cause__
+            self._note_failure(kind)
+        finally:
+            try:
+                self._leave(state)
+            finally:
+                self._leave(state)  # again, where a signal handler has raised within
+        while self._later:
+            self._later.pop(0)()
+
+    def contain(
+        self, kind: str, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Call `function` from within `run`, such that its failure does not end what is run."""
+        self._attempt(kind, function, sys.exc_info()[1], *args, **kwargs)
+
+    def take_seconds(self) -> float:
+        """Return the host time spent since this was last asked, up to now. Called from within."""
+        now_seconds = perf_counter()
+        seconds = self._seconds + now_seconds - self._since_seconds
+        self._seconds, self._since_seconds = 0.0, now_seconds
+        return seconds
+
+    def _attempt(
+        self,
+        kind: str,
+        function: Callable[P, None],
+        handled_before: BaseException | None,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Call `function` unless its kind rests; note when it fails."""
+        failures = self._failing.get(kind)
+        if failures is not None and failures.rest > 0:
+            failures.rest -= 1
+            return
+        try:
+            function(*args, **kwargs)
+        except BaseException as error:
+            found = interruption_in(error, handled_before)
+            if found is not None:
+                raise found from found.__cause__
+            self._note_failure(kind)
+        else:
+            if failures is not None:
+                failures.in_a_row = 0
+
+    def _leave(self, state: ThreadState | None) -> None:
+        """Put back what was set aside, take the time, and let other threads in; all just once."""
+        try:
+            if state is not None:
+                state.restore()
+        finally:
+            if self._turns_taken():
+                try:
+                    self._seconds += perf_counter() - self._since_seconds
+                finally:
+                    self._owner = None
+                    self._turns.release()
+
+    def _turns_taken(self) -> bool:
+        """Return whether this thread has the turn."""
+        owned: Callable[[], bool] = self._turns._is_owned  # type: ignore[attr-defined]
+        return owned()
+
+    def _is_running(self) -> bool:
+        """Return whether this thread, which is noted as running something, really does."""
+        frame = sys._getframe(1).f_back
+        while frame is not None:
+            if frame.f_code is _RUN and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _note_failure(self, kind: str) -> None:
+        """Log and count what is being handled. That may itself fail, which is let go."""
+        failures = self._failing.setdefault(kind, _Failures())
+        rests = failures.add()
+        try:
+            if not failures.logged:
+                failures.logged = True
+                log.warning("the probe failed in %s; training goes on", kind, exc_info=True)
+            if rests and failures.rests == 1:
+                log.warning(
+                    "%s failed %d times in a row and rests; the rest of the probe goes on",
+                    kind,
+                    FAILURES_AT_MOST,
+                )
+                self._on_rest(kind)
+            self._on_failure()
+        except Exception as error:
+            pass_on(error)
+
+
+_RUN = inspect.unwrap(Guard.run).__code__
+
+
+def _capturing_cuda_graph() -> bool:
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,1 @@
+"""Which optimizers are watched, with which parameters, layers and measurement plans."""

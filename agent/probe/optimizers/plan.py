@@ -1,0 +1,271 @@
+"""What there is to measure: an optimizer's parameters, their shares and their gradients."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from mp_agent.probe.optimizers import live_objects
+from mp_agent.probe.optimizers.layer_slots import (
+    PARTIAL_GRADIENT,
+    Slot,
+    lies_like,
+    local_of,
+    slots_of,
+)
+from mp_agent.probe.optimizers.live_objects import LiveObjects
+from mp_agent.probe.placement import Reducers, Survey, Verdict, declarations
+from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
+from mp_agent.records.schema import Layer, Share
+from mp_agent.ring.interruptions import pass_on
+
+_MAX_COLUMNS = tuple(
+    index for index, column in enumerate(GRADIENT_COLUMNS) if column.algebra is Algebra.MAX
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """The layers of one optimizer on this rank. Made once, and anew when its groups change.
+
+    label, joint: of the optimizer, as in `Share`.
+    identities: `id` of each parameter of the optimizer; they live as long as the plan.
+    slots: [L], in the order of `layers`. plain: every one is a whole parameter that lies here.
+    rows_of_share: per share the rows [N] of its layers; `row_index_of_share` the same on device.
+    """
+
+    label: str
+    joint: bool
+    signature: tuple[tuple[int, int], ...]
+    declared: int
+    """Generation of the declarations that were known when the plan was made."""
+    identities: frozenset[int]
+    waiting: tuple[torch.Tensor, ...]
+    """Parameters that hold no numbers yet: lazy ones, and those on the meta device."""
+    slots: tuple[Slot, ...]
+    plain: bool
+    layers: tuple[Layer, ...]
+    places: tuple[int, ...]
+    """[L], ascending: where each layer stands in the model."""
+    shares: tuple[Share, ...]
+    rows_of_share: tuple[tuple[int, ...], ...]
+    row_index_of_share: tuple[torch.Tensor, ...]
+    device: torch.device
+    compute_dtype: torch.dtype
+    """Of FSDP2's policy, else of most parameters; autocast may override it."""
+    strategy: str
+    reducers: Reducers
+    unsupported: tuple[str, ...]
+
+    @property
+    def of_run(self) -> bool:
+        """Whether the gradients are the run's, or a part of them."""
+        return self.joint or not self.label
+
+    @property
+    def first_collective_in_backward(self) -> bool:
+        """Whether ranks first wait for each other in backward; sharded ones do so in forward."""
+        return not any(share.shard_count > 1 for share in self.shares)
+
+    def fits(self, optimizer: Optimizer) -> bool:
+        """Return whether the optimizer's groups are still those that the plan was made of."""
+        return (
+            self.signature == signature_of(optimizer)
+            and self.declared == declarations.generation
+            and all(map(_holds_nothing, self.waiting))
+        )
+
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Return whether `parameter` is one of the optimizer's."""
+        return id(parameter) in self.identities
+
+    def gradients(self, note_unsupported: Callable[[str], None]) -> list[torch.Tensor | None]:
+        """Return the local gradients [L] as they are now; None where there is none to count."""
+        if self.plain:
+            return [slot.parameter.grad for slot in self.slots]
+        found = [slot.gradient() for slot in self.slots]
+        for row, gradient in enumerate(found):
+            if isinstance(gradient, DTensor):
+                counts = lies_like(gradient, self.slots[row].parameter)
+                found[row] = gradient.to_local() if counts else None
+                if not counts:
+                    note_unsupported(PARTIAL_GRADIENT)
+        return found
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the local part of each parameter, once, in the order of the layers."""
+        parameters = {id(slot.parameter): slot.parameter for slot in self.slots}
+        return [local_of(parameter.detach()) for parameter in parameters.values()]
+
+    def by_share(self, gradients: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor]]:
+        """Return gradients [L] as one list per share, absent ones left out."""
+        if len(self.shares) == 1:
+            return [[gradient for gradient in gradients if gradient is not None]]
+        return [
+            [gradient for row in rows if (gradient := gradients[row]) is not None]
+            for rows in self.rows_of_share
+        ]
+
+    def totals(self, rows_LC: torch.Tensor) -> torch.Tensor:
+        """Return [G, C]: the columns' algebra applied to the layers of each share, on device."""
+        if len(self.shares) == 1:
+            return _reduce(rows_LC)[None]
+        return torch.stack(
+            [_reduce(rows_LC.index_select(0, index)) for index in self.row_index_of_share]
+        )
+
+
+def make_plan(
+    optimizer: Optimizer,
+    live: LiveObjects,
+    root: nn.Module | None,
+    ranks_in_run: int,
+    label: str,
+    *,
+    joint: bool = False,
+) -> Plan:
+    """Return what to measure of `optimizer`. Enters no collective."""
+    survey = Survey(live.modules, root, ranks_in_run)
+    parameters = tuple(live_objects.optimizer_parameters(optimizer))
+    waiting = tuple(filter(_holds_nothing, parameters))
+    device = next((p.device for p in parameters if not _holds_nothing(p)), torch.device("cpu"))
+    measured: list[tuple[Slot, Verdict, int]] = []
+    unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
+    identities = frozenset(map(id, parameters))
+    for named in live_objects.named_parameters(optimizer, root, live.modules):
+        if _holds_nothing(named.parameter):
+            continue
+        if named.parameter.device != device:
+            unsupported["parameters on several devices"] = None
+            continue
+        try:
+            verdict = survey.verdict(named.name, named.parameter)
+            slots = [] if verdict.share is None else list(slots_of(named))
+            shown = [slot.elements for slot in slots]
+        except Exception as error:
+            pass_on(error)
+            unsupported[f"parameters of type {type(named.parameter).__name__}"] = None
+            continue
+        if verdict.unsupported:
+            unsupported[verdict.unsupported] = None
+        elif shown:
+            measured += [(slot, verdict, named.place) for slot in slots]
+    shares_of_layers = _told_apart(
+        [slot for slot, _, _ in measured], [v for _, v, _ in measured], label, joint=joint
+    )
+    shares = tuple(dict.fromkeys(shares_of_layers))
+    rows_of_share = tuple(
+        tuple(row for row, own in enumerate(shares_of_layers) if own == share) for share in shares
+    )
+    return Plan(
+        label=label,
+        joint=joint,
+        signature=signature_of(optimizer),
+        waiting=waiting,
+        declared=declarations.generation,
+        identities=identities,
+        slots=tuple(slot for slot, _, _ in measured),
+        plain=all(
+            slot.part is None and not isinstance(slot.parameter, DTensor) for slot, _, _ in measured
+        ),
+        layers=tuple(
+            Layer(name=slot.name, share=shares.index(share), elements=slot.elements)
+            for (slot, _, _), share in zip(measured, shares_of_layers, strict=True)
+        ),
+        places=tuple(place for _, _, place in measured),
+        shares=shares,
+        rows_of_share=rows_of_share,
+        row_index_of_share=tuple(torch.tensor(rows, device=device) for rows in rows_of_share),
+        device=device,
+        compute_dtype=_fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
+        strategy=_strategy(verdict for _, verdict, _ in measured),
+        reducers=Reducers(live.modules, identities),
+        unsupported=tuple(unsupported),
+    )
+
+
+def _told_apart(
+    slots: Sequence[Slot], verdicts: Sequence[Verdict], label: str, *, joint: bool
+) -> list[Share]:
+    """Return the share of each layer, marked with its optimizer.
+
+    Groups of which ranks are assumed to hold copies are named by the shapes that they hold: ranks
+    that hold other ones (another pipeline stage) cannot hold copies.
+    """
+    shares = [verdict.share for verdict in verdicts if verdict.share is not None]
+    shapes: dict[Share, list[tuple[int, ...]]] = {}
+    for slot, share in zip(slots, shares, strict=True):
+        if share.assumed:
+            shapes.setdefault(share, []).append(tuple(slot.parameter.shape))
+    digests = {
+        share: hashlib.sha256(repr(sorted(held)).encode()).hexdigest()[:8]
+        for share, held in shapes.items()
+    }
+    named = {
+        share: replace(
+            share,
+            group=f"{share.group} {digests[share]}" if share.assumed else share.group,
+            optimizer=label,
+            joint=joint,
+        )
+        for share in dict.fromkeys(shares)
+    }
+    return [named[share] for share in shares]
+
+
+def _strategy(verdicts: Iterable[Verdict]) -> str:
+    """Return what splits and copies the model, such as ddp or fsdp2+tp; none, mixed if only partly.
+
+    The parameters that nothing splits or copies decide between the last two.
+    """
+    kinds = {verdict.sources for verdict in verdicts}
+    sources = sorted(frozenset().union(*kinds))
+    if not sources:
+        return "none"
+    return "mixed" if frozenset() in kinds else "+".join(sources)
+
+
+def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
+    """Return the dtype in which FSDP2 computes, as far as its internals tell."""
+    for module in modules:
+        if not issubclass(type(module), FSDPModule):
+            continue  # others may answer to every name
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        dtype = getattr(getattr(state, "_mp_policy", None), "param_dtype", None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    return None
+
+
+def _most_common_dtype(optimizer: Optimizer) -> torch.dtype:
+    elements: Counter[torch.dtype] = Counter()
+    for parameter in live_objects.optimizer_parameters(optimizer):
+        if not is_lazy(parameter):
+            elements[parameter.dtype] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else torch.float32
+
+
+def _holds_nothing(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has no numbers yet."""
+    return is_lazy(parameter) or parameter.device.type == "meta"
+
+
+def signature_of(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:
+    """Return what changes when the optimizer's groups do."""
+    held = [group["params"] for group in optimizer.param_groups]
+    return tuple([(id(parameters), len(parameters)) for parameters in held])
+
+
+def _reduce(rows_NC: torch.Tensor) -> torch.Tensor:
+    """Return [C]: N rows as one, in a fixed order, with no constant to send to the device."""
+    total_C = rows_NC.sum(dim=0)
+    for column in _MAX_COLUMNS:
+        total_C[column] = rows_NC[:, column].amax()
+    return total_C

@@ -1,0 +1,151 @@
+"""Plans that were made before, for optimizers that come one after another over equal parameters.
+
+Making a plan looks at all live objects, which takes longer than a short training. So a plan is
+used again for the same parameters; and, once looking has taken more than its share of the time,
+for parameters of the same shapes, as the next model of a sweep has them.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+from torch.optim import Optimizer
+
+from mp_agent.probe.optimizers import live_objects
+from mp_agent.probe.optimizers.layer_slots import Slot
+from mp_agent.probe.optimizers.plan import Plan, signature_of
+from mp_agent.probe.optimizers.seen_objects import SeenObjects
+from mp_agent.probe.placement import declarations
+
+PLANS_KEPT = 8
+WALKS_FREE = 3
+"""Looks at all live objects that are made whatever they cost."""
+WALK_SHARE = 0.005
+"""Share of the time since the first look that further ones may take."""
+
+_Like = tuple[torch.Size, torch.dtype, torch.device]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A plan without its parameters, which it does not keep alive."""
+
+    parameters: tuple["weakref.ref[torch.Tensor]", ...]
+    like: tuple[_Like, ...]
+    ranks_in_run: int
+    slots: tuple[tuple[str, int, slice | None], ...]
+    """Name, place of the parameter in the optimizer, and part."""
+    plan: Plan
+    """Without slots."""
+
+
+class KnownPlans:
+    """The newest plans of this process."""
+
+    def __init__(self) -> None:
+        self._known: list[_Known] = []
+
+    def remember(self, plan: Plan, optimizer: Optimizer, ranks_in_run: int) -> None:
+        """Keep a plan that was made for `optimizer`. One that waits for parameters is not kept."""
+        if plan.waiting or live_objects.names_parameters(optimizer):
+            return
+        parameters = tuple(live_objects.optimizer_parameters(optimizer))
+        places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        known = _Known(
+            parameters=tuple(map(weakref.ref, parameters)),
+            like=tuple(map(_like, parameters)),
+            ranks_in_run=ranks_in_run,
+            slots=tuple((s.name, places[id(s.parameter)], s.part) for s in plan.slots),
+            plan=replace(plan, slots=(), identities=frozenset()),
+        )
+        self._known = [known, *self._known[: PLANS_KEPT - 1]]
+
+    def again(
+        self, optimizer: Optimizer, label: str, joint: bool, ranks_in_run: int, *, alike: bool
+    ) -> Plan | None:
+        """Return a known plan for an optimizer of the same parameters; None when there is none.
+
+        alike: whether parameters of the same shapes will do.
+        """
+        if live_objects.names_parameters(optimizer):
+            return None
+        parameters = tuple(live_objects.optimizer_parameters(optimizer))
+        for known in self._known:
+            plan = known.plan
+            if (plan.label, plan.joint, known.ranks_in_run) != (label, joint, ranks_in_run):
+                continue
+            if plan.declared != declarations.generation:
+                continue
+            if len(parameters) == len(known.parameters) and (
+                _same(known, parameters) or (alike and _alike(known, parameters))
+            ):
+                return replace(
+                    plan,
+                    signature=signature_of(optimizer),
+                    identities=frozenset(map(id, parameters)),
+                    slots=tuple(Slot(name, parameters[at], part) for name, at, part in known.slots),
+                )
+        return None
+
+
+class WalkBudget:
+    """Keeps the looks at all live objects within a share of the time."""
+
+    def __init__(self) -> None:
+        self._began_seconds: float | None = None
+        self._walks = 0
+        self._seconds = 0.0
+        self._seen = SeenObjects()
+        self.complete = False
+        """Whether the last look was at all live objects."""
+
+    @property
+    def left(self) -> bool:
+        """Whether another look may be made."""
+        if self._began_seconds is None or self._walks < WALKS_FREE:
+            return True
+        return self._seconds < WALK_SHARE * (perf_counter() - self._began_seconds)
+
+    def walk(self, *, whole: bool = False) -> live_objects.LiveObjects:
+        """Look at all live objects; beyond the budget, at those that are young or known already.
+
+        What was made since the last look at all, and is young no longer, is then not found: whole
+        looks at all whatever the budget says.
+        """
+        self.complete = whole or self.left
+        begin_seconds = perf_counter()
+        if self._began_seconds is None:
+            self._began_seconds = begin_seconds
+        live = live_objects.walk(young=not self.complete)
+        if self.complete:
+            self._seen.note(live)
+        else:
+            live = self._seen.joined(live)
+        self._walks += 1
+        self._seconds += perf_counter() - begin_seconds
+        return live
+
+
+def _same(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether they are the parameters of a known plan, of which no copies are assumed."""
+    if any(share.assumed for share in known.plan.shares):
+        return False
+    pairs = zip(known.parameters, parameters, strict=True)
+    return all(reference() is parameter for reference, parameter in pairs)
+
+
+def _alike(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether parameters that nothing splits or copies look like those of a known plan."""
+    if known.ranks_in_run > 1 or not known.plan.plain:
+        return False
+    return all(map(_looks, parameters, known.like))
+
+
+def _looks(parameter: torch.Tensor, like: _Like) -> bool:
+    return type(parameter) is torch.nn.Parameter and _like(parameter) == like
+
+
+def _like(parameter: torch.Tensor) -> _Like:
+    return parameter.shape, parameter.dtype, parameter.device

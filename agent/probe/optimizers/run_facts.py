@@ -1,0 +1,44 @@
+"""What kind of run it is: strategy, precision, device; static facts for the info metrics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mp_agent.probe.optimizers.plan import Plan
+
+_SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(slots=True)
+class Traits:
+    """What the hooks have learned of the run by its first step."""
+
+    autocast_dtype: torch.dtype | None = None
+    scaler_name: str = ""
+    measuring_point: str = "optimizer_step"
+    reduced_by_ddp: bool = False
+
+
+def facts_of(plans: Sequence[Plan], traits: Traits) -> tuple[tuple[str, str], ...]:
+    """Return the schema's facts."""
+    first = plans[0]
+    strategies = {plan.strategy for plan in plans}
+    return (
+        ("strategy", strategies.pop() if len(strategies) == 1 else "mixed"),
+        ("precision", _precision(traits.autocast_dtype or first.compute_dtype)),
+        ("scaler", traits.scaler_name),
+        ("measuring_point", traits.measuring_point),
+        ("device", str(first.device)),
+        ("gpu_uuid", _gpu_uuid(first.device)),
+    )
+
+
+def _precision(dtype: torch.dtype) -> str:
+    return _SHORT_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _gpu_uuid(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

@@ -1,0 +1,134 @@
+"""Local rank 0 starts the node agent, and starts it again when it dies.
+
+On runs of several nodes it also starts what finds the root agent for it.
+"""
+
+import logging
+import math
+import os
+import time
+from pathlib import Path
+
+import mp_agent
+from mp_agent.probe.processes.detached import Starting, start_detached
+from mp_agent.probe.processes.rendezvous import LIFE_SECONDS
+from mp_agent.ring import locations
+from mp_agent.ring.interruptions import pass_on
+from mp_agent.ring.restarts import Restarts
+from mp_agent.ring.root_note import read_root_note
+from mp_agent.settings import Settings
+from mp_agent.settings.handover import handed_over
+
+log = logging.getLogger("mp_agent")
+
+CHECK_INTERVAL_SECONDS = 2.0
+
+
+class NodeAgentLauncher:
+    """Keeps one node agent running for a run on this node. Used by local rank 0 alone."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        self._run_dir = run_dir
+        self._settings = settings
+        self._restarts = Restarts()
+        self._next_check = 0.0
+        self._refused = False
+        self._starter: Starting | None = None
+
+    def ensure_running(self, *, at_once: bool = False) -> bool:
+        """Start the node agent unless one runs; return whether one runs or is being started.
+
+        Looks at most every 2 s and never waits. An agent that lingers from an earlier attempt of
+        the run counts: it takes the new one up. One that dies is started again, after ever longer
+        pauses if it keeps dying. at_once: look now, and start it whatever the pause.
+        """
+        now = time.monotonic()
+        if now < self._next_check and not at_once:
+            return True
+        self._next_check = now + CHECK_INTERVAL_SECONDS
+        if self._starting() or locations.agent_running(self._run_dir):
+            self._restarts.saw_running(now)
+            return True
+        if not self._restarts.may_start(now, at_once=at_once):
+            return False
+        try:
+            self._starter = start_node_agent(["--run-dir", str(self._run_dir)], self._settings)
+        except Exception as error:  # a NUL byte in a setting, a module that was made unusable, …
+            pass_on(error)
+            if not self._refused:
+                log.warning("the node agent cannot be started yet: %r", error)
+            self._refused = True
+            return False
+        self._log_deaths()
+        return True
+
+    def _log_deaths(self) -> None:
+        """Log the first death in a row, and every tenth."""
+        if self._restarts.deaths % 10 == 1:
+            log.warning(
+                "the node agent died (%d in a row) and is started again; its log is in %s",
+                self._restarts.deaths,
+                self._settings.log_dir,
+            )
+
+    def _starting(self) -> bool:
+        """Return whether the agent is on its way, and does not hold its lock yet."""
+        return self._starter is not None and self._starter.poll() is None
+
+
+class RootSearch:
+    """Has the root agent looked for, for the node agent beside the rank that writes `ring`.
+
+    Once more after the first search if that was in vain: without torchrun a job has no store before
+    it makes its process group, which may be long after `init()`.
+    """
+
+    def __init__(self, ring: Path, settings: Settings) -> None:
+        self._ring = ring
+        self._settings = settings
+        self._starter: Starting | None = None
+        self._over_seconds = 0.0
+        """When the first search has ended; infinite after the second."""
+
+    def begin(self) -> None:
+        """Start a search. One that cannot be started is a line in the log."""
+        self._over_seconds = time.monotonic() + LIFE_SECONDS
+        try:
+            self._starter = start_rendezvous(self._ring, self._settings)
+        except OSError as error:
+            pass_on(error)
+            log.warning("the root node agent is not looked for: %s", error)
+
+    def look_after(self) -> None:
+        """Search again if it is time to, at the end of a step. Never waits."""
+        if self._starter is not None and self._starter.poll() is not None:
+            self._starter = None
+        if time.monotonic() >= self._over_seconds:
+            if not self._answered():
+                self.begin()
+            self._over_seconds = math.inf
+
+    def _answered(self) -> bool:
+        note = read_root_note(self._ring.parent.parent)
+        return note is not None and not note.problem
+
+
+def start_node_agent(arguments: list[str], settings: Settings) -> Starting:
+    """Start a detached node agent, and return how to see whether it is still starting."""
+    return start_detached(["mp_agent.node", "--detach", *arguments], _environment(settings))
+
+
+def start_rendezvous(ring: Path, settings: Settings) -> Starting:
+    """Start the process that finds the root agent on behalf of the rank that writes `ring`."""
+    command = ["mp_agent.probe.processes.rendezvous", "--ring", str(ring)]
+    return start_detached(command, _environment(settings))
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the variables of a process that works with these settings."""
+    environment = {**os.environ, **handed_over(settings)}
+    environment.pop("MP_AGENT_ATTACH", None)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (environment.get("PYTHONPATH"), str(Path(mp_agent.__file__).parent.parent)))
+    )
+    return environment

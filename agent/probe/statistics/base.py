@@ -1,0 +1,48 @@
+"""What the probe asks of every device's statistics."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from mp_agent.probe.statistics.cpu import CpuStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
+
+
+class GradientStatistics(Protocol):
+    """Statistics of gradients divided by the loss scale, where the gradients are.
+
+    Columns are `GRADIENT_COLUMN_NAMES`. Counts are exact; sum of squares and largest magnitude
+    are over the finite elements and are themselves always finite (a sum beyond float64 is its
+    largest number). Gradients are floating point or complex (real and imaginary parts count
+    separately), of any layout, and are only read. Of a sparse gradient the stored values count;
+    coalescing it is the one thing that makes the host wait for an accelerator.
+    """
+
+    def totals(
+        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [G, C], one row for all tensors of a group, on the gradients' device."""
+        ...
+
+    def layers(
+        self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return float64 [L, C], one row per tensor, zeros for None, on the gradients' device."""
+        ...
+
+    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the tensors' bits as integers, summed modulo 2^48: exact in a 0-dim float64.
+
+        On the tensors' device. The order of tensors and elements does not matter. The bits are
+        those of float32, to which narrower numbers are widened; of float64 if any tensor has it.
+        """
+        ...
+
+
+def for_device(device: torch.device) -> GradientStatistics:
+    """Return statistics for gradients on `device`; its scratch is made at first use and kept.
+
+    Call it once per device: each instance holds its own scratch.
+    """
+    return CpuStatistics() if device.type == "cpu" else PackedStatistics(device)

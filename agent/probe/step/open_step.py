@@ -1,0 +1,230 @@
+"""A step: what the hooks have seen of it so far, and the record that it becomes."""
+
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.steps import FloatArray, StepRecord
+
+_SUM_SQUARES = GRADIENT_COLUMN_NAMES.index("sum_squares")
+_COLUMN = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStep:
+    """What is known of a step. Scalars are floats, or 0-dim tensors left on their device.
+
+    scalars: step columns by name; `loss` is the sum over the backwards that made the gradients.
+    totals: per optimizer, by label, gradient columns per share [G, C]; none until measured, or
+    when there was no gradient.
+    rows: the same per layer [L, C], when this step's layers were looked at.
+    """
+
+    sequence: int
+    begun_seconds: float
+    """`time.perf_counter()` at the end of the step before; NaN on the first."""
+    scalars: dict[str, Scalar] = field(default_factory=dict)
+    losses: int = 0
+    last_loss: Scalar | None = None
+    loss_before_last: Scalar | None = None
+    backward_seconds: float = nan
+    """`time.perf_counter()` at the beginning of the last backward."""
+    loss_observed: bool = False
+    """`observe(loss=…)` was called: its loss stands, whatever backward sees."""
+    loss_outdated: bool = False
+    """Another optimizer has used the gradients, or they were cleared: if another backward follows,
+    the loss so far is not this step's."""
+    cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
+    """What was last told to clear its gradients while it was not known which are the run's."""
+    loss_since_cleared: Scalar | None = None
+    measured: set[str] = field(default_factory=set)
+    """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
+    settled: set[str] = field(default_factory=set)
+    """Optimizers whose gradients were looked at for good: later ones are taken at other weights."""
+    stepped: set[str] = field(default_factory=set)
+    """Optimizers that have stepped."""
+    clipped: set[str] = field(default_factory=set)
+    """Optimizers whose gradients as they stand now were clipped."""
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def worth_telling(self, labels_of_run: Collection[str]) -> bool:
+        """Whether the step should be known of although it does not end.
+
+        Micro-batches left over at the end of an epoch are no step, nor is what the optimizers of
+        other models do after the last one. Gradients of the run that were looked at were about to
+        be used, and a loss that is not finite may be why training stops.
+        """
+        loss = self.scalars.get("loss")
+        looked_at = not self.totals.keys().isdisjoint(labels_of_run)
+        return looked_at or (isinstance(loss, float) and not isfinite(loss))
+
+    def add_loss(self, loss: Scalar) -> None:
+        """Add what one backward started from, unless the step's loss is known already.
+
+        The sum is the loss that the accumulated gradients are the gradients of.
+        """
+        if self.loss_observed or "" in self.settled:
+            return
+        if self.loss_outdated:
+            self.scalars.pop("loss", None)
+            self.losses, self.loss_outdated = 0, False
+        self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
+        self.scalars["loss"] = add(self.loss_before_last, loss)
+        if self.cleared_by is not None:
+            self.loss_since_cleared = add(self.loss_since_cleared, loss)
+        self.losses += 1
+
+    def note_cleared(self, owner: Optimizer | nn.Module) -> None:
+        """Remember that `owner` clears its gradients, which may be those of the run."""
+        self.cleared_by, self.loss_since_cleared = weakref.ref(owner), None
+
+    def drop_cleared_loss(self, clears_run: Callable[[Optimizer | nn.Module], bool]) -> None:
+        """Leave out the loss of gradients that were cleared, now that it is known whose."""
+        owner = None if self.cleared_by is None else self.cleared_by()
+        self.cleared_by = None
+        if owner is None or self.loss_observed or self.loss_since_cleared is None:
+            return
+        if clears_run(owner):
+            self.scalars["loss"] = self.loss_since_cleared
+
+    def divide_last_loss(self, parts: int) -> None:
+        """Let the loss that was added last count for one of `parts` parts."""
+        if self.last_loss is not None and not self.loss_observed:
+            self.scalars["loss"] = add(self.loss_before_last, self.last_loss / parts)
+            self.last_loss = None
+
+    def note_reduction(self, reduced: bool | None) -> None:
+        """Note whether an optimizer's gradients were reduced over replicas, where that is known."""
+        if reduced is not None:
+            before = self.scalars.get("gradients_reduced", 1.0)
+            self.scalars["gradients_reduced"] = float(reduced and before == 1.0)
+
+    def add_clipping(self, labels: Collection[str], limit: Scalar, norm: Scalar) -> None:
+        """Note that gradients of `labels` were clipped; of several clippings the tighter counts."""
+        before = self.scalars.get("clip_max_norm"), self.scalars.get("clip_norm")
+        other_part = bool(self.clipped) and self.clipped.isdisjoint(labels)
+        if other_part and before[0] is not None and before[1] is not None:
+            limit, norm = tighter((before[0], before[1]), (limit, norm))
+        self.clipped.update(labels)
+        self.scalars.update(clip_max_norm=limit, clip_norm=norm)
+
+    def forget_if(self, skipped: Scalar, label: str) -> None:
+        """Let go of what was measured of an optimizer whose step was skipped: it was no step.
+
+        A flag on a device is not read: what it stands for becomes NaN there.
+        """
+        for parts in (self.totals, self.rows):
+            if label not in parts:
+                continue
+            if isinstance(skipped, torch.Tensor):
+                parts[label] = parts[label].masked_fill(skipped != 0, nan)
+            elif skipped:
+                del parts[label]
+
+    def norm(self, label: str) -> Scalar | None:
+        """Return the norm of what this rank measured of an optimizer; None when it did not."""
+        totals_GC = self.totals.get(label)
+        return None if totals_GC is None else scalar_of(totals_GC[:, _SUM_SQUARES].sum().sqrt())
+
+    def observe_loss(self, loss: Scalar) -> None:
+        """Let `loss` stand for the whole step."""
+        self.scalars["loss"], self.losses, self.loss_observed = loss, 1, True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenStep:
+    """A step as far as it was seen, on its way to the ring; scalars may still be on a device.
+
+    totals_GC, rows_LC: of all optimizers, NaN for those that were not measured.
+    """
+
+    sequence: int
+    step: int
+    time_unix_ns: int
+    scalars: Mapping[str, Scalar]
+    shares: int
+    totals_GC: torch.Tensor | None
+    rows_LC: torch.Tensor | None
+
+
+def seen(
+    step: OpenStep,
+    trainer_lead: int,
+    plans: Sequence[Plan],
+    order: torch.Tensor | None = None,
+) -> SeenStep:
+    """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count.
+
+    order: [L], where each row of the schema stands among those of the plans, if not in that place.
+    """
+    shares = {plan.label: len(plan.shares) for plan in plans}
+    layers = {plan.label: len(plan.layers) for plan in plans}
+    rows_LC = _joined(step.rows, layers)
+    return SeenStep(
+        sequence=step.sequence,
+        step=step.sequence + trainer_lead,
+        time_unix_ns=time.time_ns(),
+        scalars=dict(step.scalars),
+        shares=sum(shares.values()),
+        totals_GC=_joined(step.totals, shares),
+        rows_LC=rows_LC if rows_LC is None or order is None else rows_LC.index_select(0, order),
+    )
+
+
+def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch.Tensor | None:
+    """Return the parts below each other, each with its number of `rows`; None when there is none.
+
+    A part of another size is of parameters that have changed since, and left out.
+    """
+    if not parts:
+        return None
+    usable = {label: parts[label] for label in rows if label in parts}
+    usable = {label: part for label, part in usable.items() if part.shape[0] == rows[label]}
+    if not usable:
+        return None
+    if len(rows) == 1:
+        return next(iter(usable.values()))
+    like = next(iter(usable.values()))
+    return torch.cat(
+        [
+            usable[label] if label in usable else like.new_full((count, like.shape[1]), nan)
+            for label, count in rows.items()
+        ]
+    )
+
+
+def record_of(
+    step: SeenStep, scalars: Mapping[str, float], totals_GC: FloatArray | None
+) -> StepRecord:
+    """Return the record of `step`, given its scalars and totals on the host.
+
+    What was not observed, and what is not finite, becomes NaN; a non-finite loss sets its flag.
+    """
+    values = [nan] * len(STEP_COLUMN_NAMES)
+    for name, value in scalars.items():
+        if isfinite(value):
+            values[_COLUMN[name]] = value
+    if "loss" in scalars:
+        values[_COLUMN["loss_nonfinite"]] = float(not isfinite(scalars["loss"]))
+    if "skipped" in scalars:
+        values[_COLUMN["skipped"]] = float(scalars["skipped"] > 0)
+    if totals_GC is None:
+        totals_GC = np.full((step.shares, len(GRADIENT_COLUMN_NAMES)), nan)
+    return StepRecord(
+        sequence=step.sequence,
+        step=step.step,
+        time_unix_ns=step.time_unix_ns,
+        values=np.array(values),
+        gradients=totals_GC,
+    )

@@ -1,0 +1,135 @@
+"""What one thread is in the middle of: a backward, an optimizer's step, a closure."""
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch.amp import GradScaler
+
+from mp_agent.probe.optimizers.layer_slots import Slot
+from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.watched import Subject
+from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.step.backward_loss import ScaledLosses
+
+
+class Moment(threading.local):
+    """The state of the loop that this thread runs; another thread trains a model of its own.
+
+    stepping: `id` of the outermost optimizer within whose step we are.
+    around: `id` and subject of an optimizer whose step was counted although it is still running.
+    closure_awaited: that step was given a closure, which has not returned yet.
+    closure_made_gradients: there was a backward in the closure that was called last.
+    scaler: has scaled a loss, and not unscaled the gradients of all but the `unscaled` optimizers.
+    """
+
+    def __init__(self) -> None:
+        self.scaler: GradScaler | None = None
+        self.unscaled: set[str] = set()
+        self.scaled_losses = ScaledLosses()
+        self.scaler_steps: Subject | None = None
+        self.stepping: int | None = None
+        self.around: tuple[int, Subject] | None = None
+        self.in_closure = False
+        self.closure_awaited = False
+        self.closure_made_gradients = False
+        self.optimizer_stepped = False
+        self.in_backward = False
+        self.engine_steps = False
+        """A framework's engine is stepping: what its optimizer does is part of that."""
+        self.announced_loss: Scalar | None = None
+        """Of the backward that is about to begin."""
+        self.clipped: list[Subject] = []
+        """Optimizers whose gradients are being clipped."""
+        self.measures: set[str] = set()
+        """Labels of the optimizers whose gradients this thread makes."""
+        self.weights = WeightsMark()
+        self.gradients = GradientsMark()
+
+
+class WeightsMark:
+    """Notices that weights were changed in place, by torch's own count of such changes."""
+
+    def __init__(self) -> None:
+        self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def set(self, plan: Plan) -> None:
+        """Take the weights of `plan` for unchanged as they are now."""
+        ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
+        self._marked = [(weakref.ref(each), each._version) for each in ends if each is not None]
+
+    def forget(self) -> None:
+        """Take them for unchanged until the next `set`: whoever changes them now may."""
+        self._marked = []
+
+    @property
+    def moved(self) -> bool:
+        """Whether the first or the last of the trained weights has changed since."""
+        return any(
+            (parameter := reference()) is not None and parameter._version != version
+            for reference, version in self._marked
+        )
+
+
+class GradientsMark:
+    """Notices that gradients were changed in place after backward, by torch's count of changes.
+
+    Only the first, a middle and the last one are looked at; what is done to `grad.data` is not
+    counted.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[int, int] | None] = []
+        self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def backward_begins(self, plan: Plan) -> None:
+        """Take note of the gradients that are there already, for this backward to add to."""
+        self._marked = []
+        self._before = [
+            None if gradient is None else (id(gradient), gradient._version)
+            for gradient in _some_gradients(plan)
+        ]
+
+    def backward_ended(self, plan: Plan) -> None:
+        """Take the gradients that it has made, or added to, for unchanged as they are now."""
+        gradients = _some_gradients(plan)
+        if len(gradients) == len(self._before):
+            self._marked = [
+                (weakref.ref(gradient), gradient._version)
+                for gradient, before in zip(gradients, self._before, strict=True)
+                if gradient is not None and (id(gradient), gradient._version) != before
+            ]
+
+    def forget(self) -> None:
+        """Take them for unchanged until the next backward: whoever changes them now may."""
+        self._marked = []
+
+    @property
+    def touched(self) -> bool:
+        """Whether the last backward has made, or added to, any of them."""
+        return bool(self._marked)
+
+    @property
+    def moved(self) -> bool:
+        """Whether any of them has changed since."""
+        return any(
+            (gradient := reference()) is not None and gradient._version != version
+            for reference, version in self._marked
+        )
+
+
+def _some_gradients(plan: Plan) -> list[torch.Tensor | None]:
+    slots = plan.slots
+    places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
+    return [slots[place].parameter.grad for place in places]
+
+
+def _first_trained(slots: Iterable[Slot]) -> torch.Tensor | None:
+    parameters = (slot.parameter for slot in slots)
+    return next((parameter for parameter in parameters if parameter.requires_grad), None)
+
+
+def within_backward() -> bool:
+    """Return whether autograd is calling us, on this thread or one of its own."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+from mp_agent.node.accounting.incidents import HEALTHY_STEPS, IncidentTracker
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.views import FirstNonfinite
+from tests.agent.node.builders import merged_step
+
+
+def of_four(step: MergedStep, *loss_ranks: int) -> MergedStep:
+    return replace(
+        step, world_size=4, present_ranks=frozenset(range(4)), nonfinite_loss_ranks=loss_ranks
+    )
+
+
+def test_one_ranks_own_loss_names_the_rank():
+    tracker = IncidentTracker()
+    tracker.fold(of_four(merged_step(7, loss_nonfinite=1.0, nan_elements=3.0), 2))
+
+    assert tracker.first == FirstNonfinite(step=7, rank="2", layer="", phase="forward")
+
+
+def test_a_value_born_in_backward_names_no_rank_but_its_layer():
+    tracker = IncidentTracker()
+    tracker.fold(of_four(merged_step(7, loss_nonfinite=0.0, nan_elements=3.0)))
+    tracker.learn_layer(7, "head.weight")
+
+    assert tracker.first == FirstNonfinite(step=7, rank="", layer="head.weight", phase="backward")
+
+
+def test_losses_of_all_ranks_at_once_name_none():
+    tracker = IncidentTracker()
+    tracker.fold(of_four(merged_step(7, loss_nonfinite=1.0), 0, 1, 2, 3))
+
+    assert tracker.first is not None
+    assert tracker.first.rank == ""
+
+
+def test_a_lone_rank_is_named():
+    tracker = IncidentTracker()
+    tracker.fold(merged_step(7, loss_nonfinite=1.0))
+
+    assert tracker.first is not None
+    assert tracker.first.rank == "0"
+
+
+def test_after_a_nonfinite_loss_no_layer_is_blamed():
+    tracker = IncidentTracker()
+    tracker.fold(merged_step(7, loss_nonfinite=1.0, nan_elements=3.0))
+    tracker.learn_layer(7, "head.weight")
+
+    assert tracker.first is not None
+    assert tracker.first.layer == ""
+
+
+def test_overflows_that_the_scaler_skips_are_no_incident():
+    tracker = IncidentTracker()
+    for sequence in range(1, 30):
+        tracker.fold(merged_step(sequence, skipped=1.0, inf_elements=9.0))
+
+    assert tracker.first is None
+
+
+def test_a_loss_that_stays_nonfinite_over_skipped_steps_began_with_the_first_of_them():
+    tracker = IncidentTracker()
+    tracker.fold(merged_step(4, skipped=1.0, loss_nonfinite=1.0))
+    tracker.fold(merged_step(5, skipped=1.0, loss_nonfinite=1.0))
+    assert tracker.first is None
+
+    tracker.fold(merged_step(6, skipped=1.0, loss_nonfinite=1.0))
+    assert tracker.first is not None
+    assert tracker.first.step == 4
+
+
+def test_single_overflowed_forward_passes_far_apart_are_no_incident():
+    tracker = IncidentTracker()
+    for sequence in range(1, 30):
+        bad = float(sequence % 3 == 0)
+        tracker.fold(merged_step(sequence, skipped=bad, loss_nonfinite=bad))
+
+    assert tracker.first is None
+
+
+def test_a_skipped_step_whose_loss_was_finite_ends_the_row():
+    tracker = IncidentTracker()
+    for sequence in range(1, 30):
+        bad = float(sequence % 2)
+        tracker.fold(merged_step(sequence, skipped=1.0, loss_nonfinite=bad))
+
+    assert tracker.first is None
+
+
+def test_what_follows_in_an_incident_does_not_move_its_beginning():
+    tracker = IncidentTracker()
+    for sequence in (7, 8, 20):
+        tracker.fold(merged_step(sequence, nan_elements=1.0))
+
+    assert tracker.first is not None
+    assert tracker.first.step == 7
+
+
+def test_after_a_healthy_while_the_next_value_begins_a_new_incident():
+    tracker = IncidentTracker()
+    tracker.fold(merged_step(7, nan_elements=1.0))
+    for sequence in range(8, 8 + HEALTHY_STEPS):
+        tracker.fold(merged_step(sequence))
+    tracker.fold(merged_step(500, nan_elements=1.0))
+
+    assert tracker.first is not None
+    assert tracker.first.step == 500

@@ -1,0 +1,59 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mp_agent.node.accounting.windows import ValueWindow
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.floats(0, 1e6)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_extremes_equal_those_of_a_plain_list_up_to_one_period(gaps_and_values):
+    window = ValueWindow(120.0)
+    now, history = 0.0, []
+    for gap, value in gaps_and_values:
+        now += gap
+        window.add(value, now)
+        history.append((now, value))
+    inside = [value for time, value in history if now - time <= 120.0]
+
+    assert window.extremes(now) == (max(inside), min(inside))
+
+
+def test_an_excursion_leaves_the_window_with_its_time():
+    window = ValueWindow(120.0)
+    window.add(5000.0, 0.0)
+    window.add(1.0, 10.0)
+
+    assert window.extremes(110.0) == (5000.0, 1.0)
+    assert window.extremes(125.0) == (1.0, 1.0)
+
+
+def test_the_last_value_stays_however_long_a_step_takes():
+    window = ValueWindow(120.0)
+    window.add(3.0, 0.0)
+
+    assert window.extremes(10_000.0) == (3.0, 3.0)
+
+
+def test_a_clock_that_jumps_back_loses_nothing():
+    window = ValueWindow(120.0)
+    window.add(3.0, 1000.0)
+    window.add(7.0, 900.0)
+
+    assert window.extremes(1000.0) == (7.0, 3.0)
+
+
+def test_memory_does_not_grow_with_the_step_rate():
+    window = ValueWindow(120.0)
+    for step in range(100_000):
+        window.add(float(step), step * 0.01)
+
+    assert len(window.buckets) <= 122
+
+
+def test_without_values_there_are_no_extremes():
+    assert ValueWindow(120.0).extremes(0.0) is None

@@ -1,0 +1,127 @@
+"""Rows wait for the root, within bounds, and are sent again when they are asked for."""
+
+from mp_agent.node.cluster import reports as reporter_module
+from mp_agent.node.cluster.reports import Outbox
+from mp_agent.records.rows import NodeStep, Receipt
+from tests.agent.node.cluster.test_root import ddp_step
+from tests.agent.node.fleet import SimNode
+
+
+def row(sequence: int) -> NodeStep:
+    return NodeStep(
+        sequence=sequence,
+        step=sequence,
+        time_unix_seconds=0.0,
+        ranks=(0,),
+        holding=0,
+        values=(),
+        rows=(),
+        compute_seconds=(0.0,),
+    )
+
+
+def outbox(*sequences: int, limit: int = 100) -> Outbox[NodeStep]:
+    box: Outbox[NodeStep] = Outbox(limit, 0, 0, 0)
+    for sequence in sequences:
+        box.add(row(sequence))
+    return box
+
+
+def sequences(rows: tuple[NodeStep, ...]) -> list[int]:
+    return [row.sequence for row in rows]
+
+
+def test_rows_are_handed_out_once_and_in_order():
+    box = outbox(1, 2, 4)
+    after, rows, position = box.take(10)
+    assert (after, sequences(rows), position) == (0, [1, 2, 4], 4)
+    assert box.take(10) == (4, (), 4)
+    assert not box.waiting
+
+
+def test_what_does_not_fit_into_one_report_is_left_over():
+    box = outbox(1, 2, 3)
+    after, rows, position = box.take(2)
+    assert (after, sequences(rows), position) == (0, [1, 2], 2)
+    assert box.overdue
+
+    after, rows, position = box.take(2)
+    assert (after, sequences(rows), position) == (2, [3], 3)
+    assert not box.overdue
+
+
+def test_progress_without_a_row_is_told_too():
+    box = outbox(1)
+    box.take(10)
+    box.advance(5)
+    assert box.waiting
+    assert box.take(10) == (1, (), 5)
+
+
+def test_rows_are_handed_out_again_from_where_the_root_says():
+    box = outbox(1, 2, 3)
+    box.take(10)
+    box.rewind(1)
+    assert box.overdue
+    assert sequences(box.take(10)[1]) == [2, 3]
+
+
+def test_what_is_settled_is_let_go():
+    box = outbox(1, 2, 3)
+    box.take(10)
+    box.settle(2)
+    box.rewind(0)
+    assert box.oldest == 2
+    assert sequences(box.take(10)[1]) == [3]
+    assert list(box.rows) == [3]
+
+
+def test_the_oldest_rows_are_lost_first_and_counted_if_nobody_had_them():
+    box = outbox(1, 2, 3, 4, limit=2)
+    assert box.lost == 2
+    assert sequences(box.take(10)[1]) == [3, 4]
+    box.add(row(5))
+    assert box.lost == 2, "the root may have had it"
+    assert box.oldest == 3
+
+
+def test_a_report_holds_the_layouts_that_it_refers_to_alone(monkeypatch):
+    monkeypatch.setattr(reporter_module, "STEPS_PER_REPORT", 2)
+    node = SimNode(1, [2, 3], 4, ddp_step(4))
+    for _ in range(3):
+        node.write()
+    first, second = node.report(), node.report()
+
+    assert [step.sequence for step in first.steps] == [1, 2]
+    assert [step.sequence for step in second.steps] == [3]
+    assert first.layouts == second.layouts == ()
+    assert (first.after, first.position, second.after, second.position) == (0, 2, 2, 3)
+
+
+def test_only_a_report_with_the_last_rows_of_ended_ranks_is_final(monkeypatch):
+    monkeypatch.setattr(reporter_module, "STEPS_PER_REPORT", 2)
+    node = SimNode(1, [2, 3], 4, ddp_step(4))
+    for _ in range(3):
+        node.write()
+    node.end()
+
+    assert [node.report().final for _ in range(3)] == [False, True, True]
+
+
+def test_a_receipt_settles_and_rewinds():
+    node = SimNode(1, [2, 3], 4, ddp_step(4))
+    for _ in range(3):
+        node.write()
+    node.report()
+    refusal = Receipt(
+        session=node.session,
+        taken=False,
+        position=2,
+        layers_position=0,
+        settled=1,
+        layers_settled=0,
+    )
+    node.acknowledge(refusal)
+
+    assert [step.sequence for step in node.report().steps] == [3]
+    assert node.reporter.steps.oldest == 1

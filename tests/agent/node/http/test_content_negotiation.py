@@ -1,0 +1,39 @@
+import pytest
+
+from mp_agent.node.http.content_negotiation import accepts_gzip, wanted_types
+
+
+@pytest.mark.parametrize(
+    ("accept_encoding", "gzip"),
+    [
+        ("gzip", True),
+        ("GZIP", True),
+        ("x-gzip", True),
+        ("deflate, gzip;q=1.0, *;q=0.5", True),
+        ("gzip;q=0.001", True),
+        ("*", True),
+        ("br, *;q=0.1", True),
+        ("identity;q=0, *", True),
+        ("", False),
+        ("identity", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000", False),
+        ("gzip;Q=0", False),
+        ("gzip;q=0, *;q=1", False),
+        ("*;q=0", False),
+        ("identity;q=1, gzip;q=0.5", False),
+        ("gzip;q=", False),
+        ("gzip;q=nan", False),
+        ("gzip;q=-1", False),
+        ("gzipped", False),
+    ],
+)
+def test_an_answer_is_compressed_only_for_who_accepts_that(accept_encoding, gzip):
+    assert accepts_gzip(accept_encoding) is gzip
+
+
+def test_a_media_type_of_quality_0_is_not_offered():
+    refused = "application/openmetrics-text;version=1.0.0;q=0"
+
+    assert wanted_types(f"{refused}, text/plain;q=0.3,") == "text/plain;q=0.3"
+    assert wanted_types("") == ""

@@ -1,0 +1,238 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mp_agent.node.merge.coverage import AssumedShares
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import Share
+from tests.agent.node.builders import gradient_row, make_record, rank_step
+from tests.agent.node.nodes import merge_nodes
+from tests.agent.node.placements import row_of
+
+NAN = float("nan")
+
+
+def merge(steps: list[RankStep], world_size: int | None = None) -> MergedStep:
+    return merge_nodes([steps], world_size)
+
+
+def merge_in(
+    assumed: AssumedShares, steps: list[RankStep], world_size: int | None = None
+) -> MergedStep:
+    return merge_nodes([steps], world_size, assumed=assumed)
+
+
+@given(
+    elements=st.lists(st.floats(width=32), min_size=8, max_size=40),
+    shard_count=st.integers(1, 4),
+    replica_count=st.integers(1, 3),
+    order=st.randoms(use_true_random=False),
+)
+def test_any_layout_of_shards_and_replicas_merges_to_the_whole_tensor(
+    elements, shard_count, replica_count, order
+):
+    whole = np.array(elements)
+    steps = []
+    for shard, part in enumerate(np.array_split(whole, shard_count)):
+        for replica in range(replica_count):
+            share = Share(
+                group="g",
+                shard_index=shard,
+                shard_count=shard_count,
+                replica_index=replica,
+                replica_count=replica_count,
+            )
+            rank = shard * replica_count + replica
+            steps.append(rank_step(rank, make_record(gradients=[row_of(part)]), share))
+    order.shuffle(steps)
+
+    merged = merge(steps)
+
+    expected = dict(zip(steps[0].schema.gradient_columns, row_of(whole), strict=True))
+    assert {name: merged.get(name) for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert merged.gradients_complete
+    assert merged.coverage == 1.0
+
+
+def test_tensors_of_two_groups_add_up_and_shared_ones_count_once():
+    experts = [Share(group=f"expert{rank}") for rank in range(2)]
+    dense = [Share(group="dense", replica_index=rank, replica_count=2) for rank in range(2)]
+    rows = [[gradient_row(sum_squares=9.0), gradient_row(sum_squares=r + 1.0)] for r in range(2)]
+
+    merged = merge(
+        [rank_step(r, make_record(gradients=rows[r]), dense[r], experts[r]) for r in range(2)]
+    )
+
+    assert merged.get("sum_squares") == 9.0 + 1.0 + 2.0
+
+
+def test_a_missing_replica_costs_coverage_but_not_the_norm():
+    share = Share(group="ddp", replica_index=1, replica_count=3)
+    merged = merge([rank_step(1, make_record(), share)], world_size=3)
+
+    assert merged.gradients_complete
+    assert merged.coverage == pytest.approx(1 / 3)
+    assert merged.missing_ranks == (0, 2)
+
+
+def test_a_missing_shard_makes_the_norm_partial():
+    share = Share(group="fsdp", shard_index=1, shard_count=2)
+    merged = merge([rank_step(1, make_record(), share)], world_size=2)
+
+    assert not merged.gradients_complete
+    assert not merged.gradients_judged
+
+
+def test_ranks_unknown_here_may_hold_other_stages_so_the_norm_is_partial():
+    stage = Share(group="stage0", replica_count=2)
+    merged = merge([rank_step(r, make_record(), stage) for r in range(2)], world_size=4)
+
+    assert not merged.gradients_complete
+
+
+def test_a_shard_of_a_known_rank_that_is_absent_is_missed():
+    shares = [Share(group="stage0"), Share(group="stage1")]
+    present = rank_step(0, make_record(), shares[0])
+    absent = rank_step(1, make_record(), shares[1])
+
+    merged = merge_nodes([[present]], 2, absent=[absent])
+
+    assert not merged.gradients_complete
+
+
+def test_a_replica_that_did_not_measure_gives_way_to_one_that_did():
+    shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
+    unmeasured = make_record(gradients=[np.full(6, NAN)])
+    merged = merge([rank_step(0, unmeasured, shares[0]), rank_step(1, make_record(), shares[1])])
+
+    assert merged.get("sum_squares") == 1.0
+
+
+def test_unmeasured_gradients_are_absent_rather_than_zero():
+    merged = merge([rank_step(0, make_record(gradients=[np.full(6, NAN)]))])
+
+    assert merged.grad_norm is None
+    assert not merged.gradients_complete
+
+
+def test_step_columns_follow_their_algebra():
+    rows = [
+        {"loss": 1.0, "skipped": 0.0, "tokens": 10.0, "step_seconds": 0.5, "compute_seconds": 1.0},
+        {"loss": 4.0, "skipped": 1.0, "tokens": 5.0, "step_seconds": 0.7},
+        {"loss_nonfinite": 1.0, "skipped": 0.0},
+    ]
+    shares = [Share(group="ddp", replica_index=r, replica_count=3) for r in range(3)]
+    merged = merge([rank_step(r, make_record(values=rows[r]), shares[r]) for r in range(3)])
+
+    assert merged.get("loss") == 2.5, "the mean is over the ranks that observed one"
+    assert merged.skipped
+    assert merged.get("tokens") == 15.0
+    assert merged.get("step_seconds") == 0.7
+    assert merged.get("learning_rate") is None
+    assert merged.get("compute_seconds") is None, "a rank's own column is never merged"
+    assert merged.nonfinite_loss_ranks == (2,)
+
+
+def test_no_merged_value_is_nan_or_infinite():
+    values = {"loss": float("inf"), "loss_scale": 2.0}
+    rows = [gradient_row(sum_squares=1e308), gradient_row(sum_squares=1e308)]
+    merged = merge([rank_step(0, make_record(values=values, gradients=rows), *two_groups())])
+
+    assert all(map(math.isfinite, merged.values.values()))
+    assert merged.grad_norm is None
+
+
+def two_groups() -> tuple[Share, Share]:
+    return Share(group="a"), Share(group="b")
+
+
+def test_time_is_when_the_last_rank_was_done():
+    shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
+    times = (11.5, 10.0)
+    merged = merge(
+        [rank_step(r, make_record(time_unix_seconds=times[r]), shares[r]) for r in range(2)]
+    )
+
+    assert merged.time_unix_seconds == 11.5
+
+
+def test_the_trainers_step_is_taken_from_whichever_rank_was_told_it():
+    shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
+    records = [make_record(7), make_record(7, step=5007)]
+    merged = merge([rank_step(r, records[r], shares[r]) for r in range(2)])
+
+    assert (merged.sequence, merged.step) == (7, 5007)
+
+
+class TestAssumedShares:
+    def steps(self, *sums: float) -> list[RankStep]:
+        return [
+            rank_step(
+                rank,
+                make_record(gradients=[gradient_row(sum_squares=value)]),
+                Share(group="plain", replica_index=rank, replica_count=len(sums), assumed=True),
+            )
+            for rank, value in enumerate(sums)
+        ]
+
+    def test_equal_digests_at_the_first_steps_make_replicas_for_good(self):
+        assumed = AssumedShares()
+        for _ in range(3):
+            assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 4.0
+
+        assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 4.0
+        assert assumed.verdicts == {"plain": False}
+
+    def test_digests_that_once_differ_make_independent_models_for_good(self):
+        assumed = AssumedShares()
+        assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 4.0
+        assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 9.0
+        assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 8.0
+        assert assumed.verdicts == {"plain": True}
+
+    def test_independent_models_are_complete_only_with_all_ranks(self):
+        assumed = AssumedShares({"plain": True})
+        steps = self.steps(4.0, 5.0)
+
+        assert merge_in(assumed, steps).gradients_complete
+        assert not merge_in(assumed, steps[:1], world_size=2).gradients_complete
+
+    def test_one_rank_alone_proves_nothing(self):
+        assumed = AssumedShares()
+        for _ in range(5):
+            merge_in(assumed, self.steps(4.0))
+
+        assert assumed.verdicts == {}
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1]], [[0], [1]], [[1], [0]]])
+def test_the_same_shard_of_the_same_replica_counts_once_whoever_says_so(nodes):
+    shares = [Share(group="g", shard_index=0, shard_count=2) for _ in range(2)]
+    steps = [rank_step(r, make_record(), shares[r]) for r in range(2)]
+    merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
+
+    assert merged.get("sum_squares") == 1.0
+    assert not merged.gradients_complete
+
+
+def test_the_sum_of_losses_that_cancel_is_exact_on_any_nodes():
+    shares = [Share(group="ddp", replica_index=r, replica_count=4) for r in range(4)]
+    losses = [1e20, 1.0, -1e20, 1e-5]
+    steps = [rank_step(r, make_record(values={"loss": losses[r]}), shares[r]) for r in range(4)]
+    for nodes in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0, 3], [1], [2]]):
+        merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
+        assert merged.get("loss") == (1.0 + 1e-5) / 4
+
+
+@pytest.mark.parametrize("losses", [(1.7e308, 1.7e308, -1.7e308), (1.7e308, -1.7e308, 1.7e308)])
+def test_a_mean_whose_sum_overflows_on_the_way_is_still_there(losses):
+    shares = [Share(group="ddp", replica_index=r, replica_count=3) for r in range(3)]
+    steps = [rank_step(r, make_record(values={"loss": losses[r]}), shares[r]) for r in range(3)]
+
+    for nodes in ([[0, 1, 2]], [[0, 1], [2]], [[0], [1], [2]]):
+        merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
+        assert merged.get("loss") == pytest.approx(1.7e308 / 3)

@@ -1,0 +1,142 @@
+"""The life of a run in a node agent's care, on a clock that the test moves."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from mp_agent.node.endpoint import Endpoint
+from mp_agent.node.http.scrapers import ScrapeLog
+from mp_agent.node.supervisor import FIRST_RING_SECONDS, RunWatch
+from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
+from mp_agent.settings import Settings
+from tests.agent.node.conftest import StartRank
+
+LINGER_SECONDS = 60.0
+
+
+@pytest.fixture
+def watch(run_dir: Path, settings: Settings) -> RunWatch:
+    run_dir.mkdir(parents=True)
+    lock_fd = locations.hold_agent_lock(run_dir)
+    assert lock_fd is not None
+    return RunWatch(run_dir, lock_fd, settings, setting_errors=0, now_seconds=0.0)
+
+
+def test_a_run_whose_ranks_never_show_up_is_given_up(watch: RunWatch):
+    watch.poll(0.0)
+    assert not watch.over(FIRST_RING_SECONDS - 1)
+    assert watch.over(FIRST_RING_SECONDS)
+
+
+def test_a_run_is_over_when_the_linger_after_its_end_is(watch: RunWatch, start_rank: StartRank):
+    rank = start_rank()
+    watch.poll(0.0)
+    assert not watch.over(10_000.0)
+
+    rank.end(EndReason.COMPLETED)
+    watch.poll(10_000.0)
+    assert not watch.over(10_000.0 + LINGER_SECONDS - 1)
+    assert watch.over(10_000.0 + LINGER_SECONDS)
+
+
+def test_what_is_over_leaves_nothing_behind(watch: RunWatch, start_rank: StartRank, run_dir: Path):
+    start_rank().kill()
+    watch.poll(0.0)
+    watch.commit(0.0)
+    watch.publish(Endpoint("0.0.0.0", 9464), final_exported=False)
+
+    assert watch.remove()
+    assert not run_dir.exists()
+    assert run_dir.parent.exists()
+
+
+def test_an_attempt_that_begins_while_files_are_removed_is_taken_up(
+    watch: RunWatch, start_rank: StartRank, run_dir: Path
+):
+    start_rank().kill()
+    watch.poll(0.0)
+    start_rank(attempt=1, created_unix_ns=9_000).steps(2)
+
+    assert not watch.remove()
+    watch.poll(LINGER_SECONDS)
+    watch.publish(None, final_exported=False)
+    assert not watch.over(LINGER_SECONDS)
+    assert not watch.ended
+    assert locations.read_status(run_dir) is not None
+    watch.run.commit()
+    assert locations.ledger_path(run_dir).exists()
+
+
+def test_the_end_is_exported_once_a_scrape_has_shown_it(watch: RunWatch, start_rank: StartRank):
+    rank, scrapes = start_rank(), ScrapeLog()
+    watch.poll(0.0)
+    watch.note_scrape("p", final=False)
+    rank.end(EndReason.COMPLETED)
+    watch.poll(1.0)
+    assert not watch.final_exported(scrapes, 1.0)
+
+    watch.note_scrape("p", final=True)
+    assert watch.final_exported(scrapes, 1.0)
+
+
+def test_a_look_by_hand_does_not_stand_for_the_server_that_scrapes(
+    watch: RunWatch, start_rank: StartRank
+):
+    rank, scrapes = start_rank(), ScrapeLog()
+    for time in (0.0, 15.0):
+        scrapes.note("prometheus", time)
+    rank.end(EndReason.COMPLETED)
+    watch.poll(16.0)
+    scrapes.note("curl", 17.0)
+    watch.note_scrape("curl", final=True)
+    assert not watch.final_exported(scrapes, 17.0)
+
+    scrapes.note("prometheus", 30.0)
+    watch.note_scrape("prometheus", final=True)
+    assert watch.final_exported(scrapes, 30.0)
+
+
+def test_a_new_attempt_has_an_end_of_its_own(watch: RunWatch, start_rank: StartRank):
+    rank, scrapes = start_rank(), ScrapeLog()
+    rank.end(EndReason.FAILED)
+    watch.poll(0.0)
+    watch.note_scrape("p", final=True)
+    second = start_rank(attempt=1, created_unix_ns=9_000)
+    watch.poll(1.0)
+    second.end(EndReason.COMPLETED)
+    watch.poll(2.0)
+
+    assert not watch.final_exported(scrapes, 2.0)
+
+
+def test_scrapes_are_counted_on_from_the_agent_before(
+    watch: RunWatch, run_dir: Path, settings: Settings
+):
+    watch.note_scrape("p", final=False)
+    watch.publish(None, final_exported=False)
+    successor = RunWatch(run_dir, -1, settings, setting_errors=0, now_seconds=0.0)
+    successor.note_scrape("p", final=False)
+    successor.publish(None, final_exported=False)
+
+    status = locations.read_status(run_dir)
+    assert status is not None
+    assert status.scrapes_total == 2
+
+
+def test_a_failing_look_is_logged_once_and_the_watch_goes_on(
+    watch: RunWatch, start_rank: StartRank, monkeypatch, caplog
+):
+    def fail(now_seconds: float) -> None:
+        raise ZeroDivisionError(f"at {now_seconds}")
+
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr(watch.run, "poll", fail)
+        for time in range(5):
+            watch.poll(float(time))
+    assert len(caplog.records) == 1
+
+    start_rank()
+    watch.poll(6.0)
+    assert watch.run.seen

@@ -1,0 +1,293 @@
+"""The door of a root agent, over real HTTP."""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from pydantic import SecretStr
+
+from mp_agent.node.transport import handlers, wire
+from mp_agent.node.transport.client import PushClient, Reply
+from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.root_link import RootLink
+from mp_agent.node.transport.wire import pack
+from mp_agent.records.rows import decode_receipt
+from mp_agent.ring.root_note import read_root_note
+from mp_agent.settings import Settings
+from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving
+
+QUERY = {"run": "llama", "node": "1", "attempt": "77"}
+BODY = pack(make_report(1))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> StubRun:
+    run = StubRun(tmp_path / "run", root=True)
+    run.note(url="http://127.0.0.1:1")
+    return run
+
+
+def visit(
+    run: StubRun,
+    act: Callable[[PushClient, str], Awaitable[Reply]],
+    *,
+    settings: Settings | None = None,
+) -> tuple[Reply, RootLink]:
+    """Open a root's door and let a client act on it."""
+
+    async def meet() -> tuple[Reply, RootLink]:
+        client = PushClient()
+        link = RootLink(run, settings or Settings(), client, {})
+        async with serving(Inbox(named(link)).routes()) as endpoint:
+            link.tick(0.0, endpoint)
+            try:
+                return await act(client, endpoint.url), link
+            finally:
+                await client.close()
+
+    return asyncio.run(meet())
+
+
+def push(root: StubRun, token: str = "secret", body: bytes = BODY, **query: str) -> Reply:
+    async def act(client: PushClient, url: str) -> Reply:
+        return await client.send_rows(url, token, {**QUERY, **query}, body)
+
+    return visit(root, act)[0]
+
+
+def test_a_report_is_taken_in_and_the_receipt_goes_back(run):
+    reply = push(run)
+    assert reply.ok
+    assert decode_receipt(reply.body) == make_receipt(make_report(1))
+    assert run.received == [make_report(1)]
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "secret2", "secre", "SECRET"])
+def test_without_the_token_nothing_is_taken_in_or_told(run, token):
+    known = push(run, token)
+    unknown = push(run, token, run="other")
+    assert (known.status, known.reason) == (401, unknown.reason)
+    assert run.received == []
+
+
+def test_a_token_opens_its_own_run_alone(tmp_path, run):
+    other = StubRun(tmp_path / "other", root=True, name="other")
+    other.note(token="others")
+
+    async def meet() -> list[int]:
+        client = PushClient()
+        links = [RootLink(r, Settings(), client, {}) for r in (run, other)]
+        async with serving(Inbox(named(*links)).routes()) as endpoint:
+            for link in links:
+                link.tick(0.0, endpoint)
+            pairs = (("secret", "llama"), ("secret", "other"), ("others", "llama"))
+            replies = [
+                await client.send_rows(endpoint.url, token, {**QUERY, "run": name}, BODY)
+                for token, name in pairs
+            ]
+            await client.close()
+            return [reply.status for reply in replies]
+
+    assert asyncio.run(meet()) == [200, 401, 401]
+
+
+def test_with_no_token_at_all_nobody_is_let_in(tmp_path):
+    run = StubRun(tmp_path / "bare", root=True)
+    assert push(run, "").status == 401
+    assert push(run, "anything").status == 401
+
+
+def test_the_token_of_the_settings_opens_too(run):
+    async def act(client: PushClient, url: str) -> Reply:
+        return await client.send_rows(url, "set", QUERY, BODY)
+
+    reply, _ = visit(run, act, settings=Settings(token=SecretStr("set")))
+    assert reply.ok
+
+
+def test_rows_for_another_attempt_or_for_no_root_wait_with_their_sender(run):
+    assert push(run, attempt="78").status == 409
+    assert push(run, attempt="0").status == 200
+    run.is_root = False
+    assert push(run).status == 409
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [({"node": "x"}, "node"), ({"attempt": "-1"}, "attempt"), ({"node": "4"}, "4")],
+)
+def test_a_query_that_makes_no_sense_is_refused_by_name(run, query, named):
+    reply = push(run, **query)
+    assert reply.status == 400
+    assert named in reply.reason
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"junk", zlib.compress(b"junk"), pack(make_report(1, run="other"))]
+)
+def test_what_is_no_report_of_the_run_is_refused_with_the_reason(run, body):
+    reply = push(run, body=body)
+    assert reply.status == 400
+    assert "report" in reply.reason
+    assert run.received == []
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(run, monkeypatch):
+    monkeypatch.setattr(handlers, "BODY_BYTES_MAX", 1000)
+    assert push(run, body=b"x" * 1001).status == 413
+
+    async def act(client: PushClient, url: str) -> Reply:
+        async def pieces():
+            for _ in range(3):
+                yield b"x" * 500
+
+        # Without a length: only reading tells.
+        headers = {"Authorization": "Bearer secret"}
+        url = f"{url}{wire.ROWS_PATH}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, params=QUERY, data=pieces(), headers=headers) as response,
+        ):
+            return Reply(response.status)
+
+    assert visit(run, act)[0].status == 413
+
+
+def test_a_bomb_is_refused(run, monkeypatch):
+    monkeypatch.setattr(wire, "REPORT_BYTES_MAX", 1000)
+    assert push(run, body=zlib.compress(b"\0" * 10_000_000)).status == 413
+
+
+def test_a_node_that_sends_too_often_is_told_to_wait(run):
+    async def act(client: PushClient, url: str) -> Reply:
+        for _ in range(100):
+            reply = await client.send_rows(url, "secret", QUERY, BODY)
+            if not reply.ok:
+                other = await client.send_rows(url, "secret", {**QUERY, "node": "2"}, BODY)
+                assert other.ok
+                return reply
+        raise AssertionError("nobody is told to wait")
+
+    reply, _ = visit(run, act)
+    assert (reply.status, reply.retry_after_seconds) == (429, 1.0)
+
+
+def test_a_failure_of_ours_is_one_line_in_the_log_and_no_loss(run, caplog):
+    run.failure = ZeroDivisionError("in the merge")
+    assert push(run).status == 500
+    assert "a report cannot be taken in" in caplog.text
+
+
+def test_what_came_in_and_what_was_refused_is_counted(run):
+    async def act(client: PushClient, url: str) -> Reply:
+        await client.send_rows(url, "wrong", QUERY, BODY)
+        await client.send_rows(url, "secret", QUERY, b"junk")
+        return await client.send_rows(url, "secret", QUERY, BODY)
+
+    _, link = visit(run, act)
+    assert link.view.requests_refused == 2
+    assert link.view.received_bytes == len(BODY) + len(b"junk")
+
+
+class TestRetirement:
+    def retire(self, run: StubRun, *, attempt: str = "77", token: str = "secret"):
+        async def act(client: PushClient, url: str) -> Reply:
+            query = {"run": "llama", "attempt": attempt}
+            return await client.send_message(url, wire.RETIRE_PATH, token, query)
+
+        return visit(run, act)
+
+    def test_the_root_of_the_attempt_that_was_left_is_the_root_no_more(self, run):
+        reply, link = self.retire(run)
+        assert reply.ok
+        assert link.superseded
+        assert not link.collects
+        assert push(run).status == 409, "an agent that is started again must know it too"
+
+    def test_the_root_of_another_attempt_stays_the_root(self, run):
+        reply, link = self.retire(run, attempt="76")
+        assert reply.status == 409
+        assert link.collects
+
+    def test_nobody_else_can_do_it(self, run):
+        reply, link = self.retire(run, token="wrong")
+        assert reply.status == 401
+        assert link.collects
+
+    def test_the_next_attempt_of_the_same_node_may_be_root_again(self, run):
+        self.retire(run)
+        run.created_unix_ns = frozenset({9_000})
+        run.session = "second"
+        run.note(asked_by_unix_ns=9_000, created_unix_ns=78)
+        assert push(run, attempt="78").ok
+
+
+class TestMove:
+    URL = "http://10.0.0.1:9470"
+
+    def move(
+        self, run: StubRun, *, attempt: str = "77", token: str = "secret", url: str = URL
+    ) -> tuple[int, str]:
+        """Return the answer, and where the run's root is then taken to be."""
+
+        async def act(client: PushClient, own_url: str) -> Reply:
+            query = {"run": "llama", "attempt": attempt, "url": url}
+            return await client.send_message(own_url, wire.MOVE_PATH, token, query)
+
+        reply, _ = visit(run, act)
+        note = read_root_note(run.run_dir)
+        assert note is not None
+        return reply.status, note.url
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> StubRun:
+        run = StubRun(tmp_path / "run", root=False)
+        run.note(url="http://10.0.0.1:9464")
+        return run
+
+    def test_the_root_is_from_then_on_where_it_says(self, run):
+        assert self.move(run) == (200, self.URL)
+
+    @pytest.mark.parametrize(
+        ("change", "status"),
+        [
+            ({"token": "wrong"}, 401),
+            ({"attempt": "76"}, 409),
+            ({"url": "file:///etc/passwd"}, 400),
+            ({"url": ""}, 400),
+        ],
+    )
+    def test_is_for_those_who_know_the_token_and_the_attempt(self, run, change, status):
+        assert self.move(run, **change) == (status, "http://10.0.0.1:9464")
+
+    def test_is_not_for_a_root(self, run):
+        run.is_root = True
+        assert self.move(run)[0] == 409
+
+
+def test_a_sender_that_goes_away_in_the_middle_is_no_error(run, caplog):
+    async def act(client: PushClient, url: str) -> Reply:
+        address = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(*address)
+        head = f"POST {wire.ROWS_PATH}?run=llama&node=1&attempt=77 HTTP/1.1\r\nHost: root\r\n"
+        head += "Authorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n"
+        writer.write(head.encode() + b"x")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        return await client.send_rows(url, "secret", QUERY, BODY)
+
+    with caplog.at_level(logging.DEBUG):
+        assert visit(run, act)[0].ok
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_link_knows_how_many_agents_push_to_it(run, tmp_path):
+    client = PushClient()
+    assert RootLink(run, Settings(), client, {}).senders == 1
+    other = StubRun(tmp_path / "other", root=False)
+    assert RootLink(other, Settings(), client, {}).senders == 0

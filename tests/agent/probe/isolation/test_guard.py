@@ -1,0 +1,113 @@
+"""What fails in the probe stays in the probe."""
+
+import logging
+
+import pytest
+
+from mp_agent.probe.isolation import guard as guard_module
+from mp_agent.probe.isolation.guard import FAILURES_AT_MOST, REST_CALLS, REST_CALLS_AT_MOST, Guard
+
+
+@pytest.fixture
+def failures() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def guard(failures: list[int]) -> Guard:
+    return Guard(on_failure=lambda: failures.append(1))
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("broken")
+
+
+def test_a_failure_is_swallowed_counted_and_logged_once_per_kind(guard, failures, caplog):
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        for kind in ("one", "one", "two"):
+            guard.run(kind, fail)
+    assert len(failures) == 3
+    assert [record.args for record in caplog.records] == [("one",), ("two",)]
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_a_kind_that_keeps_failing_rests_and_is_tried_again_while_others_go_on(failures):
+    resting: list[str] = []
+    guard = Guard(on_failure=lambda: failures.append(1), on_rest=resting.append)
+    for _ in range(FAILURES_AT_MOST + REST_CALLS):
+        guard.run("kind", fail)
+    assert len(failures) == FAILURES_AT_MOST
+    assert resting == ["kind"]
+    calls: list[int] = []
+    guard.run("other", calls.append, 1)
+    guard.run("kind", calls.append, 2)
+    assert calls == [1, 2]
+    guard.run("kind", fail)
+    assert len(failures) == FAILURES_AT_MOST + 1
+
+
+def test_the_longer_a_kind_fails_the_longer_it_rests(guard, failures):
+    for _ in range(20 * REST_CALLS_AT_MOST):
+        guard.run("kind", fail)
+    assert len(failures) < 40
+
+
+def test_what_is_contained_fails_by_itself(guard, failures):
+    calls: list[int] = []
+
+    def hook() -> None:
+        guard.contain("part", fail)
+        calls.append(1)
+
+    guard.run("hook", hook)
+    assert (calls, failures) == ([1], [1])
+
+
+def test_a_failure_that_cannot_be_logged_is_swallowed_too(guard, failures, monkeypatch):
+    def refuse(record: logging.LogRecord) -> bool:
+        raise RuntimeError("a filter of the script's")
+
+    logger = logging.getLogger("mp_agent")
+    logger.addFilter(refuse)
+    try:
+        guard.run("kind", fail)
+    finally:
+        logger.removeFilter(refuse)
+
+
+def test_a_failure_of_the_counting_is_swallowed_too():
+    Guard(on_failure=fail).run("kind", fail)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_is_not_an_error_passes_and_leaves_it_usable(guard, error):
+    def leave() -> None:
+        raise error
+
+    with pytest.raises(error):
+        guard.run("kind", leave)
+    calls = []
+    guard.run("kind", calls.append, 1)
+    assert calls == [1]
+
+
+def test_it_does_not_run_within_itself(guard):
+    calls = []
+    guard.run("outer", guard.run, "inner", calls.append, 1)
+    assert calls == []
+
+
+def test_nothing_runs_while_a_graph_is_captured(monkeypatch):
+    noted, calls = [], []
+    guard = Guard(on_failure=fail, on_capture=lambda: noted.append(1))
+    monkeypatch.setattr(guard_module, "_capturing_cuda_graph", lambda: True)
+    guard.run("kind", calls.append, 1)
+    assert (noted, calls) == ([1], [])
+
+
+def test_it_accounts_for_its_time_once(guard):
+    taken: list[float] = []
+    guard.run("kind", lambda: sum(range(100_000)) and None)
+    guard.run("kind", lambda: taken.append(guard.take_seconds()))
+    guard.run("kind", lambda: taken.append(guard.take_seconds()))
+    assert taken[0] > taken[1] > 0

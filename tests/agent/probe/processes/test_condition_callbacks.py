@@ -1,0 +1,258 @@
+"""Conditions that reach a process: what is told, when, and what a callback may do."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import mp_agent
+from mp_agent.probe import api
+from mp_agent.probe.processes import condition_callbacks
+from mp_agent.probe.processes.condition_callbacks import ConditionWatch
+from mp_agent.records.conditions import Condition
+from mp_agent.records.steps import Phase
+from mp_agent.ring import locations
+from mp_agent.ring.conditions_file import ConditionNews, conditions_path, write_conditions
+from mp_agent.ring.reader import RingReader
+from tests.agent.records.samples import make_event
+from tests.agent.ring.test_conditions_file import news_of
+
+
+@pytest.fixture(autouse=True)
+def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condition_callbacks, "LOOK_INTERVAL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def told() -> list[Condition]:
+    return []
+
+
+@pytest.fixture
+def start(tmp_path: Path, told: list[Condition]) -> Callable[..., ConditionWatch]:
+    def start_(*callbacks: Callable[[Condition], object], logs: bool = False) -> ConditionWatch:
+        failures: list[None] = []
+        watch = ConditionWatch(
+            tmp_path,
+            callbacks or (told.append,),
+            logs=logs,
+            on_failure=lambda: failures.append(None),
+        )
+        watch.failures = failures  # type: ignore[attr-defined]
+        return watch
+
+    return start_
+
+
+class TestLooking:
+    def test_each_event_is_found_once(self, start, tmp_path):
+        watch = start()
+        assert watch.look() == ()
+        news = news_of(make_event(rank="1", layer="head"))
+        write_conditions(tmp_path, news)
+        (found,) = watch.look()
+        assert (found.state, found.name, found.severity) == (
+            "firing",
+            "MpAgentGradientExplosion",
+            "critical",
+        )
+        assert (found.run, found.step, found.since_step) == ("llama", 8, 7)
+        assert (found.rank, found.layer, found.value) == ("1", "head", 2000.0)
+        assert found.summary and found.description and found.remedy
+        assert watch.look() == ()
+        write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
+        assert [condition.name for condition in watch.look()] == ["MpAgentLossNonFinite"]
+        assert watch.look() == ()
+
+    def test_what_was_there_before_is_of_another_attempt(self, start, tmp_path):
+        news = news_of(make_event())
+        write_conditions(tmp_path, news)
+        watch = start()
+        assert watch.look() == ()
+        write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
+        assert [condition.name for condition in watch.look()] == ["MpAgentLossNonFinite"]
+
+    def test_another_epoch_is_told_from_its_first_event_on(self, start, tmp_path):
+        write_conditions(tmp_path, news_of(make_event(), make_event()))
+        watch = start()
+        write_conditions(tmp_path, ConditionNews(epoch="b").with_event(make_event()))
+        assert len(watch.look()) == 1
+
+    @pytest.mark.parametrize("content", [b"", b"junk", b"\x00" * 200_000])
+    def test_a_damaged_file_brings_nothing_and_the_next_one_is_read(self, start, tmp_path, content):
+        watch = start()
+        conditions_path(tmp_path).write_bytes(content)
+        assert watch.look() == ()
+        write_conditions(tmp_path, news_of(make_event()))
+        assert len(watch.look()) == 1
+
+    def test_a_file_that_has_not_changed_is_not_opened_again(self, start, tmp_path, monkeypatch):
+        write_conditions(tmp_path, news_of(make_event()))
+        watch = start()
+        monkeypatch.setattr(
+            condition_callbacks, "read_conditions", lambda run_dir: pytest.fail("read")
+        )
+        assert watch.look() == ()
+
+    def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
+        monkeypatch.setattr(condition_callbacks, "LOOK_INTERVAL_SECONDS", 1.0)
+        now = [100.0]
+        monkeypatch.setattr(condition_callbacks.time, "monotonic", lambda: now[0])
+        watch = start()
+        write_conditions(tmp_path, news_of(make_event()))
+        now[0] += 0.9
+        assert watch.look() == ()
+        now[0] += 0.2
+        assert len(watch.look()) == 1
+
+
+class TestTelling:
+    def test_what_a_callback_raises_is_contained_logged_once_and_counted(
+        self, start, told, tmp_path, caplog
+    ):
+        def broken(condition: Condition) -> None:
+            raise LookupError("no such checkpoint")
+
+        watch = start(broken, told.append)
+        write_conditions(tmp_path, news_of(make_event(), make_event()))
+        watch.tell(watch.look())
+        assert len(told) == 2
+        assert len(watch.failures) == 2
+        (record,) = caplog.records
+        assert "broken raised LookupError" in record.getMessage()
+
+    def test_the_end_of_the_process_is_the_callbacks_to_decide(self, start, tmp_path):
+        def stop(condition: Condition) -> None:
+            raise SystemExit(3)
+
+        watch = start(stop)
+        write_conditions(tmp_path, news_of(make_event()))
+        with pytest.raises(SystemExit):
+            watch.tell(watch.look())
+
+    @pytest.mark.parametrize(
+        ("severity", "level"),
+        [("critical", logging.CRITICAL), ("warning", logging.WARNING), ("info", logging.INFO)],
+    )
+    def test_rank_0_logs_with_the_remedy_at_the_level_of_the_severity(
+        self, start, tmp_path, caplog, severity, level
+    ):
+        caplog.set_level(logging.INFO, "mp_agent")
+        watch = start(logs=True)
+        write_conditions(tmp_path, news_of(make_event(severity=severity)))
+        watch.tell(watch.look())
+        (record,) = caplog.records
+        assert (record.name, record.levelno) == ("mp_agent", level)
+        assert "since step 7" in record.getMessage() and "Clip." in record.getMessage()
+
+
+class Job:
+    """A process of a world of one, trained in the test."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.model(torch.ones(1, 2)).sum().backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def reader(self) -> RingReader:
+        return RingReader.open(locations.find_rings(self.run_dir)[0])
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Job]]:
+    monkeypatch.setattr(api, "_callbacks", [])
+
+    def start_() -> Job:
+        mp_agent.init(dir=tmp_path / "shm", run="llama", node_agent="none")
+        return Job(locations.run_directory(tmp_path / "shm", "llama"))
+
+    yield start_
+    mp_agent.shutdown()
+
+
+class TestInTraining:
+    def test_callbacks_from_before_and_after_init_hear_it_at_the_end_of_a_step(self, job, told):
+        @mp_agent.on_condition
+        def early(condition: mp_agent.Condition) -> None:
+            told.append(condition)
+
+        training = job()
+        heard_at: list[int] = []
+        mp_agent.on_condition(lambda condition: heard_at.append(training.steps))
+        mp_agent.on_condition(early)
+        training.step()
+        write_conditions(training.run_dir, news_of(make_event()))
+        assert not told
+        training.step()
+        assert [condition.name for condition in told] == ["MpAgentGradientExplosion"]
+        assert heard_at == [1]
+        training.step()
+        assert len(told) == 1
+
+    def test_a_callback_is_outside_of_the_probe(self, job):
+        """Its own phases and steps are seen, and its time is not the probe's."""
+        training = job()
+        seen: list[Phase] = []
+
+        def save(condition: Condition) -> None:
+            with mp_agent.phase("checkpoint"):
+                reader = training.reader()
+                seen.append(reader.state.phase)
+                reader.close()
+            training.step()
+
+        mp_agent.on_condition(save)
+        training.step()
+        write_conditions(training.run_dir, news_of(make_event()))
+        training.step()
+        assert seen == [Phase.CHECKPOINT]
+        reader = training.reader()
+        assert reader.state.committed_sequence == 3
+        reader.close()
+
+    def test_a_callback_that_raises_every_time_does_not_end_the_watching(self, job):
+        training = job()
+
+        def broken(condition: Condition) -> None:
+            raise ValueError("no")
+
+        mp_agent.on_condition(broken)
+        training.step()
+        news = ConditionNews(epoch="a")
+        for _ in range(15):
+            news = news.with_event(make_event())
+            write_conditions(training.run_dir, news)
+            training.step()
+        reader = training.reader()
+        assert reader.state.committed_sequence == 16
+        assert reader.state.probe_errors == 15
+        reader.close()
+
+    def test_what_cannot_be_called_is_refused_without_raising(self, job, caplog):
+        mp_agent.on_condition("print")  # type: ignore[type-var]
+        assert "'print' cannot be called" in caplog.text
+        job().step()
+
+    def test_a_file_that_is_not_ours_does_no_harm(self, job, told):
+        mp_agent.on_condition(told.append)
+        training = job()
+        training.step()
+        os.mkfifo(conditions_path(training.run_dir))
+        training.step()
+        conditions_path(training.run_dir).unlink()
+        conditions_path(training.run_dir).mkdir()
+        training.step()
+        reader = training.reader()
+        assert reader.state.committed_sequence == 3
+        assert reader.state.probe_errors == 0
+        reader.close()
+        assert not told
