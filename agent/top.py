@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mp_agent.doctor.fetch import Answer, fetch_from_agent
+from mp_agent.doctor.fetch import FetchResult, fetch_from_agent
 from mp_agent.exporters.status_page.report import FORMAT
 from mp_agent.exporters.status_page.terminal import LAYER_SORTS, run_panel
 from mp_agent.node.leftovers import clear_leftovers
@@ -144,7 +144,7 @@ def _ask(url: str, settings: Settings) -> dict[str, Any]:
     return dict(report)
 
 
-def _problem(answer: Answer) -> str:
+def _problem(answer: FetchResult) -> str:
     if answer.status == _UNAUTHORIZED:
         return (
             "it wants a user and a password: set MP_AGENT_BASIC_AUTH_USER and "

@@ -12,7 +12,7 @@ from pathlib import Path
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, Progress
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.conditions import tracker
 from mp_agent.node.conditions.tracker import ConditionTracker
@@ -58,7 +58,7 @@ class Training:
 
     def __init__(self, run_dir: Path) -> None:
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterBook(), norms=ValueWindow(120.0)
+            resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
         )
         self.tracker = ConditionTracker(run_dir, values_in_force(), memory=ConditionMemory())
         self.sequence = 0

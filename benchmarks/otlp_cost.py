@@ -14,10 +14,10 @@ from pathlib import Path
 from mp_agent.catalog.metrics import METRICS, Scope
 from mp_agent.catalog.snapshot import Family, Sample, Snapshot
 from mp_agent.exporters.otlp.clients import Client, open_client
-from mp_agent.exporters.otlp.environment import Signal, read_environment
+from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment
 from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
 from mp_agent.exporters.otlp.resource import make_resource
-from mp_agent.exporters.otlp.sources import Harvest, MetricSource
+from mp_agent.exporters.otlp.sources import MetricBatch, MetricSource
 
 SERIES, SMALL = 20_000, 2_000
 ROUNDS = 5
@@ -72,7 +72,7 @@ class Pusher:
     def __init__(self, directory: Path) -> None:
         capture = LogCapture(Redactor({}))
         transports = read_environment(os.environ).transports
-        self._client: Client = open_client(transports[Signal.METRICS], capture)
+        self._client: Client = open_client(transports[OtlpSignal.METRICS], capture)
         self._shown = Snapshot()
         self._source = MetricSource(self._harvest, make_resource(directory))
 
@@ -83,8 +83,8 @@ class Pusher:
         self._client.send(make_requests(), limit_seconds=LIMIT_SECONDS)
         self._source.settle(None)
 
-    def _harvest(self) -> Harvest:
-        return Harvest(self._shown, {}, delivered=lambda: None)
+    def _harvest(self) -> MetricBatch:
+        return MetricBatch(self._shown, {}, delivered=lambda: None)
 
 
 def best_seconds(pusher: Pusher, series: int) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mp_agent.doctor import coverage, endpoint, memory, otlp, prometheus, runs, settings
-from mp_agent.doctor.finding import Finding, unknown
+from mp_agent.doctor.finding import CheckResult, unknown
 from mp_agent.doctor.machine import Machine
 
 
@@ -14,7 +14,7 @@ class Check:
 
     name: str
     question: str
-    examine: Callable[[Machine], Iterable[Finding]]
+    examine: Callable[[Machine], Iterable[CheckResult]]
 
 
 MACHINE_CHECKS = (
@@ -52,14 +52,14 @@ PROMETHEUS_CHECKS = (
 )
 
 
-def examine(machine: Machine) -> Iterator[tuple[Check, list[Finding]]]:
+def examine(machine: Machine) -> Iterator[tuple[Check, list[CheckResult]]]:
     """Yield each check with what it found; those of Prometheus where one was named."""
     further = PROMETHEUS_CHECKS if machine.prometheus else ()
     for check in (*MACHINE_CHECKS, *further):
         yield check, _examined(check, machine)
 
 
-def _examined(check: Check, machine: Machine) -> list[Finding]:
+def _examined(check: Check, machine: Machine) -> list[CheckResult]:
     try:
         return list(check.examine(machine))
     except Exception as error:

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from mp_agent.doctor.checks import Check, examine
-from mp_agent.doctor.finding import Finding, Verdict
+from mp_agent.doctor.finding import CheckResult, CheckStatus
 from mp_agent.doctor.machine import Machine, settings_and_ignored
 from mp_agent.node.leftovers import clear_leftovers
 
-_STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.UNKNOWN: "yellow"}
+_STYLES = {CheckStatus.OK: "green", CheckStatus.WRONG: "bold red", CheckStatus.UNKNOWN: "yellow"}
 _VERDICT_WIDTH = 9
 
-Results = Iterable[tuple[Check, list[Finding]]]
+Results = Iterable[tuple[Check, list[CheckResult]]]
 
 
 def _base_url(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -66,7 +66,7 @@ def doctor_command(scrape: str, prometheus: str, run_name: str, as_json: bool) -
     else:
         _print(results)
     clear_leftovers(settings.dir)
-    sys.exit(int(_count(results, Verdict.WRONG) > 0))
+    sys.exit(int(_count(results, CheckStatus.WRONG) > 0))
 
 
 def _report(results: Results) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _report(results: Results) -> dict[str, Any]:
         }
         for check, findings in results
     ]
-    return {"format": 1, "wrong": _count(results, Verdict.WRONG), "checks": checks}
+    return {"format": 1, "wrong": _count(results, CheckStatus.WRONG), "checks": checks}
 
 
 def _print(results: Results) -> None:
@@ -92,10 +92,10 @@ def _print(results: Results) -> None:
             console.print(Text.assemble("  ", (word, _STYLES[finding.verdict]), finding.text))
             if finding.remedy:
                 console.print(Text(f"  {' ' * _VERDICT_WIDTH}→ {finding.remedy}"))
-    wrong = _count(results, Verdict.WRONG)
+    wrong = _count(results, CheckStatus.WRONG)
     verdict = f"{wrong} wrong" if wrong else "nothing wrong"
-    console.print(Text(f"{verdict}, {_count(results, Verdict.UNKNOWN)} unknown", "bold"))
+    console.print(Text(f"{verdict}, {_count(results, CheckStatus.UNKNOWN)} unknown", "bold"))
 
 
-def _count(results: Results, verdict: Verdict) -> int:
+def _count(results: Results, verdict: CheckStatus) -> int:
     return sum(finding.verdict is verdict for _, findings in results for finding in findings)

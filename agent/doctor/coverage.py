@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import FoundRun, Machine
 from mp_agent.doctor.reach import unreachable
 from mp_agent.node.transport.root_address import locate
@@ -14,7 +14,7 @@ _MISSING = BY_PROMETHEUS_NAME["mp_agent_missing_rank_info"].prometheus_name
 _RANKS_SHOWN = 8
 
 
-def coverage(machine: Machine) -> Iterator[Finding]:
+def coverage(machine: Machine) -> Iterator[CheckResult]:
     """Name the ranks that merged numbers leave out."""
     found = False
     for exposition in machine.expositions:
@@ -38,7 +38,7 @@ def coverage(machine: Machine) -> Iterator[Finding]:
         yield unknown("no root agent answers here, so what its numbers cover is not known")
 
 
-def root(machine: Machine) -> Iterator[Finding]:
+def root(machine: Machine) -> Iterator[CheckResult]:
     """See whether each run of several nodes knows its root agent, its secret and the way."""
     over_nodes = [run for run in machine.live_runs if run.ranks and _has_other_nodes(run)]
     for run in over_nodes:
@@ -52,7 +52,7 @@ def _has_other_nodes(run: FoundRun) -> bool:
     return identity.world_size > identity.local_world_size
 
 
-def _root_of(run: FoundRun, machine: Machine) -> Iterator[Finding]:
+def _root_of(run: FoundRun, machine: Machine) -> Iterator[CheckResult]:
     settings = machine.settings
     if run.note is not None and run.note.problem and not settings.root:
         yield unknown(

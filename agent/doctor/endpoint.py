@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.doctor.fetch import Answer
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.fetch import FetchResult
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _NOBODY = "no node agent to ask"
@@ -53,7 +53,7 @@ LOSSES = (
 )
 
 
-def health(machine: Machine) -> Iterator[Finding]:
+def health(machine: Machine) -> Iterator[CheckResult]:
     """Ask /healthz."""
     for exposition in machine.expositions:
         answer = exposition.health
@@ -65,7 +65,7 @@ def health(machine: Machine) -> Iterator[Finding]:
         yield unknown(_NOBODY, "give its address by --scrape")
 
 
-def metrics(machine: Machine) -> Iterator[Finding]:
+def metrics(machine: Machine) -> Iterator[CheckResult]:
     """Ask /metrics, and see whether mp_agent answers."""
     for exposition in machine.expositions:
         answer, runs = exposition.metrics, [labels for labels, _ in exposition.values(_BUILD)]
@@ -83,7 +83,7 @@ def metrics(machine: Machine) -> Iterator[Finding]:
         yield unknown(_NOBODY)
 
 
-def _remedy(answer: Answer) -> str:
+def _remedy(answer: FetchResult) -> str:
     if answer.status == 401:
         return "set MP_AGENT_BASIC_AUTH_USER and MP_AGENT_BASIC_AUTH_PASSWORD as the agent has them"
     if answer.status:
@@ -93,7 +93,7 @@ def _remedy(answer: Answer) -> str:
     return "see whether the node agent lives, whether bind lets you in, and what a firewall does"
 
 
-def losses(machine: Machine) -> Iterator[Finding]:
+def losses(machine: Machine) -> Iterator[CheckResult]:
     """Name counters of what was lost that are not 0."""
     counted = [
         wrong(f"{loss.metric} is {value:g} in run {labels.get('run', '')}", loss.remedy)
@@ -109,7 +109,7 @@ def losses(machine: Machine) -> Iterator[Finding]:
         yield ok("nothing was lost")
 
 
-def unsupported(machine: Machine) -> Iterator[Finding]:
+def unsupported(machine: Machine) -> Iterator[CheckResult]:
     """Name what the probe met and cannot measure."""
     met = [
         unknown(f"run {labels['run']}: {labels['feature']} is not supported")

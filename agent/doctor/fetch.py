@@ -18,7 +18,7 @@ _BODY_BYTES_MAX = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FetchResult:
     """What came back. Status 0: nothing did, and `problem` says why."""
 
     status: int
@@ -31,7 +31,7 @@ class Answer:
         return self.status == 200
 
 
-def fetch_from_agent(url: str, settings: Settings) -> Answer:
+def fetch_from_agent(url: str, settings: Settings) -> FetchResult:
     """GET from a node agent, with the certificates and the password of the settings."""
     request = urllib.request.Request(url)
     password = settings.basic_auth_password.get_secret_value()
@@ -43,13 +43,13 @@ def fetch_from_agent(url: str, settings: Settings) -> Answer:
     try:
         tls = client_tls(settings)
     except SettingError as error:
-        return Answer(0, problem=str(error))
+        return FetchResult(0, problem=str(error))
     # The certificate is for the name under which others reach this machine.
     tls.check_hostname = not is_loopback(urlsplit(url).hostname or "")
     return _get(request, urllib.request.HTTPSHandler(context=tls))
 
 
-def fetch(url: str) -> Answer:
+def fetch(url: str) -> FetchResult:
     """GET from a server that asks for no password."""
     return _get(urllib.request.Request(url))
 
@@ -61,21 +61,21 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _get(request: urllib.request.Request, *handlers: urllib.request.BaseHandler) -> Answer:
+def _get(request: urllib.request.Request, *handlers: urllib.request.BaseHandler) -> FetchResult:
     # No proxy of the environment's: it need not reach the job's own network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect(), *handlers)
     try:
         with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             body = response.read(_BODY_BYTES_MAX).decode("utf-8", "replace")
-            return Answer(response.status, body)
+            return FetchResult(response.status, body)
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, problem=f"status {error.code} {error.reason}")
+            return FetchResult(error.code, problem=f"status {error.code} {error.reason}")
     except urllib.error.URLError as error:
-        return Answer(0, problem=_reason(error.reason))
+        return FetchResult(0, problem=_reason(error.reason))
     except Exception as error:
         # http.client raises much more than OSError at what is no HTTP.
-        return Answer(0, problem=_reason(error))
+        return FetchResult(0, problem=_reason(error))
 
 
 def _reason(error: object) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Verdict(Enum):
+class CheckStatus(Enum):
     """How a check went."""
 
     OK = "ok"
@@ -13,25 +13,25 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the list."""
 
-    verdict: Verdict
+    verdict: CheckStatus
     text: str
     remedy: str = ""
     """Empty where nothing is to be done."""
 
 
-def ok(text: str) -> Finding:
+def ok(text: str) -> CheckResult:
     """Return that something is as it should be."""
-    return Finding(Verdict.OK, text)
+    return CheckResult(CheckStatus.OK, text)
 
 
-def wrong(text: str, remedy: str) -> Finding:
+def wrong(text: str, remedy: str) -> CheckResult:
     """Return that something is not as it should be, and what to do."""
-    return Finding(Verdict.WRONG, text, remedy)
+    return CheckResult(CheckStatus.WRONG, text, remedy)
 
 
-def unknown(text: str, remedy: str = "") -> Finding:
+def unknown(text: str, remedy: str = "") -> CheckResult:
     """Return that something cannot be told from here."""
-    return Finding(Verdict.UNKNOWN, text, remedy)
+    return CheckResult(CheckStatus.UNKNOWN, text, remedy)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from mp_agent.alerting.site import usable_values
-from mp_agent.doctor.fetch import Answer, fetch_from_agent
+from mp_agent.doctor.fetch import FetchResult, fetch_from_agent
 from mp_agent.doctor.logged import logged
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity
@@ -65,8 +65,8 @@ class Exposition:
     """What a node agent answers."""
 
     url: str
-    health: Answer
-    metrics: Answer
+    health: FetchResult
+    metrics: FetchResult
     samples: tuple[Sample, ...]
 
     def values(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:

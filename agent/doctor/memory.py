@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _FREE_BYTES_MIN = 16 << 20
@@ -15,7 +15,7 @@ _PROCESSES = Path("/proc")
 _RING = ".ring"
 
 
-def directory(machine: Machine) -> Iterator[Finding]:
+def directory(machine: Machine) -> Iterator[CheckResult]:
     """Look at owner, permissions, file system and space of the setting `dir`."""
     path = machine.settings.dir
     try:
@@ -34,7 +34,7 @@ def directory(machine: Machine) -> Iterator[Finding]:
     yield from _space(path)
 
 
-def removed_rings(machine: Machine) -> Iterator[Finding]:
+def removed_rings(machine: Machine) -> Iterator[CheckResult]:
     """Notice rings that a process of this user has open, and whose files are gone."""
     base = machine.settings.dir
     pids = [pid for pid in _own_processes() if _holds_a_removed_ring(pid, base)]
@@ -69,7 +69,7 @@ def _is_removed_ring(fd: Path, base: Path) -> bool:
     return target.startswith(f"{base}/") and _RING in target and os.stat(fd).st_nlink == 0
 
 
-def _owner(path: Path, status: os.stat_result) -> Iterator[Finding]:
+def _owner(path: Path, status: os.stat_result) -> Iterator[CheckResult]:
     uid = os.geteuid()
     if status.st_uid not in (uid, 0):
         yield wrong(
@@ -90,7 +90,7 @@ def _owner(path: Path, status: os.stat_result) -> Iterator[Finding]:
         yield ok(f"{path} can be used by uid {uid}")
 
 
-def _file_system(path: Path) -> Iterator[Finding]:
+def _file_system(path: Path) -> Iterator[CheckResult]:
     kind = _kind_of(path.resolve())
     if kind in _TMPFS:
         yield ok("it lies in memory")
@@ -118,7 +118,7 @@ def _kind_of(path: Path) -> str:
     return max(reversed(holding), key=lambda mount: mount[0])[1] if holding else ""
 
 
-def _space(path: Path) -> Iterator[Finding]:
+def _space(path: Path) -> Iterator[CheckResult]:
     free = os.statvfs(path)
     free_bytes = free.f_bavail * free.f_frsize
     if free_bytes < _FREE_BYTES_MIN:

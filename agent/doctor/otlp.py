@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.logged import logged
 from mp_agent.doctor.machine import Machine
 from mp_agent.doctor.reach import unreachable
-from mp_agent.exporters.otlp.environment import Signal, read_environment, variable_names
+from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment, variable_names
 
-_OWN, _COMMON = variable_names(Signal.METRICS, "ENDPOINT")
+_OWN, _COMMON = variable_names(OtlpSignal.METRICS, "ENDPOINT")
 _GRPC_PORT, _HTTP_PORT = 4317, 4318
 _METRICS_PATH = "/v1/metrics"
 _SIGNAL_PATHS = (_METRICS_PATH, "/v1/logs", "/v1/traces")
@@ -19,7 +19,7 @@ _PORTS = {"https": 443, "http": 80}
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class OtlpEndpoint:
     """Where metrics are pushed to; without user, password and query, which may be secrets."""
 
     variable: str
@@ -30,7 +30,7 @@ class Endpoint:
     path: str
 
 
-def otlp(machine: Machine) -> Iterator[Finding]:
+def otlp(machine: Machine) -> Iterator[CheckResult]:
     """See whether pushes have somewhere to go."""
     if "otlp" not in machine.settings.exporters:
         yield ok("exporters lacks otlp: nothing is pushed")
@@ -40,13 +40,13 @@ def otlp(machine: Machine) -> Iterator[Finding]:
         environment = read_environment(variables)
     for problem in said:
         yield unknown(problem, "correct the value, if it is meant for mp-agent")
-    if Signal.METRICS not in environment.transports:
+    if OtlpSignal.METRICS not in environment.transports:
         disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
         switch = "OTEL_SDK_DISABLED is true" if disabled else "OTEL_METRICS_EXPORTER is none"
         yield wrong(f"{switch}: no metrics are pushed", "unset it")
         return
     try:
-        endpoint = _endpoint(variables, grpc=environment.transports[Signal.METRICS].grpc)
+        endpoint = _endpoint(variables, grpc=environment.transports[OtlpSignal.METRICS].grpc)
     except ValueError as error:
         yield wrong(f"the OTLP endpoint is no address: {error}", "give scheme, host and port")
         return
@@ -59,7 +59,7 @@ def otlp(machine: Machine) -> Iterator[Finding]:
     yield _reached(endpoint)
 
 
-def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> Endpoint:
+def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> OtlpEndpoint:
     """Return where metrics go; ValueError, without a part of it, when it is no address."""
     variable = next((name for name in (_OWN, _COMMON) if name in variables), "")
     address = variables.get(variable, f"http://localhost:{_GRPC_PORT if grpc else _HTTP_PORT}")
@@ -74,10 +74,10 @@ def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> Endpoint:
         raise ValueError("its host or port cannot be read") from None
     if parts.scheme not in _PORTS or not host:
         raise ValueError("no http or https URL with a host")
-    return Endpoint(variable, grpc, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+    return OtlpEndpoint(variable, grpc, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
-def _traps(endpoint: Endpoint) -> Iterator[Finding]:
+def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
     """Notice an endpoint that is nearly right."""
     own, common = endpoint.variable == _OWN, endpoint.variable == _COMMON
     if not endpoint.grpc and common and endpoint.path.endswith(_SIGNAL_PATHS):
@@ -98,7 +98,7 @@ def _traps(endpoint: Endpoint) -> Iterator[Finding]:
         )
 
 
-def _reached(endpoint: Endpoint) -> Finding:
+def _reached(endpoint: OtlpEndpoint) -> CheckResult:
     where = f"{endpoint.host}, port {endpoint.port}"
     if problem := unreachable(endpoint.host, endpoint.port):
         return wrong(

@@ -7,8 +7,8 @@ from urllib.parse import urlencode, urlsplit
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.doctor.fetch import Answer, fetch
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.fetch import FetchResult, fetch
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
@@ -23,7 +23,7 @@ _SD_HINT = (
 Json = Mapping[str, Any]
 
 
-def reachable(machine: Machine) -> Iterator[Finding]:
+def reachable(machine: Machine) -> Iterator[CheckResult]:
     """See whether Prometheus answers."""
     answer = _ask(machine, "status/buildinfo")
     if isinstance(answer, str):
@@ -32,7 +32,7 @@ def reachable(machine: Machine) -> Iterator[Finding]:
         yield ok(f"{machine.prometheus} answers, version {answer.get('version', 'unknown')}")
 
 
-def targets(machine: Machine) -> Iterator[Finding]:
+def targets(machine: Machine) -> Iterator[CheckResult]:
     """Look for the node agents among its targets."""
     answer = _ask(machine, "targets?state=active")
     if isinstance(answer, str):
@@ -76,7 +76,7 @@ def _target_remedy(error: str) -> str:
     return "let Prometheus reach the agent's port: bind, NetworkPolicy, firewall"
 
 
-def series(machine: Machine) -> Iterator[Finding]:
+def series(machine: Machine) -> Iterator[CheckResult]:
     """Look for the series themselves."""
     where = f"{{run={json.dumps(machine.run)}}}" if machine.run else ""
     query = urlencode({"query": f"count by (run) ({_BUILD}{where})"})
@@ -94,7 +94,7 @@ def series(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def rules(machine: Machine) -> Iterator[Finding]:
+def rules(machine: Machine) -> Iterator[CheckResult]:
     """See whether the alert rules are loaded and evaluate."""
     answer = _ask(machine, "rules?type=alert")
     if isinstance(answer, str):
@@ -121,7 +121,7 @@ def rules(machine: Machine) -> Iterator[Finding]:
         yield ok(f"all {len(_NAMES)} alerts are loaded")
 
 
-def delivery(machine: Machine) -> Iterator[Finding]:
+def delivery(machine: Machine) -> Iterator[CheckResult]:
     """See whether alerts have somewhere to go."""
     answer = _ask(machine, "alertmanagers")
     if isinstance(answer, str):
@@ -132,7 +132,7 @@ def delivery(machine: Machine) -> Iterator[Finding]:
         yield wrong("it has no Alertmanager: alerts go nowhere", "name one under `alerting`")
 
 
-def alerts(machine: Machine) -> Iterator[Finding]:
+def alerts(machine: Machine) -> Iterator[CheckResult]:
     """Say which alerts fire."""
     answer = _ask(machine, "alerts")
     if isinstance(answer, str):
@@ -152,7 +152,7 @@ def _ask(machine: Machine, path: str) -> Json | str:
     return answer.problem if not answer.ok else _data(answer)
 
 
-def _data(answer: Answer) -> Json | str:
+def _data(answer: FetchResult) -> Json | str:
     try:
         data = json.loads(answer.body)["data"]
     except (ValueError, KeyError, TypeError):

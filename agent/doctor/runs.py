@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import FoundRun, Machine
 from mp_agent.ring.address import DEFAULT_PORT
 
@@ -22,7 +22,7 @@ _STARTERS = {
 }
 
 
-def runs(machine: Machine) -> Iterator[Finding]:
+def runs(machine: Machine) -> Iterator[CheckResult]:
     """Say which runs and ranks are here."""
     for run in machine.runs:
         if run.ranks:
@@ -42,14 +42,14 @@ def runs(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _ranks_of(run: FoundRun) -> Finding:
+def _ranks_of(run: FoundRun) -> CheckResult:
     states = Counter("alive" if rank.alive else "gone" for rank in run.ranks)
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     text = f"run {run.name}: ranks on this node: {counted}"
     return ok(text) if run.alive else unknown(text, "the run is over; its last state lingers")
 
 
-def rings(machine: Machine) -> Iterator[Finding]:
+def rings(machine: Machine) -> Iterator[CheckResult]:
     """Name rings that cannot be read."""
     refused = [reason for run in machine.runs for reason in run.refused]
     for reason in refused:
@@ -62,7 +62,7 @@ def rings(machine: Machine) -> Iterator[Finding]:
         yield ok("every ring can be read")
 
 
-def agents(machine: Machine) -> Iterator[Finding]:
+def agents(machine: Machine) -> Iterator[CheckResult]:
     """Say whether each run has a node agent."""
     for run in machine.runs:
         if run.agent_alive and run.status is None:
@@ -79,7 +79,7 @@ def agents(machine: Machine) -> Iterator[Finding]:
         yield unknown("no run, so no node agent is expected")
 
 
-def log_files(machine: Machine) -> Iterator[Finding]:
+def log_files(machine: Machine) -> Iterator[CheckResult]:
     """Show the last warnings in the logs of detached node agents."""
     names = [run.directory.name for run in machine.runs]
     paths = [machine.settings.log_dir / f"{name}.log" for name in names]
@@ -108,7 +108,7 @@ def _warnings(path: Path) -> list[str]:
     return [line for line in own if any(mark in line for mark in _TROUBLE)][-_LOG_LINES_MAX:]
 
 
-def port(machine: Machine) -> Iterator[Finding]:
+def port(machine: Machine) -> Iterator[CheckResult]:
     """Notice a port that another program has, and node agents that therefore have none."""
     wanted = machine.settings.port or DEFAULT_PORT
     for status in machine.agents:

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator
 
-from mp_agent.doctor.finding import Finding, ok, unknown, wrong
+from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 from mp_agent.errors import SettingError
 from mp_agent.node.http.auth import access
@@ -14,7 +14,7 @@ _SERVICE_VARIABLE = "MP_AGENT_SERVICE_HOST"
 """What Kubernetes sets in every pod of a namespace that has a Service called mp-agent."""
 
 
-def sources(machine: Machine) -> Iterator[Finding]:
+def sources(machine: Machine) -> Iterator[CheckResult]:
     """Say which settings are not at their defaults, and whence."""
     named = sorted(machine.settings.model_fields_set)
     values = machine.settings.model_dump(mode="json")
@@ -27,7 +27,7 @@ def sources(machine: Machine) -> Iterator[Finding]:
         yield ok(f"{name} is {shown}, by {origin}")
 
 
-def ignored_values(machine: Machine) -> Iterator[Finding]:
+def ignored_values(machine: Machine) -> Iterator[CheckResult]:
     """Name values that are wrong and therefore not in force."""
     for said in machine.ignored:
         yield wrong(said, "correct the value, or remove it")
@@ -35,7 +35,7 @@ def ignored_values(machine: Machine) -> Iterator[Finding]:
         yield ok("no value is ignored")
 
 
-def unknown_variables(machine: Machine) -> Iterator[Finding]:
+def unknown_variables(machine: Machine) -> Iterator[CheckResult]:
     """Name variables that look like settings and are none."""
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     names = [name for name in machine.environ if name.startswith(ENV_PREFIX)]
@@ -50,7 +50,7 @@ def unknown_variables(machine: Machine) -> Iterator[Finding]:
         yield ok("every MP_AGENT_ variable is a setting")
 
 
-def service_variables(machine: Machine) -> Iterator[Finding]:
+def service_variables(machine: Machine) -> Iterator[CheckResult]:
     """Notice a Kubernetes Service whose variables look like settings."""
     port = machine.environ.get("MP_AGENT_PORT", "")
     if _SERVICE_VARIABLE in machine.environ or "://" in port:
@@ -63,7 +63,7 @@ def service_variables(machine: Machine) -> Iterator[Finding]:
         yield ok("no Kubernetes Service is in the way")
 
 
-def enabled(machine: Machine) -> Iterator[Finding]:
+def enabled(machine: Machine) -> Iterator[CheckResult]:
     """Notice a switch that is off."""
     if machine.settings.enabled:
         yield ok("mp_agent is enabled")
@@ -71,7 +71,7 @@ def enabled(machine: Machine) -> Iterator[Finding]:
         yield wrong("enabled is False: mp_agent does nothing", "unset MP_AGENT_ENABLED")
 
 
-def node_agent(machine: Machine) -> Iterator[Finding]:
+def node_agent(machine: Machine) -> Iterator[CheckResult]:
     """Say who is to start the node agent."""
     who = machine.settings.node_agent
     if who == "none":
@@ -87,7 +87,7 @@ def node_agent(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def exporters(machine: Machine) -> Iterator[Finding]:
+def exporters(machine: Machine) -> Iterator[CheckResult]:
     """Say what the node agent exports to."""
     on = machine.settings.exporters
     if "prometheus" in on:
@@ -101,7 +101,7 @@ def exporters(machine: Machine) -> Iterator[Finding]:
         yield wrong("no exporter is on", "set MP_AGENT_EXPORTERS=prometheus")
 
 
-def port_settings(machine: Machine) -> Iterator[Finding]:
+def port_settings(machine: Machine) -> Iterator[CheckResult]:
     """Notice TLS and password settings that contradict each other: nothing is served then."""
     try:
         granted = access(machine.settings)

@@ -7,7 +7,7 @@ from statistics import median
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.history import History, LayerHistory
+from mp_agent.flight.history import LayerHistory, RunHistory
 from mp_agent.records.merged import MergedStep
 
 FP16_MAX = 65504.0
@@ -22,7 +22,7 @@ _NEAR_STEPS = 10
 class Case:
     """One attempt of a run: its evidence, merged. Never changes."""
 
-    def __init__(self, evidence: Evidence, history: History) -> None:
+    def __init__(self, evidence: Evidence, history: RunHistory) -> None:
         self.evidence = evidence
         self.history = history
         self.steps = history.steps

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mp_agent.flight.case import Case
 from mp_agent.flight.causes import DETECTIVES
-from mp_agent.flight.findings import POSSIBLE, Cause, Causes, Finding
+from mp_agent.flight.findings import POSSIBLE, Cause, Causes, Diagnosis
 
 _BIRTHS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
 _SCALE = (Causes.LOSS_SCALE_COLLAPSE, Causes.LOSS_SCALE_FALLING)
@@ -27,7 +27,7 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
 """What a cause can be the consequence of, if that showed no later; the likeliest first."""
 
 
-def diagnose(case: Case) -> tuple[Finding, ...]:
+def diagnose(case: Case) -> tuple[Diagnosis, ...]:
     """Return what is found, the most likely cause first, consequences last; none in a clean run."""
     found = [finding for look in DETECTIVES for finding in look(case) if finding.score > 0]
     by_cause = {finding.cause: finding for finding in found}
@@ -35,7 +35,7 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     return tuple(sorted(explained, key=lambda f: (bool(f.follows), -f.score, f.sequence)))
 
 
-def _explained(finding: Finding, by_cause: Mapping[Cause, Finding]) -> Finding:
+def _explained(finding: Diagnosis, by_cause: Mapping[Cause, Diagnosis]) -> Diagnosis:
     for cause in _FOLLOWS_FROM.get(Causes(finding.cause), ()):
         earlier = by_cause.get(cause.value)
         if earlier and earlier.score >= POSSIBLE and earlier.sequence <= finding.sequence:

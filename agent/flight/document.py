@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from mp_agent.flight.case import headroom_bits
-from mp_agent.flight.findings import NOT_MEASURED, Argument, Finding
+from mp_agent.flight.findings import NOT_MEASURED, Argument, Diagnosis
 from mp_agent.flight.story import Story
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
@@ -101,7 +101,7 @@ def as_dict(story: Story) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Diagnosis) -> dict[str, Any]:
     return {
         "cause": finding.cause.name,
         "title": finding.cause.title,

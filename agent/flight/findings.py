@@ -108,7 +108,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """A cause that something speaks for. Empty strings for what no evidence names."""
 
     cause: Cause

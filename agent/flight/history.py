@@ -35,7 +35,7 @@ class LayerHistory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class History:
+class RunHistory:
     """Steps and tables ascend; there may be tables of steps before the first one kept."""
 
     steps: tuple[MergedStep, ...]

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from mp_agent.flight.findings import NOT_MEASURED, Finding
+from mp_agent.flight.findings import NOT_MEASURED, Diagnosis
 from mp_agent.flight.page_parts import section, table
 from mp_agent.flight.page_plots import LANES_MAX, curves, layer_bars, rank_lanes
 from mp_agent.flight.page_style import STYLE
@@ -44,7 +44,7 @@ def _findings(story: Story) -> str:
     return section("Likely causes", "".join(map(_finding, story.findings)))
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: Diagnosis) -> str:
     place = f"step {finding.step}" + (f", {finding.place}" if finding.place else "")
     follows = f"; follows from {finding.follows}" if finding.follows else ""
     arguments = "".join(

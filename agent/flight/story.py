@@ -10,8 +10,8 @@ from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.flight.case import Case, headroom_bits
 from mp_agent.flight.diagnose import diagnose
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.findings import Cause, Finding
-from mp_agent.flight.history import History, LayerHistory
+from mp_agent.flight.findings import Cause, Diagnosis
+from mp_agent.flight.history import LayerHistory, RunHistory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 
@@ -51,7 +51,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class RemedyAdvice:
     """What to do about a cause, from the conditions catalog."""
 
     condition: str
@@ -76,11 +76,11 @@ class Story:
     """Everything that a post-mortem says. `first_bad` is the first of `findings`, if any."""
 
     evidence: Evidence
-    history: History
+    history: RunHistory
     end: EndReason
     """RUNNING if it went on when the record was made."""
-    findings: tuple[Finding, ...]
-    remedies: tuple[Remedy, ...]
+    findings: tuple[Diagnosis, ...]
+    remedies: tuple[RemedyAdvice, ...]
     """Of the first finding."""
     moves: tuple[Move, ...]
     around: tuple[MergedStep, ...]
@@ -93,7 +93,7 @@ class Story:
     """Thresholds of the gradient norm, by name."""
 
     @property
-    def first_bad(self) -> Finding | None:
+    def first_bad(self) -> Diagnosis | None:
         """Return where it began."""
         return self.findings[0] if self.findings else None
 
@@ -103,7 +103,7 @@ class Story:
         return self.history.steps[-1].time_unix_seconds if self.history.steps else None
 
 
-def tell(evidence: Evidence, history: History) -> Story:
+def tell(evidence: Evidence, history: RunHistory) -> Story:
     """Return the story of an attempt."""
     case = Case(evidence, history)
     findings = diagnose(case)
@@ -143,7 +143,7 @@ def _facts_of(case: Case) -> Lookup:
     return lambda name: found.get(name, [])
 
 
-def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[Remedy, ...]:
+def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[RemedyAdvice, ...]:
     """Return the catalog's remedies for a cause; an alert that is not in the catalog is left out.
 
     What two alerts both advise is said once. lookup: finds the series of the run, of which those
@@ -161,7 +161,9 @@ def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[Remedy, ..
         said.update(new)
         if new:
             found.append(
-                Remedy(condition=name, confirm=condition.confirm, remedies=new, why=condition.why)
+                RemedyAdvice(
+                    condition=name, confirm=condition.confirm, remedies=new, why=condition.why
+                )
             )
     return tuple(found)
 
@@ -201,7 +203,7 @@ def _median(values: "map[float | None]") -> float | None:
     return median(observed) if observed else None
 
 
-def _around(case: Case, first: Finding | None) -> tuple[MergedStep, ...]:
+def _around(case: Case, first: Diagnosis | None) -> tuple[MergedStep, ...]:
     shown = _STEPS_BEFORE + _STEPS_AFTER
     if first is None:
         return case.steps[-shown:]
@@ -210,7 +212,7 @@ def _around(case: Case, first: Finding | None) -> tuple[MergedStep, ...]:
     return found or case.steps[-shown:]
 
 
-def _table_for(case: Case, first: Finding | None) -> LayerHistory | None:
+def _table_for(case: Case, first: Diagnosis | None) -> LayerHistory | None:
     """Return the layers at the first bad step, else those looked at last before it."""
     tables = case.history.tables
     if not tables:

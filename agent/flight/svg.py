@@ -32,7 +32,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """How values become heights: `scale` of a value, and the text of a scaled one."""
 
     scale: Callable[[float], float]
@@ -47,9 +47,11 @@ class Axis:
         return self.scale(value)
 
 
-LINEAR = Axis(lambda value: value, lambda at: f"{at:.4g}")
-LOG10 = Axis(log10, lambda at: f"{10.0**at:.0e}" if abs(at) > 3 else f"{10.0**at:g}", whole=True)
-LOG2 = Axis(log2, lambda at: _power_of_two(at), whole=True)
+LINEAR = PlotAxis(lambda value: value, lambda at: f"{at:.4g}")
+LOG10 = PlotAxis(
+    log10, lambda at: f"{10.0**at:.0e}" if abs(at) > 3 else f"{10.0**at:g}", whole=True
+)
+LOG2 = PlotAxis(log2, lambda at: _power_of_two(at), whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Span:
 def chart(
     span: Span,
     points: Sequence[Point],
-    axis: Axis,
+    axis: PlotAxis,
     *,
     title: str,
     lines: Iterable[Line] = (),
@@ -146,7 +148,7 @@ def _svg(content: str, height: int, title: str) -> str:
     )
 
 
-def _grid(low: float, high: float, axis: Axis, y: Callable[[float], float]) -> str:
+def _grid(low: float, high: float, axis: PlotAxis, y: Callable[[float], float]) -> str:
     return "".join(
         _across("grid", y(at)) + _text("tick left", _LEFT - 8, y(at) + 4, axis.text(at))
         for at in _ticks(low, high, axis)
@@ -197,7 +199,7 @@ def _note(note: str) -> str:
     return f"<title>{escape(note)}</title>" if note else ""
 
 
-def _near(axis: Axis, line: Line, heights: Sequence[float]) -> bool:
+def _near(axis: PlotAxis, line: Line, heights: Sequence[float]) -> bool:
     """Return whether a line is near enough to the values that it does not flatten them."""
     at = axis.height(line.value)
     if not heights or at is None:
@@ -207,7 +209,7 @@ def _near(axis: Axis, line: Line, heights: Sequence[float]) -> bool:
     return low - room <= at <= high + room
 
 
-def _range(heights: Sequence[float], axis: Axis) -> tuple[float, float]:
+def _range(heights: Sequence[float], axis: PlotAxis) -> tuple[float, float]:
     low, high = min(heights, default=0.0), max(heights, default=1.0)
     if axis.whole:
         low, high = float(floor(low)), float(-floor(-high))
@@ -219,7 +221,7 @@ def _range(heights: Sequence[float], axis: Axis) -> tuple[float, float]:
     return low, high
 
 
-def _ticks(low: float, high: float, axis: Axis) -> list[float]:
+def _ticks(low: float, high: float, axis: PlotAxis) -> list[float]:
     step = _nice((high - low) / _TICKS)
     if axis.whole:
         step = max(round(step), 1)

@@ -7,7 +7,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.flight.findings import NOT_MEASURED, Finding
+from mp_agent.flight.findings import NOT_MEASURED, Diagnosis
 from mp_agent.flight.story import Story
 from mp_agent.flight.words import (
     NAMES,
@@ -75,7 +75,7 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _finding(finding: Finding) -> Padding:
+def _finding(finding: Diagnosis) -> Padding:
     head = Text.assemble(
         (f" {finding.likelihood} ", _STYLES[finding.likelihood]),
         (f" {finding.cause.title}", "bold"),

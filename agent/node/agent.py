@@ -6,18 +6,18 @@ from pathlib import Path
 
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.export.otlp import OtlpPush
-from mp_agent.node.export.service_discovery import Discovery
-from mp_agent.node.export.snapshots import Presenter
-from mp_agent.node.flight.service import FlightRecorder
-from mp_agent.node.http.port import Door
+from mp_agent.node.export.service_discovery import ServiceDiscovery
+from mp_agent.node.export.snapshots import SnapshotProvider
+from mp_agent.node.flight.service import FlightService
+from mp_agent.node.http.port import PortOpener
 from mp_agent.node.http.scrapers import ScrapeLog
 from mp_agent.node.http.server import Exposure, MetricsServer
 from mp_agent.node.leftovers import clear_leftovers
-from mp_agent.node.registry import Watches
+from mp_agent.node.registry import RunRegistry
 from mp_agent.node.services import Services
-from mp_agent.node.shutdown import Ending
+from mp_agent.node.shutdown import Shutdown
 from mp_agent.node.transport.root_address import advertised
-from mp_agent.node.transport.service import Transport
+from mp_agent.node.transport.service import PushService
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
@@ -33,28 +33,28 @@ class NodeAgent:
 
     def __init__(self, settings: Settings, *, setting_errors: int = 0) -> None:
         self._settings = settings
-        flight = FlightRecorder(settings)
-        self._watches = Watches(settings, flight, setting_errors=setting_errors)
+        flight = FlightService(settings)
+        self._watches = RunRegistry(settings, flight, setting_errors=setting_errors)
         self._scrapes = ScrapeLog()
-        self._transport = Transport(settings, lambda: self._watches.runs, self._where)
-        self._presenter = Presenter(
+        self._transport = PushService(settings, lambda: self._watches.runs, self._where)
+        self._snapshot_provider = SnapshotProvider(
             settings, self._watches, self._transport, flight, lambda: self._otlp.accounts
         )
         self._otlp = OtlpPush(
             settings,
             shown=lambda: self._watches.shown,
-            snapshot=self._presenter.snapshot,
+            snapshot=self._snapshot_provider.snapshot,
             directory=lambda: self._watches.directory,
         )
         self._watches.listeners.append(self._otlp.on_condition)
-        discovery = Discovery(settings, lambda: self._transport.links, self._where)
+        discovery = ServiceDiscovery(settings, lambda: self._transport.links, self._where)
         self._services = Services([self._transport, discovery, self._otlp, flight])
         self._server = MetricsServer(
             self._expose,
-            [*self._transport.routes(), *discovery.routes(), *self._presenter.routes()],
+            [*self._transport.routes(), *discovery.routes(), *self._snapshot_provider.routes()],
         )
-        self._door = Door(settings, self._server)
-        self._ending = Ending(settings.linger_seconds)
+        self._port_opener = PortOpener(settings, self._server)
+        self._ending = Shutdown(settings.linger_seconds)
         self._clears: Path | None = None
         """Directory in which killed jobs may have left something."""
         self._clears_next_seconds = 0.0
@@ -92,7 +92,7 @@ class NodeAgent:
             self._watches.find_new()
         self._watches.look(now_seconds)
         # After the first look at the rings: whoever comes finds the runs.
-        await self._door.open(
+        await self._port_opener.open(
             now_seconds,
             awaits_others=self._transport.needs_door,
             earlier_port=max((watch.earlier_port for watch in self._watches), default=0),
@@ -123,7 +123,7 @@ class NodeAgent:
         for watch in self._watches:
             link = self._transport.link(watch.run)
             watch.publish(
-                self._door.endpoint,
+                self._port_opener.endpoint,
                 final_exported=watch.final_exported(self._scrapes, now_seconds),
                 otlp_pending=self._otlp.owes(watch),
                 pushes_total=link.pusher.taken_total,
@@ -132,16 +132,16 @@ class NodeAgent:
             )
 
     def _where(self) -> Endpoint | None:
-        return self._door.endpoint
+        return self._port_opener.endpoint
 
     def _expose(self) -> Exposure:
         """Return a snapshot of all runs, and note afterwards who has got it."""
         shown = self._watches.shown
-        snapshot = self._presenter.snapshot(shown)
+        snapshot = self._snapshot_provider.snapshot(shown)
         final = [watch.ended for watch in shown]
 
         def delivered(scraper: str, seconds: float) -> None:
-            self._presenter.scrape_seconds = seconds
+            self._snapshot_provider.scrape_seconds = seconds
             self._scrapes.note(scraper, time.monotonic())
             for watch, was_final in zip(shown, final, strict=True):
                 watch.note_scrape(scraper, final=was_final)

@@ -7,20 +7,20 @@ from pathlib import Path
 
 from mp_agent.errors import RingError
 from mp_agent.node.conditions.tracker import Listener
-from mp_agent.node.flight.service import FlightRecorder
+from mp_agent.node.flight.service import FlightService
 from mp_agent.node.run.run import Run
-from mp_agent.node.supervisor import RunWatch
+from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
 
 
-class Watches:
-    """All `RunWatch`es of this process, by the directories of their runs."""
+class RunRegistry:
+    """All `RunSupervisor`es of this process, by the directories of their runs."""
 
     def __init__(
-        self, settings: Settings, flight: FlightRecorder, *, setting_errors: int = 0
+        self, settings: Settings, flight: FlightService, *, setting_errors: int = 0
     ) -> None:
         self.base: Path | None = None
         """Directory in which every run is taken on; None: only those that are handed over."""
@@ -29,18 +29,18 @@ class Watches:
         self._settings = settings
         self._flight = flight
         self._setting_errors = setting_errors
-        self._watches: dict[Path, RunWatch] = {}
+        self._watches: dict[Path, RunSupervisor] = {}
         self._let_go: dict[Path, list[Path]] = {}
         """Run directories that could not be taken or removed, and the rings that they held."""
 
-    def __iter__(self) -> Iterator[RunWatch]:
+    def __iter__(self) -> Iterator[RunSupervisor]:
         return iter(self._watches.values())
 
     def __len__(self) -> int:
         return len(self._watches)
 
     @property
-    def shown(self) -> list[RunWatch]:
+    def shown(self) -> list[RunSupervisor]:
         """Those that have something to show."""
         return [watch for watch in self if watch.run.seen]
 
@@ -56,7 +56,7 @@ class Watches:
 
     def take_on(self, run_dir: Path, lock_fd: int) -> None:
         """Take charge of one run, whose lock is held."""
-        watch = self._watches[run_dir] = RunWatch(
+        watch = self._watches[run_dir] = RunSupervisor(
             run_dir,
             lock_fd,
             self._settings,

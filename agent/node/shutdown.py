@@ -6,7 +6,7 @@ import signal
 import time
 
 
-class Ending:
+class Shutdown:
     """Heeds SIGTERM and SIGINT, at once or after a respite."""
 
     def __init__(self, linger_seconds: float) -> None:

@@ -22,7 +22,7 @@ FIRST_RING_SECONDS = 60.0
 """How long an agent waits for the first ring of a run."""
 
 
-class RunWatch:
+class RunSupervisor:
     """Watches a run from its first ring to the end of the linger."""
 
     def __init__(

@@ -17,8 +17,8 @@ from mp_agent.probe.identity.process_group import Members
 from mp_agent.probe.identity.rank_identity import make_identity, ranks_are_known, ranks_are_numbered
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.probe import ConnectLater, Probe
-from mp_agent.probe.processes.condition_callbacks import ConditionCallback, ConditionWatch
-from mp_agent.probe.processes.exit import ExitWatch, wait_for_export
+from mp_agent.probe.processes.condition_callbacks import ConditionCallback, ConditionCallbacks
+from mp_agent.probe.processes.exit import ExitHandler, wait_for_export
 from mp_agent.probe.processes.helpers import is_helper
 from mp_agent.probe.processes.node_agent import NodeAgentLauncher, RootSearch
 from mp_agent.probe.processes.signals import SignalLog
@@ -79,12 +79,12 @@ class Attachment:
         self._writer: RingWriter | None = None
         self._launcher: NodeAgentLauncher | None = None
         self._search: RootSearch | None = None
-        self._conditions: ConditionWatch | None = None
+        self._conditions: ConditionCallbacks | None = None
         self.by_environment = not asked_for
         self._asked_for = asked_for and not _is_importing_main()
         self._next_try_seconds = 0.0
         self._exit_recorded = False
-        self._exit = ExitWatch(self._end)
+        self._exit = ExitHandler(self._end)
         self._signals = SignalLog()
         self.probe = Probe(
             self._connect,
@@ -164,7 +164,7 @@ class Attachment:
         self._identity, self._run_dir, self._writer = identity, run_dir, writer
         self._note_the_end(writer)
         _rings_made.append(identity.launch)
-        self._conditions = ConditionWatch(
+        self._conditions = ConditionCallbacks(
             run_dir,
             self._callbacks,
             logs=identity.rank == 0,

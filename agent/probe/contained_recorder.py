@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from mp_agent.probe.optimizers.registry import Subjects
-from mp_agent.probe.optimizers.run_facts import Traits
-from mp_agent.probe.optimizers.watched import Subject
-from mp_agent.probe.recorder import Recorder
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.settings import Settings
@@ -14,32 +14,38 @@ Contain = Callable[..., None]
 """`Guard.contain`: a kind of failure, a function, and its arguments."""
 
 
-class ContainedRecorder(Recorder):
+class ContainedRecorder(StepRecorder):
     """Contains each thing that a recorder does by itself.
 
     Gradients that cannot be measured leave the loss, the loss scale and the steps as they are.
     """
 
     def __init__(
-        self, contain: Contain, subjects: Subjects, traits: Traits, settings: Settings
+        self,
+        contain: Contain,
+        subjects: OptimizerRegistry,
+        traits: ObservedTraits,
+        settings: Settings,
     ) -> None:
         super().__init__(subjects, traits, settings)
         self._contain = contain
 
-    def measure(self, step: OpenStep, looks: Sequence[tuple[Subject, Scalar]], point: str) -> None:
-        """See `Recorder.measure`."""
+    def measure(
+        self, step: OpenStep, looks: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
+    ) -> None:
+        """See `StepRecorder.measure`."""
         labels = [subject.label for subject, _ in looks if subject.label]
         which = f" of optimizer {labels[0]}" if len(labels) == len(looks) > 0 else ""
         self._contain(f"measuring gradients{which}", super().measure, step, looks, point)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
-        """See `Recorder.end`."""
+        """See `StepRecorder.end`."""
         self._contain("timing a step", super().end, step, probe_seconds)
 
     def publish(self, step: OpenStep) -> None:
-        """See `Recorder.publish`."""
+        """See `StepRecorder.publish`."""
         self._contain("writing a step", super().publish, step)
 
     def flush(self, step: OpenStep) -> None:
-        """See `Recorder.flush`."""
+        """See `StepRecorder.flush`."""
         self._contain("writing the last step", super().flush, step)

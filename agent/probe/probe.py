@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from mp_agent.probe import hooks, placement
 from mp_agent.probe.contained_recorder import ContainedRecorder
 from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.optimizers.registry import Subjects
-from mp_agent.probe.optimizers.run_facts import Traits
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.step.phases import PhaseMarks
-from mp_agent.probe.tracker import Calls, StepFollower
+from mp_agent.probe.tracker import StepTracker, TrackerCallbacks
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -56,22 +56,22 @@ class Probe:
         )
         contain = self._guard.contain
         self._phases = PhaseMarks()
-        self._subjects = Subjects(self._note_unsupported, ranks_in_run)
-        traits = Traits()
+        self._subjects = OptimizerRegistry(self._note_unsupported, ranks_in_run)
+        traits = ObservedTraits()
         self._recorder = ContainedRecorder(contain, self._subjects, traits, settings)
-        calls = Calls(
+        calls = TrackerCallbacks(
             connect=partial(contain, "connecting", self._connect),
             on_step_end=partial(contain, "looking after the run", on_step),
             take_probe_seconds=self._guard.take_seconds,
             note_unsupported=self._note_unsupported,
         )
-        self._follower = StepFollower(self._subjects, self._recorder, self._phases, traits, calls)
+        self._tracker = StepTracker(self._subjects, self._recorder, self._phases, traits, calls)
         self._patches: hooks.Patches | None = None
 
     def attach(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         """Install the hooks. `model` and `optimizer` settle which ones count, if given."""
         self._subjects.settle(model, optimizer)
-        self._patches = hooks.install(self._follower, self._guard)
+        self._patches = hooks.install(self._tracker, self._guard)
 
     def detach(self) -> None:
         """Take all hooks away. Not to be called from within an optimizer's step."""
@@ -92,7 +92,7 @@ class Probe:
         tokens: int | None = None,
     ) -> None:
         """Take what the trainer says of the step under way."""
-        self._guard.run("observe", self._follower.observe, loss, step, lr, tokens)
+        self._guard.run("observe", self._tracker.observe, loss, step, lr, tokens)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -109,7 +109,7 @@ class Probe:
 
     def flush(self) -> None:
         """Publish what was seen of the step under way, waiting for a device at most 1 s."""
-        self._guard.run("flush", self._follower.flush)
+        self._guard.run("flush", self._tracker.flush)
 
     def _enter_phase(self, name: object) -> None:
         self._phases.enter(str(name))

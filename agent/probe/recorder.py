@@ -11,15 +11,15 @@ import torch
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe.delivery.base import Delivery, make_delivery
-from mp_agent.probe.optimizers.measurement import Measures
-from mp_agent.probe.optimizers.plan import Plan
-from mp_agent.probe.optimizers.registry import Subjects
-from mp_agent.probe.optimizers.run_facts import Traits, facts_of
+from mp_agent.probe.optimizers.measurement import Measurement
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.optimizers.unmeasurable import Unmeasurable
-from mp_agent.probe.optimizers.watched import Subject
+from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import OpenStep, seen
+from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema
 from mp_agent.ring.interruptions import pass_on
@@ -32,7 +32,7 @@ _DRAIN_SECONDS = 1.0
 
 
 class _Ready(NamedTuple):
-    plans: Sequence[Plan]
+    plans: Sequence[MeasurementPlan]
     writer: RingWriter
     delivery: Delivery
 
@@ -40,7 +40,7 @@ class _Ready(NamedTuple):
 class _Look(NamedTuple):
     """What there is to see of one optimizer."""
 
-    plan: Plan
+    plan: MeasurementPlan
     gradients: Sequence[torch.Tensor | None]
     inverse_scale: Scalar
 
@@ -53,16 +53,18 @@ class _Look(NamedTuple):
         return all(gradient is None for gradient in self.gradients)
 
 
-class Recorder:
+class StepRecorder:
     """Everything between an open step and the ring. Holds no plan, hence no parameters.
 
     trainer_lead: by how much the trainer's own step is ahead of our sequence number.
     """
 
-    def __init__(self, subjects: Subjects, traits: Traits, settings: Settings) -> None:
+    def __init__(
+        self, subjects: OptimizerRegistry, traits: ObservedTraits, settings: Settings
+    ) -> None:
         self.trainer_lead = 0
         self._subjects = subjects
-        self._measures = Measures()
+        self._measures = Measurement()
         self._unmeasurable = Unmeasurable(subjects.note_unsupported)
         self._traits = traits
         self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
@@ -80,7 +82,9 @@ class Recorder:
         """Write to this ring from now on; until then nothing is measured."""
         self._writer = writer
 
-    def measure(self, step: OpenStep, looks: Sequence[tuple[Subject, Scalar]], point: str) -> None:
+    def measure(
+        self, step: OpenStep, looks: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
+    ) -> None:
         """Look at optimizers' gradients as they stand, and write the step as it stands, open.
 
         looks: the optimizers, each with 1 / the factor by which its gradients are still scaled.
@@ -136,11 +140,15 @@ class Recorder:
             self._delivery.drain(_DRAIN_SECONDS)
 
     def _offer(self, step: OpenStep, ready: _Ready, *, complete: bool) -> None:
-        seen_step = seen(step, self.trainer_lead, ready.plans, self._order)
+        seen_step = observed_step(step, self.trainer_lead, ready.plans, self._order)
         ready.delivery.offer(seen_step, complete=complete)
 
     def _look_at_measurable(
-        self, step: OpenStep, plans: Sequence[tuple[Plan, Scalar]], *, at_all_layers: bool
+        self,
+        step: OpenStep,
+        plans: Sequence[tuple[MeasurementPlan, Scalar]],
+        *,
+        at_all_layers: bool,
     ) -> None:
         """Look at the gradients; once more without those that turn out not to be measurable."""
         try:
@@ -159,7 +167,11 @@ class Recorder:
             self._look(step, plans, at_all_layers=at_all_layers)
 
     def _look(
-        self, step: OpenStep, plans: Sequence[tuple[Plan, Scalar]], *, at_all_layers: bool
+        self,
+        step: OpenStep,
+        plans: Sequence[tuple[MeasurementPlan, Scalar]],
+        *,
+        at_all_layers: bool,
     ) -> None:
         """Fill in the totals of optimizers, and their rows per layer when they are wanted.
 
@@ -196,7 +208,7 @@ class Recorder:
             return _zeros(len(look.plan.shares), look.plan.device)
         return self._measures.totals(look.plan, look.gradients, look.inverse_scale)
 
-    def _add_digest(self, step: OpenStep, plans: Sequence[Plan]) -> None:
+    def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Add the digest of the weights; without it where they are no ordinary tensors."""
         if not self._digests:
             return
@@ -218,12 +230,12 @@ class Recorder:
             self._delivery = self._begin(plans, self._writer)
         return _Ready(plans, self._writer, self._delivery)
 
-    def _are_known(self, plans: Sequence[Plan]) -> bool:
+    def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
         return len(plans) == len(self._layers) and all(
             plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True)
         )
 
-    def _begin(self, plans: Sequence[Plan], writer: RingWriter) -> Delivery:
+    def _begin(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
         """Write the schema of new plans, once everything of those before is in the ring.
 
         Plans of which the records look the same, as those of the next optimizer of the same
@@ -255,7 +267,7 @@ class Recorder:
         return make_delivery(writer, schema, self._schedule, device)
 
 
-def _layers_of(plans: Sequence[Plan]) -> tuple[Layer, ...]:
+def _layers_of(plans: Sequence[MeasurementPlan]) -> tuple[Layer, ...]:
     """Return the layers of all plans, with the places that their shares have in the schema."""
     layers: list[Layer] = []
     before = 0
@@ -265,7 +277,7 @@ def _layers_of(plans: Sequence[Plan]) -> tuple[Layer, ...]:
     return tuple(layers[index] for index in _module_order(plans))
 
 
-def _module_order(plans: Sequence[Plan]) -> list[int]:
+def _module_order(plans: Sequence[MeasurementPlan]) -> list[int]:
     """Return the layers of all plans, by their numbers: those of the run's model in module order.
 
     Backward goes through them the other way round, whichever optimizers step them.

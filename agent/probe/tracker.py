@@ -17,18 +17,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.optimizers.live_objects import optimizer_parameters
-from mp_agent.probe.optimizers.plan import Plan
-from mp_agent.probe.optimizers.registry import Subjects
-from mp_agent.probe.optimizers.run_facts import Traits
-from mp_agent.probe.optimizers.watched import Role, Subject
-from mp_agent.probe.recorder import Recorder
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
+from mp_agent.probe.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
 from mp_agent.probe.step.backward_loss import loss_of
-from mp_agent.probe.step.boundaries import Course
+from mp_agent.probe.step.boundaries import StepBoundaries
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.step.running_step import running_step
-from mp_agent.probe.step.thread_progress import Moment, within_backward
+from mp_agent.probe.step.thread_progress import ThreadProgress, within_backward
 from mp_agent.probe.step.trainer_step import TrainerStep
 from mp_agent.records.steps import Phase
 
@@ -37,7 +37,7 @@ _UNUSED_GRADIENTS_AT_MOST = 64
 """How often gradients are cleared before any optimizer steps until none is expected to."""
 
 
-class Calls(NamedTuple):
+class TrackerCallbacks(NamedTuple):
     """What the follower asks of the probe."""
 
     connect: Callable[[], None]
@@ -46,7 +46,7 @@ class Calls(NamedTuple):
     note_unsupported: Callable[[str], None]
 
 
-class StepFollower:
+class StepTracker:
     """Knows how far the step under way has come, and when to look. Implements `hooks.Events`.
 
     Gradients are looked at by the first of unscaling, clipping and the optimizer's step after the
@@ -56,19 +56,19 @@ class StepFollower:
 
     def __init__(
         self,
-        subjects: Subjects,
-        recorder: Recorder,
+        subjects: OptimizerRegistry,
+        recorder: StepRecorder,
         phases: PhaseMarks,
-        traits: Traits,
-        calls: Calls,
+        traits: ObservedTraits,
+        calls: TrackerCallbacks,
     ) -> None:
         self._subjects = subjects
         self._recorder = recorder
         self._phases = phases
         self._traits = traits
         self._calls = calls
-        self._course = Course(recorder.publish)
-        self._here = Moment()
+        self._boundaries = StepBoundaries(recorder.publish)
+        self._here = ThreadProgress()
         self._first_thread: int | None = None
         """Thread in which the first optimizer stepped last; others train models of their own."""
         self._trainer_step = TrainerStep()
@@ -84,7 +84,7 @@ class StepFollower:
 
     @property
     def _step(self) -> OpenStep:
-        return self._course.step
+        return self._boundaries.step
 
     def observe(self, loss: object, step: int | None, lr: object, tokens: object) -> None:
         """Take what the trainer says of the step under way; None is nothing said."""
@@ -101,7 +101,7 @@ class StepFollower:
     def flush(self) -> None:
         """Publish what was seen of the step under way."""
         self._subjects.pass_begins()
-        self._course.settle()
+        self._boundaries.settle()
         self._recorder.flush(self._step)
 
     def autocast_entered(self, dtype: torch.dtype) -> None:
@@ -134,7 +134,7 @@ class StepFollower:
             self._begin_next_pass()
         if inputs is not None and not self._reaches(inputs):
             return
-        self._course.gradients_change(here.measures if aside else None)
+        self._boundaries.gradients_change(here.measures if aside else None)
         if not aside:
             self._begin_pass(roots, seeds)
         here.scaled_losses.clear()
@@ -148,7 +148,7 @@ class StepFollower:
         if (plan := self._marked_plan()) is not None:
             here.gradients.backward_ended(plan)
             if here.gradients.touched:
-                self._course.reaches_run = True
+                self._boundaries.reaches_run = True
         self._phases.training(Phase.FORWARD, self._step.sequence)
         if self._stepped_in_backward:
             self._stepped_in_backward = False
@@ -195,7 +195,9 @@ class StepFollower:
         for subject in subjects:
             self._measure(subject, "clip", self._inverse_scale(subject))
         self._here.clipped = [
-            subject for subject in subjects if subject.label not in self._course.of(subject).settled
+            subject
+            for subject in subjects
+            if subject.label not in self._boundaries.of(subject).settled
         ]
 
     def clipping_to(self, max_norm: object, total_norm: object) -> None:
@@ -205,7 +207,7 @@ class StepFollower:
             return
         of_run = [each for each in self._here.clipped if each.role is not Role.APART]
         if of_run:
-            step = self._course.of(of_run[0])
+            step = self._boundaries.of(of_run[0])
             step.add_clipping({each.label for each in of_run}, limit, norm)
         else:
             for subject in self._here.clipped:
@@ -297,7 +299,7 @@ class StepFollower:
             return
         here.in_closure = False
         if (subject := self._subjects.of(optimizer)) is not None:
-            settled = self._course.of(subject).settled
+            settled = self._boundaries.of(subject).settled
             settled.difference_update(each.label for each in self._subjects.together(subject))
             self._step.loss_outdated |= subject.of_run
             if not subject.label:
@@ -384,7 +386,7 @@ class StepFollower:
             return
         result = engine.end()
         skipped = not here.optimizer_stepped if result.skipped is None else result.skipped
-        step = self._course.of(subject)
+        step = self._boundaries.of(subject)
         if not subject.of_run:
             step.forget_if(float(skipped), subject.label)
         else:
@@ -458,7 +460,7 @@ class StepFollower:
         here.around = identity, subject
         self._finish(subject)
 
-    def _is_part_of_step_around(self, optimizer: Optimizer, subject: Subject) -> bool:
+    def _is_part_of_step_around(self, optimizer: Optimizer, subject: WatchedOptimizer) -> bool:
         """Return whether a step within another one, which has been counted, updates the same.
 
         The other one may have raised; the same optimizer then begins a step of its own.
@@ -474,8 +476,8 @@ class StepFollower:
     def _begin_next_pass(self) -> None:
         """Publish the step before with what the pass that is over has shown of its optimizers."""
         if self._subjects.pass_begins():
-            self._course.settle()
-        self._course.pass_begins()
+            self._boundaries.settle()
+        self._boundaries.pass_begins()
 
     def _begin_pass(self, roots: object, seeds: object) -> None:
         here, step = self._here, self._step
@@ -493,7 +495,7 @@ class StepFollower:
         if loss is not None:
             step.add_loss(loss)
 
-    def _marked_plan(self) -> Plan | None:
+    def _marked_plan(self) -> MeasurementPlan | None:
         """Return the plan of the gradients that should stay as backward leaves them."""
         first = self._subjects.first
         return None if first is None or first.managed else first.plan()
@@ -506,44 +508,44 @@ class StepFollower:
             self._calls.note_unsupported("gradients before the script itself changed them")
         self._here.gradients.forget()  # what changes them from now on is announced by a hook
 
-    def _inverse_scale(self, subject: Subject) -> Scalar:
+    def _inverse_scale(self, subject: WatchedOptimizer) -> Scalar:
         """Return 1 / the scale that the gradients still carry."""
         still_scaled = subject.scaled and subject.label not in self._here.unscaled
         scale = self._note_loss_scale(self._here.scaler, subject) if still_scaled else None
         return 1.0 if scale is None else reciprocal(scale)
 
-    def _settle(self, subject: Subject) -> None:
+    def _settle(self, subject: WatchedOptimizer) -> None:
         """Look at gradients after which others will follow, that were taken at other weights."""
         self._measure(subject, "optimizer_step", self._inverse_scale(subject))
-        settled = self._course.of(subject).settled
+        settled = self._boundaries.of(subject).settled
         settled.update(each.label for each in self._subjects.together(subject))
 
-    def _look_before_step(self, subject: Subject, optimizer: Optimizer) -> None:
+    def _look_before_step(self, subject: WatchedOptimizer, optimizer: Optimizer) -> None:
         # GradScaler leaves these two to optimizers that unscale, and skip, by themselves.
         scale = scalar_of(getattr(optimizer, "grad_scale", None))
         skipped = scalar_of(getattr(optimizer, "found_inf", None))
         if not self._clips_unseen:
             self._measure(subject, "optimizer_step", 1.0 if scale is None else reciprocal(scale))
-        elif isnan(self._course.of(subject).backward_seconds):
+        elif isnan(self._boundaries.of(subject).backward_seconds):
             self._calls.note_unsupported("the norm before clipping, which is compiled")
             self._measure(subject, "after_clipping", 1.0 if scale is None else reciprocal(scale))
         if skipped is not None:
             self._note_skip(subject, skipped)
 
-    def _measure(self, subject: Subject, point: str, inverse_scale: Scalar) -> None:
+    def _measure(self, subject: WatchedOptimizer, point: str, inverse_scale: Scalar) -> None:
         if not self._is_aside():
             self._phases.training(Phase.OPTIMIZER, self._step.sequence)
         self._subjects.confirm(subject)
         if subject.role is Role.APART and self._is_overtaken_by(subject):
             self._hand_over(subject)
-        step = self._course.of(subject)
+        step = self._boundaries.of(subject)
         if subject.label in step.measured or subject.label in step.settled:
             return
-        if self._course.is_published(step):
+        if self._boundaries.is_published(step):
             step = self._step
         self._calls.connect()
         if subject.of_run and step is self._step:
-            self._course.settle()
+            self._boundaries.settle()
             first = self._subjects.first or subject
             step.drop_cleared_loss(lambda owner: _clears(owner, first))
             self._note_learning_rate(first)
@@ -558,13 +560,13 @@ class StepFollower:
             self._note_changed_gradients(point)
         self._recorder.measure(step, looks, point)
 
-    def _is_overtaken_by(self, subject: Subject) -> bool:
+    def _is_overtaken_by(self, subject: WatchedOptimizer) -> bool:
         """Return whether an optimizer trains on where those of the run have ceased to.
 
         Trainings side by side, each in a thread of its own, do not take each other's place.
         """
         returns = self._subjects.returns(subject)
-        overtaken = returns or self._course.is_overtaken_by(
+        overtaken = returns or self._boundaries.is_overtaken_by(
             subject.label, lambda: self._subjects.trains_the_model(subject)
         )
         if not overtaken:
@@ -573,44 +575,46 @@ class StepFollower:
             thread.ident != self._first_thread for thread in threading.enumerate()
         )
 
-    def _hand_over(self, subject: Subject) -> None:
+    def _hand_over(self, subject: WatchedOptimizer) -> None:
         """Let the steps of an optimizer be the run's: those that made them have ceased to."""
         label = subject.label
         if self._subjects.returns(subject):
-            self._course.take_turns()
+            self._boundaries.take_turns()
         labels = self._subjects.take_over(subject)
         self._first_thread = get_ident()
-        self._course.settle()  # numbered as the optimizer before has it
-        made_one = self._course.has_lone_step(label)
+        self._boundaries.settle()  # numbered as the optimizer before has it
+        made_one = self._boundaries.has_lone_step(label)
         self._note_trainer_step(subject, self._step.sequence + made_one)
-        if self._course.be_taken_over(label, labels):
+        if self._boundaries.be_taken_over(label, labels):
             self._calls.on_step_end()
 
-    def _note_learning_rate(self, subject: Subject) -> None:
+    def _note_learning_rate(self, subject: WatchedOptimizer) -> None:
         if (rate := scalar_of(subject.learning_rate())) is not None:
             self._step.scalars.setdefault("learning_rate", rate)
 
-    def _note_trainer_step(self, subject: Subject, sequence: int) -> None:
+    def _note_trainer_step(self, subject: WatchedOptimizer, sequence: int) -> None:
         """Learn the trainer's number of step `sequence`, the next of an optimizer."""
         if (optimizer := subject.optimizer) is not None:
             self._trainer_step.look(optimizer, sequence)
             self._recorder.trainer_lead = self._trainer_step.lead
 
-    def _note_skip(self, subject: Subject, skipped: Scalar) -> None:
+    def _note_skip(self, subject: WatchedOptimizer, skipped: Scalar) -> None:
         """Note that a scaler left a step out: of any part of the run's model it is the run's."""
         subject.scalars["skipped"] = skipped
-        step = self._course.of(subject)
+        step = self._boundaries.of(subject)
         if subject.of_run:
             step.scalars["skipped"] = add(step.scalars.get("skipped"), skipped)
         else:
             step.forget_if(skipped, subject.label)
 
-    def _note_loss_scale(self, scaler: GradScaler | None, subject: Subject) -> Scalar | None:
+    def _note_loss_scale(
+        self, scaler: GradScaler | None, subject: WatchedOptimizer
+    ) -> Scalar | None:
         """Note the scale in force, and return it; `get_scale()` would wait for the device."""
         scale = None if scaler is None else scalar_of(scaler._get_scale_async())
         if scale is not None:
             apart = subject.role is Role.APART
-            scalars = subject.scalars if apart else self._course.of(subject).scalars
+            scalars = subject.scalars if apart else self._boundaries.of(subject).scalars
             scalars["loss_scale"] = scale
         return scale
 
@@ -622,20 +626,20 @@ class StepFollower:
         if subject is not None:
             self._note_learning_rate(subject)
 
-    def _finish(self, subject: Subject) -> None:
+    def _finish(self, subject: WatchedOptimizer) -> None:
         self._here.unscaled.add(subject.label)
         self._subjects.confirm(subject)
-        ends_step = self._course.of(subject) is self._step
+        ends_step = self._boundaries.of(subject) is self._step
         awaited = self._subjects.awaited
         self._subjects.stepped(subject)
         if not subject.of_run:
             if (rate := scalar_of(subject.learning_rate())) is not None:
                 subject.scalars["learning_rate"] = rate
-            self._course.other_ended(subject)
+            self._boundaries.other_ended(subject)
         elif ends_step:
             self._finish_run(subject.label, awaited)
         else:
-            self._course.joint_ended(subject.label)
+            self._boundaries.joint_ended(subject.label)
         subject.scalars.clear()
 
     def _finish_run(self, label: str, awaited: Collection[str] = ()) -> None:
@@ -644,12 +648,12 @@ class StepFollower:
         self._here.weights.forget()
         self._step.scalars.setdefault("skipped", 0.0)
         self._recorder.end(self._step, self._calls.take_probe_seconds())
-        self._course.run_ended(label, awaited)
+        self._boundaries.run_ended(label, awaited)
         self._phases.training(Phase.FORWARD, self._step.sequence)
         self._calls.on_step_end()
 
 
-def _clears(owner: Optimizer | nn.Module, subject: Subject) -> bool:
+def _clears(owner: Optimizer | nn.Module, subject: WatchedOptimizer) -> bool:
     """Return whether gradients of `subject` are among those that `owner` clears."""
     if isinstance(owner, Optimizer):
         parameters = optimizer_parameters(owner)

@@ -10,7 +10,7 @@ from benchmarks.many_nodes.node import SimulatedNode
 from mp_agent.node.endpoint import open_listener
 from mp_agent.node.http.server import Exposure, MetricsServer
 from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.handlers import ReportHandlers
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.wire import CONTENT_TYPE, ROWS_PATH
 from mp_agent.settings import Settings
@@ -31,7 +31,7 @@ async def _measured(root: SimulatedNode, bodies: Sequence[bytes]) -> float:
     settings = Settings(token=_TOKEN)
     client = PushClient()
     link = RootLink(root, settings, client, environ={})
-    server = MetricsServer(_nobody_scrapes, Inbox({root.name: link}.get).routes())
+    server = MetricsServer(_nobody_scrapes, ReportHandlers({root.name: link}.get).routes())
     listener = open_listener("127.0.0.1", 0)
     await server.start(listener)
     try:

@@ -119,7 +119,7 @@ class Agent:
 
     @property
     def dropped(self) -> int:
-        return self._node.exchange.lost + self._pusher.counts.reports_dropped
+        return self._node.member.lost + self._pusher.counts.reports_dropped
 
     async def stop(self) -> None:
         self._pusher.cut()

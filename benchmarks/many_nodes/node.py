@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.many_nodes.model import Model, sampled_up_to
-from mp_agent.node.cluster.member import Exchange, Item
-from mp_agent.node.collect.attempt import Attempt, LocalStep
+from mp_agent.node.cluster.member import ClusterMember, MemberItem
+from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.rank_source import RankSource
-from mp_agent.node.merge.schema_index import NodeBook, _weights_name
+from mp_agent.node.merge.schema_index import SchemaIndex, _weights_name
 from mp_agent.records.rows import KnownNode, NodeLayers, NodeReport, RankStatus, Receipt
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, RankState, StepRecord
@@ -64,7 +64,7 @@ class SimulatedRing:
         return
 
 
-class SimulatedAttempt(Attempt):
+class SimulatedAttempt(LocalAttempt):
     """The ranks of a node; what they write may be read and reduced beforehand, then played back."""
 
     def __init__(self, rings: Sequence[SimulatedRing], settings: Settings) -> None:
@@ -77,7 +77,7 @@ class SimulatedAttempt(Attempt):
         for ring in rings:
             self.add(RankSource(Path(), cast(RingReader, ring)))
         if rings:
-            _share_plans(self.book, [ring.schema for ring in rings])
+            _share_plans(self.schema_index, [ring.schema for ring in rings])
 
     def record(self, steps: int) -> None:
         """Reduce so many steps now, so that it takes no time later."""
@@ -117,16 +117,16 @@ class SimulatedAttempt(Attempt):
         )
 
 
-def _share_plans(book: NodeBook, schemas: Sequence[Schema]) -> None:
+def _share_plans(schema_index: SchemaIndex, schemas: Sequence[Schema]) -> None:
     """Spare the book to look at equal layers rank by rank: a real one has eight ranks, not 10 000.
 
     The ranks of a simulated run differ in their place within one share.
     """
-    first = book.plan(schemas[0])
+    first = schema_index.plan(schemas[0])
     for schema in schemas[1:]:
         share = schema.shares[0]
         place = replace(first.places[0], shard=share.shard_index, replica=share.replica_index)
-        book._plans[id(schema)] = replace(
+        schema_index._plans[id(schema)] = replace(
             first, schema=schema, places=(place,), weights=_weights_name(schema.shares)
         )
 
@@ -143,27 +143,27 @@ class SimulatedNode:
         self.seen = True
         self._rings = [SimulatedRing(model, rank, sampled) for rank in model.ranks(number)]
         self.attempt = SimulatedAttempt(self._rings, settings)
-        self.exchange = Exchange(self.attempt, settings, session=f"simulation-{number}")
+        self.member = ClusterMember(self.attempt, settings, session=f"simulation-{number}")
 
     def write(self, newest: int) -> None:
         """Let all ranks have written their steps up to `newest`."""
         self.attempt.written = newest
 
-    def poll(self, now_seconds: float | None = None) -> list[Item]:
+    def poll(self, now_seconds: float | None = None) -> list[MemberItem]:
         """Look at the ranks as an agent does; return what the root's part has merged."""
-        return list(self.exchange.poll(time.monotonic() if now_seconds is None else now_seconds))
+        return list(self.member.poll(time.monotonic() if now_seconds is None else now_seconds))
 
     @property
     def url(self) -> str:
-        return self.exchange.url
+        return self.member.url
 
     @url.setter
     def url(self, url: str) -> None:
-        self.exchange.url = url
+        self.member.url = url
 
     @property
     def session(self) -> str:
-        return self.exchange.session
+        return self.member.session
 
     @property
     def end(self) -> EndReason:
@@ -171,7 +171,7 @@ class SimulatedNode:
 
     @property
     def is_root(self) -> bool:
-        return self.exchange.is_root
+        return self.member.is_root
 
     @property
     def identity(self) -> RankIdentity:
@@ -183,17 +183,17 @@ class SimulatedNode:
 
     @property
     def nodes(self) -> tuple[KnownNode, ...]:
-        return self.exchange.nodes
+        return self.member.nodes
 
     @property
     def urgent(self) -> bool:
-        return self.exchange.urgent
+        return self.member.urgent
 
     def take_report(self) -> NodeReport | None:
-        return self.exchange.take_report()
+        return self.member.take_report()
 
     def receive(self, report: NodeReport) -> Receipt:
-        return self.exchange.receive(report)
+        return self.member.receive(report)
 
     def acknowledge(self, receipt: Receipt) -> None:
-        self.exchange.acknowledge(receipt)
+        self.member.acknowledge(receipt)

@@ -16,14 +16,14 @@ from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
 from mp_agent.node.accounting.accumulator import Accumulator, Progress
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.agent import POLL_INTERVAL_SECONDS
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.conditions.tracker import LOOK_INTERVAL_SECONDS, ConditionTracker
 from mp_agent.node.run.ledger import ProbeTotals
 from mp_agent.node.run.views import agent_view, rank_view, run_view
-from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.node.transport.wire import pack, unpack
 from mp_agent.records.conditions import ConditionMemory
@@ -91,10 +91,10 @@ class Root:
         self.node = SimulatedNode(model, 0, settings, sampled=(_SAMPLED,))
         thresholds = resolve(settings.thresholds)
         self.account = Accumulator(
-            thresholds, progress=Progress(), counters=CounterBook(), norms=ValueWindow(120.0)
+            thresholds, progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
         )
         self.builder = SnapshotBuilder(thresholds, settings.max_series)
-        self._governor = LayerGovernor()
+        self._layer_budget = LayerBudget()
         self._conditions = ConditionTracker(
             directory, values_in_force(settings.thresholds), memory=ConditionMemory()
         )
@@ -126,7 +126,7 @@ class Root:
 
     def _export(self) -> RunExport:
         attempt = self.node.attempt
-        view = run_view(self.node.exchange, self.account, self._conditions, time.time())
+        view = run_view(self.node.member, self.account, self._conditions, time.time())
         return RunExport(
             run=self.node.name,
             node_rank=0,
@@ -138,7 +138,7 @@ class Root:
                 attempt, ProbeTotals(), counting_seconds=None, scrape_duration_seconds=None
             ),
             counters=self.account.counters,
-            governor=self._governor,
+            layer_budget=self._layer_budget,
         )
 
 
@@ -252,7 +252,7 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
     elif period == 2:
         before = stages.unpack_report + stages.receive_report
         stages.take_table = (unpacking + receiving) / max(len(bodies), 1) - before
-        closing, merged = _timed(lambda: list(root.node.exchange.close_all()))
+        closing, merged = _timed(lambda: list(root.node.member.close_all()))
         tables += [item for item in merged if isinstance(item, MergedTable)]
         entering, _ = _timed(lambda: [root.fold(table) for table in tables])
         steps_seconds = stages.merge_step * len(steps)

@@ -17,12 +17,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from mp_agent.exporters.otlp.environment import Signal
+from mp_agent.exporters.otlp.environment import OtlpSignal
 
-_RESPONSES: dict[Signal, tuple[Any, str]] = {
-    Signal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points"),
-    Signal.LOGS: (ExportLogsServiceResponse, "rejected_log_records"),
-    Signal.TRACES: (ExportTraceServiceResponse, "rejected_spans"),
+_RESPONSES: dict[OtlpSignal, tuple[Any, str]] = {
+    OtlpSignal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points"),
+    OtlpSignal.LOGS: (ExportLogsServiceResponse, "rejected_log_records"),
+    OtlpSignal.TRACES: (ExportTraceServiceResponse, "rejected_spans"),
 }
 _PROTOBUF = "application/x-protobuf"
 _WEB_PAGE = "text/html"
@@ -40,7 +40,7 @@ class RefusedError(requests.RequestException):
 class CheckedSession(requests.Session):
     """A session that raises RefusedError for an answer that is a refusal in a 2xx or 3xx coat."""
 
-    def __init__(self, signal: Signal) -> None:
+    def __init__(self, signal: OtlpSignal) -> None:
         super().__init__()
         self._signal = signal
         self.refused_for_good = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mp_agent.errors import MpAgentError
-from mp_agent.exporters.otlp.environment import Transport
+from mp_agent.exporters.otlp.environment import OtlpTransport
 from mp_agent.exporters.otlp.halves import halves, size_of
 from mp_agent.exporters.otlp.redaction import LogCapture
 
@@ -50,7 +50,7 @@ class Exporter(Protocol):
         """Give up what is being repeated, and close the connection."""
 
 
-class Verdict(Protocol):
+class Response(Protocol):
     """What the connection of an exporter knows of the last answer."""
 
     refused_for_good: bool
@@ -83,7 +83,7 @@ class _Outcome:
 class Client:
     """Sends one signal. The exporter's own word on what went wrong is kept from the logs."""
 
-    def __init__(self, exporter: Exporter, verdict: Verdict, capture: LogCapture) -> None:
+    def __init__(self, exporter: Exporter, verdict: Response, capture: LogCapture) -> None:
         self._exporter = exporter
         self._verdict = verdict
         self._capture = capture
@@ -173,7 +173,7 @@ def _joined(*said: str) -> str:
 
 
 def open_client(
-    transport: Transport, capture: LogCapture, *, timeout_seconds: float | None = None
+    transport: OtlpTransport, capture: LogCapture, *, timeout_seconds: float | None = None
 ) -> Client:
     """Return a client; timeout_seconds: instead of the transport's own.
 
@@ -195,7 +195,7 @@ def open_client(
     return Client(exporter, verdict, capture)
 
 
-def _open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporter, Verdict]:
+def _open_exporter(transport: OtlpTransport, timeout_seconds: float) -> tuple[Exporter, Response]:
     # Each in a module of its own, since gRPC takes 20 MB of memory.
     if transport.grpc:
         from mp_agent.exporters.otlp.over_grpc import open_exporter as over_grpc

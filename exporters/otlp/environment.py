@@ -28,7 +28,7 @@ _MEANT_FOR_INSTRUMENTS = {
 """Variables with the only value that loses nothing here."""
 
 
-class Signal(Enum):
+class OtlpSignal(Enum):
     """What can be sent by OTLP. The value is the word in the variables' names."""
 
     METRICS = "METRICS"
@@ -36,16 +36,16 @@ class Signal(Enum):
     TRACES = "TRACES"
 
 
-def variable_names(signal: Signal, what: str) -> tuple[str, str]:
+def variable_names(signal: OtlpSignal, what: str) -> tuple[str, str]:
     """Return the signal's own variable, which wins, and the one for all signals."""
     return f"OTEL_EXPORTER_OTLP_{signal.value}_{what}", f"OTEL_EXPORTER_OTLP_{what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transport:
+class OtlpTransport:
     """How one signal travels."""
 
-    signal: Signal
+    signal: OtlpSignal
     grpc: bool
     gzip_over_grpc: bool
     """Of no account over HTTP, where the exporter reads the compression itself."""
@@ -57,7 +57,7 @@ class Transport:
 class OtlpEnvironment:
     """The variables' values, defaults filled in."""
 
-    transports: Mapping[Signal, Transport]
+    transports: Mapping[OtlpSignal, OtlpTransport]
     """Of the signals that are on."""
     interval_seconds: float
     export_timeout_seconds: float
@@ -84,7 +84,7 @@ def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:
     return OtlpEnvironment(
         transports={
             signal: _transport(variables, signal, limit_seconds)
-            for signal in Signal
+            for signal in OtlpSignal
             if not disabled and _is_on(variables, signal)
         },
         interval_seconds=interval_seconds,
@@ -93,8 +93,8 @@ def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:
 
 
 def _transport(
-    variables: MutableMapping[str, str], signal: Signal, limit_seconds: float
-) -> Transport:
+    variables: MutableMapping[str, str], signal: OtlpSignal, limit_seconds: float
+) -> OtlpTransport:
     grpc = _choice(variables, signal, "PROTOCOL", _PROTOCOLS, _HTTP) == "grpc"
     compression = _choice(variables, signal, "COMPRESSION", _COMPRESSIONS, "none")
     if grpc and compression == "deflate":
@@ -103,7 +103,7 @@ def _transport(
     for name in reversed(variable_names(signal, "TIMEOUT")):
         # Seconds, as everywhere in Python's exporters; the specification says milliseconds.
         timeout_seconds = _seconds(variables, name, timeout_seconds, 1.0)
-    return Transport(
+    return OtlpTransport(
         signal=signal,
         grpc=grpc,
         gzip_over_grpc=grpc and compression == "gzip",
@@ -118,13 +118,13 @@ def _is_disabled(variables: Mapping[str, str]) -> bool:
     return value == "true"
 
 
-def _is_on(variables: Mapping[str, str], signal: Signal) -> bool:
+def _is_on(variables: Mapping[str, str], signal: OtlpSignal) -> bool:
     return variables.get(f"OTEL_{signal.value}_EXPORTER", "").strip().lower() != "none"
 
 
 def _choice(
     variables: MutableMapping[str, str],
-    signal: Signal,
+    signal: OtlpSignal,
     what: str,
     known: tuple[str, ...],
     default: str,

@@ -12,10 +12,10 @@ from typing import Any
 from grpc import ssl_channel_credentials  # type: ignore[import-untyped]
 
 from mp_agent.exporters.otlp.clients import ExportError
-from mp_agent.exporters.otlp.environment import Signal, variable_names
+from mp_agent.exporters.otlp.environment import OtlpSignal, variable_names
 
 
-def credentials(signal: Signal) -> Any:
+def credentials(signal: OtlpSignal) -> Any:
     """Return the channel's credentials; None where no variable names a file.
 
     None as well where a credential provider is named, which the exporter asks itself. Raises
@@ -34,7 +34,7 @@ def credentials(signal: Signal) -> Any:
     return ssl_channel_credentials(authority, key, certificate)
 
 
-def _content(signal: Signal, what: str) -> bytes | None:
+def _content(signal: OtlpSignal, what: str) -> bytes | None:
     named = (name for name in variable_names(signal, what) if os.environ.get(name))
     if (name := next(named, None)) is None:
         return None
@@ -45,7 +45,7 @@ def _content(signal: Signal, what: str) -> bytes | None:
         raise ExportError(f"{name}: {path}: {error.strerror}") from None
 
 
-def _has_provider(signal: Signal) -> bool:
+def _has_provider(signal: OtlpSignal) -> bool:
     names = (
         "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER",
         f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{signal.value}_CREDENTIAL_PROVIDER",

@@ -59,7 +59,7 @@ class Push:
             self.error = ExportError(type(error).__name__)
 
 
-class Lane:
+class SignalPusher:
     """All pushes of one signal, their account, and the client that they share.
 
     Everything but the pushes themselves happens in the thread of the caller.

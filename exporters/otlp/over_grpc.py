@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.sdk.metrics.export import MetricsData
 
 from mp_agent.exporters.otlp.clients import Exporter, ExportError
-from mp_agent.exporters.otlp.environment import Signal, Transport, variable_names
+from mp_agent.exporters.otlp.environment import OtlpSignal, OtlpTransport, variable_names
 from mp_agent.exporters.otlp.grpc_credentials import credentials
 from mp_agent.exporters.otlp.vanished import NoRecordedValues, flag_all
 
@@ -106,7 +106,7 @@ class _Checked:
         self._client = _CheckedStub(self._client, self._verdict)
 
 
-class MetricExporter(_Checked, OTLPMetricExporter):
+class GrpcMetricExporter(_Checked, OTLPMetricExporter):
     """Knows besides how to say that series have no value any more."""
 
     def _translate_data(self, data: MetricsData) -> ExportMetricsServiceRequest:
@@ -122,14 +122,14 @@ class SpanExporter(_Checked, OTLPSpanExporter):
     """The span exporter, checked."""
 
 
-_EXPORTERS: dict[Signal, Callable[..., Exporter]] = {
-    Signal.METRICS: MetricExporter,
-    Signal.LOGS: LogExporter,
-    Signal.TRACES: SpanExporter,
+_EXPORTERS: dict[OtlpSignal, Callable[..., Exporter]] = {
+    OtlpSignal.METRICS: GrpcMetricExporter,
+    OtlpSignal.LOGS: LogExporter,
+    OtlpSignal.TRACES: SpanExporter,
 }
 
 
-def open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporter, GrpcVerdict]:
+def open_exporter(transport: OtlpTransport, timeout_seconds: float) -> tuple[Exporter, GrpcVerdict]:
     """Return an exporter, configured by the OTEL_* variables, and what it hears.
 
     The compression is given, since the exporter refuses `none`, a value of the specification.
@@ -146,7 +146,7 @@ def open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporte
     return exporter, verdict
 
 
-def _is_without_tls(signal: Signal) -> bool:
+def _is_without_tls(signal: OtlpSignal) -> bool:
     """Return whether the endpoint's scheme says so; it comes before OTEL_EXPORTER_OTLP_INSECURE."""
     named = (os.environ.get(name) for name in variable_names(signal, "ENDPOINT"))
     return next(filter(None, named), "http://").startswith("http://")

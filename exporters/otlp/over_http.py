@@ -11,11 +11,11 @@ from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 
 from mp_agent.exporters.otlp.answers import CheckedSession
 from mp_agent.exporters.otlp.clients import Exporter
-from mp_agent.exporters.otlp.environment import Signal, Transport
+from mp_agent.exporters.otlp.environment import OtlpSignal, OtlpTransport
 from mp_agent.exporters.otlp.vanished import NoRecordedValues, flag_all
 
 
-class MetricExporter(OTLPMetricExporter):
+class HttpMetricExporter(OTLPMetricExporter):
     """Knows besides how to say that series have no value any more."""
 
     def export(
@@ -27,14 +27,16 @@ class MetricExporter(OTLPMetricExporter):
         return super().export(metrics_data, timeout_millis)
 
 
-_EXPORTERS: dict[Signal, Callable[..., Exporter]] = {
-    Signal.METRICS: MetricExporter,
-    Signal.LOGS: OTLPLogExporter,
-    Signal.TRACES: OTLPSpanExporter,
+_EXPORTERS: dict[OtlpSignal, Callable[..., Exporter]] = {
+    OtlpSignal.METRICS: HttpMetricExporter,
+    OtlpSignal.LOGS: OTLPLogExporter,
+    OtlpSignal.TRACES: OTLPSpanExporter,
 }
 
 
-def open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporter, CheckedSession]:
+def open_exporter(
+    transport: OtlpTransport, timeout_seconds: float
+) -> tuple[Exporter, CheckedSession]:
     """Return an exporter, configured by the OTEL_* variables, and its session."""
     session = CheckedSession(transport.signal)
     # A session given by hand would take the place of the one that a credential provider makes.
@@ -42,7 +44,7 @@ def open_exporter(transport: Transport, timeout_seconds: float) -> tuple[Exporte
     return _EXPORTERS[transport.signal](session=given, timeout=timeout_seconds), session
 
 
-def _has_credential_provider(signal: Signal) -> bool:
+def _has_credential_provider(signal: OtlpSignal) -> bool:
     names = (
         "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
         f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal.value}_CREDENTIAL_PROVIDER",

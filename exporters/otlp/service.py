@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from mp_agent.exporters.otlp.clients import ExportError, open_client
-from mp_agent.exporters.otlp.environment import OtlpEnvironment, Signal
+from mp_agent.exporters.otlp.environment import OtlpEnvironment, OtlpSignal
 from mp_agent.exporters.otlp.events import is_sent, log_records, spans
-from mp_agent.exporters.otlp.lane import Lane
+from mp_agent.exporters.otlp.lane import SignalPusher
 from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
 from mp_agent.exporters.otlp.resource import make_resource
-from mp_agent.exporters.otlp.sources import EventSource, Harvest, MetricSource, Source
+from mp_agent.exporters.otlp.sources import EventSource, MetricBatch, MetricSource, Source
 from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.views import ExportAccount
 
@@ -21,7 +21,11 @@ RETRY_AFTER_SECONDS_MAX = 300.0
 
 _NOTHING_TO_PUSH_SECONDS = 1.0
 """Until the next look for a first run, which makes a snapshot."""
-_LANE_NAMES = {Signal.METRICS: "otlp", Signal.LOGS: "otlp_logs", Signal.TRACES: "otlp_spans"}
+_LANE_NAMES = {
+    OtlpSignal.METRICS: "otlp",
+    OtlpSignal.LOGS: "otlp_logs",
+    OtlpSignal.TRACES: "otlp_spans",
+}
 
 
 class OtlpService:
@@ -34,7 +38,7 @@ class OtlpService:
     def __init__(
         self,
         environment: OtlpEnvironment,
-        harvest: Callable[[], Harvest],
+        harvest: Callable[[], MetricBatch],
         directory: Path,
         *,
         span_events: bool = False,
@@ -45,7 +49,7 @@ class OtlpService:
         self._capture = LogCapture(Redactor(os.environ))
         self._sources = _make_sources(environment, harvest, directory, span_events=span_events)
         self._lanes = {
-            signal: Lane(
+            signal: SignalPusher(
                 _LANE_NAMES[signal],
                 partial(open_client, environment.transports[signal], self._capture),
                 limit_seconds=environment.export_timeout_seconds,
@@ -62,7 +66,7 @@ class OtlpService:
     @property
     def pushes_metrics(self) -> bool:
         """Whether metrics are pushed at all."""
-        return Signal.METRICS in self._sources
+        return OtlpSignal.METRICS in self._sources
 
     def on_condition(self, event: ConditionEvent) -> None:
         """Take a condition's coming or going; a critical one is sent at the next turn."""
@@ -74,7 +78,7 @@ class OtlpService:
     def urge(self) -> None:
         """Push metrics at the next turn, whatever the interval."""
         if self.pushes_metrics:
-            self._next_seconds[Signal.METRICS] = 0.0
+            self._next_seconds[OtlpSignal.METRICS] = 0.0
 
     def start(self) -> None:
         """Keep to itself what the exporters log, as long as there are pushes."""
@@ -102,7 +106,7 @@ class OtlpService:
         """Let everybody hear again what the exporters log; a push under way may tell secrets."""
         self._capture.remove()
 
-    def _begin(self, signal: Signal, now_seconds: float) -> None:
+    def _begin(self, signal: OtlpSignal, now_seconds: float) -> None:
         source = self._sources[signal]
         if not source.at_once:
             self._next_seconds[signal] = now_seconds + _NOTHING_TO_PUSH_SECONDS
@@ -110,7 +114,7 @@ class OtlpService:
             self._next_seconds[signal] = now_seconds + self._interval_seconds
             self._lanes[signal].begin(make_requests)
 
-    def _settle(self, signal: Signal, error: ExportError | None, now_seconds: float) -> None:
+    def _settle(self, signal: OtlpSignal, error: ExportError | None, now_seconds: float) -> None:
         source = self._sources[signal]
         source.settle(error)
         if error is not None:
@@ -121,7 +125,7 @@ class OtlpService:
         elif source.at_once:
             self._next_seconds[signal] = now_seconds
 
-    async def _finish(self, signal: Signal, deadline_seconds: float) -> None:
+    async def _finish(self, signal: OtlpSignal, deadline_seconds: float) -> None:
         source, lane = self._sources[signal], self._lanes[signal]
         if push := lane.settle():
             source.settle(push.error)
@@ -133,14 +137,14 @@ class OtlpService:
 
 def _make_sources(
     environment: OtlpEnvironment,
-    harvest: Callable[[], Harvest],
+    harvest: Callable[[], MetricBatch],
     directory: Path,
     *,
     span_events: bool,
-) -> dict[Signal, Source]:
+) -> dict[OtlpSignal, Source]:
     resource = make_resource(directory)
-    made: dict[Signal, Source] = {Signal.METRICS: MetricSource(harvest, resource)}
-    made[Signal.LOGS] = EventSource(log_records, resource)
+    made: dict[OtlpSignal, Source] = {OtlpSignal.METRICS: MetricSource(harvest, resource)}
+    made[OtlpSignal.LOGS] = EventSource(log_records, resource)
     if span_events:
-        made[Signal.TRACES] = EventSource(spans, resource)
+        made[OtlpSignal.TRACES] = EventSource(spans, resource)
     return {signal: source for signal, source in made.items() if signal in environment.transports}

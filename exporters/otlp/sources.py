@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class MetricBatch:
     """What there is to push at one moment."""
 
     snapshot: Snapshot
@@ -54,13 +54,13 @@ class MetricSource:
 
     at_once = False
 
-    def __init__(self, harvest: Callable[[], Harvest], resource: Resource) -> None:
+    def __init__(self, harvest: Callable[[], MetricBatch], resource: Resource) -> None:
         self._harvest = harvest
         self._resource = resource
         self._process_unix_ns = time.time_ns()
         self._starts = StartTimes()
         self._sent = SentSeries()
-        self._taken: Harvest | None = None
+        self._taken: MetricBatch | None = None
 
     def take(self) -> MakeRequests | None:
         """Harvest; see Source."""
@@ -81,7 +81,7 @@ class MetricSource:
             self._taken.delivered()
         self._taken = None
 
-    def _requests(self, harvest: Harvest, gone: Snapshot) -> Iterator[MetricsData]:
+    def _requests(self, harvest: MetricBatch, gone: Snapshot) -> Iterator[MetricsData]:
         """Yield the snapshot in batches, then the series that are gone."""
         taken_unix_ns = unix_ns(harvest.snapshot.time_unix_seconds)
         restarts_unix_ns = self._starts.follow(harvest.snapshot, taken_unix_ns)

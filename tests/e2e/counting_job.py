@@ -73,12 +73,12 @@ def half_way(options: argparse.Namespace) -> None:
 
 
 def break_probe() -> None:
-    from mp_agent.probe.recorder import Recorder
+    from mp_agent.probe.recorder import StepRecorder
 
     def measure(*arguments: object) -> None:
         raise RuntimeError("fault injected into the probe")
 
-    Recorder.measure = measure  # type: ignore[assignment]
+    StepRecorder.measure = measure  # type: ignore[assignment]
 
 
 def digest(model: nn.Module) -> str:

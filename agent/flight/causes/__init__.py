@@ -10,9 +10,9 @@ from mp_agent.flight.causes.loss import diverging_loss
 from mp_agent.flight.causes.loss_scale import loss_scale
 from mp_agent.flight.causes.nonfinite import nonfinite
 from mp_agent.flight.causes.small_gradients import underflow, vanishing
-from mp_agent.flight.findings import Finding
+from mp_agent.flight.findings import Diagnosis
 
-DETECTIVES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+DETECTIVES: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
     learning_rate,
     nonfinite,
     loss_scale,

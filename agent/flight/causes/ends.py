@@ -5,7 +5,7 @@ from statistics import median
 
 from mp_agent.flight.case import Case
 from mp_agent.flight.causes.nonfinite import ranks_text
-from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.flight import RankLog
 from mp_agent.records.steps import EndReason, Phase
 
@@ -15,7 +15,7 @@ _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _NANOSECONDS = 1e9
 
 
-def ends(case: Case) -> Iterator[Finding]:
+def ends(case: Case) -> Iterator[Diagnosis]:
     """Yield how ranks ended, or that they stand still."""
     ranks = case.evidence.ranks
     killed = [log for log in ranks if log.end is EndReason.KILLED]
@@ -29,7 +29,7 @@ def ends(case: Case) -> Iterator[Finding]:
         yield from _stalled(case, going)
 
 
-def _killed(case: Case, killed: Sequence[RankLog]) -> Finding:
+def _killed(case: Case, killed: Sequence[RankLog]) -> Diagnosis:
     others = [log for log in case.evidence.ranks if log.end is not EndReason.KILLED]
     first = min(killed, key=_progress)
     behind = [log for log in killed if _progress(log) == _progress(first)]
@@ -49,7 +49,7 @@ def _killed(case: Case, killed: Sequence[RankLog]) -> Finding:
     return _at(case, Causes.RANK_KILLED, first, speaks_for, named=killed if others else ())
 
 
-def _failed(case: Case, failed: Sequence[RankLog]) -> Finding:
+def _failed(case: Case, failed: Sequence[RankLog]) -> Diagnosis:
     first = min(failed, key=lambda log: log.state.phase_unix_ns)
     text = f"{_who(failed)} ended with an error; the launcher's log holds the traceback."
     speaks_for = [Argument(text, DECISIVE)]
@@ -59,7 +59,7 @@ def _failed(case: Case, failed: Sequence[RankLog]) -> Finding:
     return _at(case, Causes.RANK_FAILED, first, speaks_for, named=named)
 
 
-def _stalled(case: Case, going: Sequence[RankLog]) -> Iterator[Finding]:
+def _stalled(case: Case, going: Sequence[RankLog]) -> Iterator[Diagnosis]:
     if len(case.steps) < 2 or not all(log.state.phase in _TRAINING for log in going):
         return
     seconds = [s for step in case.steps if (s := step.get("step_seconds"))]
@@ -86,13 +86,13 @@ def _at(
     speaks_for: Sequence[Argument],
     *,
     named: Sequence[RankLog],
-) -> Finding:
+) -> Diagnosis:
     """Return a finding at the place where a rank stood."""
     state = log.state
     # A rank that has ended stands in no phase any more.
     phase = "" if state.phase is Phase.ENDED else state.phase_name
     sequence = max(state.started_sequence, state.committed_sequence)
-    return Finding(
+    return Diagnosis(
         cause=cause.value,
         sequence=sequence,
         step=case.number_of(sequence),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from mp_agent.flight.case import Case, norm_of
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 
 _CALM_STEPS = 50
@@ -14,7 +14,7 @@ _AFTER_STEPS = 5
 _START_STEPS = 10
 
 
-def explosion(case: Case) -> Iterator[Finding]:
+def explosion(case: Case) -> Iterator[Diagnosis]:
     """Yield the worst episode of norms above the limit."""
     high = case.limit("grad_norm_high")
     episodes = _episodes([step for step in case.judged if norm_of(step) > high])
@@ -30,7 +30,7 @@ def explosion(case: Case) -> Iterator[Finding]:
         )
     if not any(_clipped(step) for step in worst):
         speaks_for.append(Argument("Nothing clipped these gradients.", WEAK))
-    yield Finding(
+    yield Diagnosis(
         cause=Causes.GRADIENT_EXPLOSION.value,
         sequence=first.sequence,
         step=first.step,

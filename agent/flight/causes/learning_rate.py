@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 
 _WARM_UP_STEPS = 100
@@ -12,7 +12,7 @@ _BEFORE_MIN = 10
 _AFTER_STEPS = 50
 
 
-def learning_rate(case: Case) -> Iterator[Finding]:
+def learning_rate(case: Case) -> Iterator[Diagnosis]:
     """Yield the first step whose learning rate was far above all that were kept before it."""
     highest, seen = 0.0, 0
     for step in case.steps:
@@ -26,7 +26,7 @@ def learning_rate(case: Case) -> Iterator[Finding]:
         highest, seen = max(highest, rate), seen + 1
 
 
-def _jump(case: Case, step: MergedStep, highest: float, rate: float) -> Finding:
+def _jump(case: Case, step: MergedStep, highest: float, rate: float) -> Diagnosis:
     text = f"The learning rate rose from {highest:.3g} to {rate:.3g}, {rate / highest:.3g}-fold."
     speaks_for = [Argument(text, STRONG)]
     after = [s for s in case.steps if 0 <= s.sequence - step.sequence <= _AFTER_STEPS]
@@ -39,7 +39,7 @@ def _jump(case: Case, step: MergedStep, highest: float, rate: float) -> Finding:
         speaks_for.append(Argument("The loss then was NaN or Inf.", MEDIUM))
     if any(s.gradient_nonfinite_elements > 0 for s in after):
         speaks_for.append(Argument("Gradients then were NaN or Inf.", WEAK))
-    return Finding(
+    return Diagnosis(
         cause=Causes.LEARNING_RATE_JUMP.value,
         sequence=step.sequence,
         step=step.step,

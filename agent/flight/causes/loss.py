@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from statistics import median
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.findings import MEDIUM, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import MEDIUM, WEAK, Argument, Causes, Diagnosis
 
 _RISEN_MIN = 5
 _LONG = 20
 _FACTOR = 1.2
 
 
-def diverging_loss(case: Case) -> Iterator[Finding]:
+def diverging_loss(case: Case) -> Iterator[Diagnosis]:
     """Yield that the loss ended above what it was in the first half of the record."""
     observed = [step for step in case.steps if step.get("loss") is not None]
     if not observed:
@@ -38,7 +38,7 @@ def diverging_loss(case: Case) -> Iterator[Finding]:
     speaks_for = [Argument(text, MEDIUM)]
     if len(risen) >= _LONG:
         speaks_for.append(Argument("It did not come back.", WEAK))
-    yield Finding(
+    yield Diagnosis(
         cause=Causes.LOSS_DIVERGING.value,
         sequence=first.sequence,
         step=first.step,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 
 _GAP_STEPS = 50
@@ -33,7 +33,7 @@ class _Storm:
         return [_scale(step) for step in self.skipped]
 
 
-def loss_scale(case: Case) -> Iterator[Finding]:
+def loss_scale(case: Case) -> Iterator[Diagnosis]:
     """Yield the collapse of the loss scale, or that it keeps falling."""
     storms = [storm for storm in _storms(case) if not _calibrating(case, storm)]
     if not storms:
@@ -46,7 +46,7 @@ def loss_scale(case: Case) -> Iterator[Finding]:
         return
     cause = Causes.LOSS_SCALE_COLLAPSE if collapsed else Causes.LOSS_SCALE_FALLING
     forward = worst.first.flag("loss_nonfinite")
-    yield Finding(
+    yield Diagnosis(
         cause=cause.value,
         sequence=worst.first.sequence,
         step=worst.first.step,

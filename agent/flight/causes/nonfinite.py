@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from mp_agent.flight.case import Case, norm_of
-from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import FirstNonfinite
 
 
-def nonfinite(case: Case) -> Iterator[Finding]:
+def nonfinite(case: Case) -> Iterator[Diagnosis]:
     """Yield where the latest incident was born, and what it did to the weights."""
     first = case.history.first_nonfinite
     step = case.step_at(case.history.first_nonfinite_sequence)
@@ -22,7 +22,7 @@ def nonfinite(case: Case) -> Iterator[Finding]:
     yield from _updates(case)
 
 
-def _born_on_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Finding:
+def _born_on_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
     blamed = step.nonfinite_loss_ranks
     others = len(step.present_ranks) - len(blamed)
     text = (
@@ -39,7 +39,7 @@ def _born_on_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Findi
     )
 
 
-def _born_in_forward(case: Case, step: MergedStep) -> Finding:
+def _born_in_forward(case: Case, step: MergedStep) -> Diagnosis:
     everybody = len(step.present_ranks)
     if everybody > 1:
         arguments = [
@@ -65,7 +65,7 @@ def _born_in_forward(case: Case, step: MergedStep) -> Finding:
     return _finding(case, Causes.NONFINITE_FORWARD, step, phase="forward", arguments=arguments)
 
 
-def _born_in_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Finding:
+def _born_in_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
     elements = step.gradient_nonfinite_elements
     arguments = [
         Argument(
@@ -93,7 +93,7 @@ def _born_in_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Fi
     )
 
 
-def _updates(case: Case) -> Iterator[Finding]:
+def _updates(case: Case) -> Iterator[Diagnosis]:
     updates = [
         step for step in case.steps if not step.skipped and step.gradient_nonfinite_elements > 0
     ]
@@ -144,8 +144,8 @@ def _finding(
     rank: str = "",
     layer: str = "",
     phase: str = "",
-) -> Finding:
-    return Finding(
+) -> Diagnosis:
+    return Diagnosis(
         cause=cause.value,
         sequence=step.sequence,
         step=step.step,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mp_agent.flight.case import Case, norm_of
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Finding
+from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.flight.history import LayerHistory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import FloatArray
@@ -29,7 +29,7 @@ _DEAD_ABS_MAX = 1e-10
 _DEAD_TABLES = 3
 
 
-def vanishing(case: Case) -> Iterator[Finding]:
+def vanishing(case: Case) -> Iterator[Diagnosis]:
     """Yield that the norm ended below one of its lower limits, and stayed there."""
     for threshold, steps_min, weight in _LEVELS:
         limit = case.limit(threshold)
@@ -41,7 +41,7 @@ def vanishing(case: Case) -> Iterator[Finding]:
         falls = _loss_falls(case, low)
         if falls is None:
             speaks_for.append(Argument("The loss no longer moved.", WEAK))
-        yield Finding(
+        yield Diagnosis(
             cause=Causes.GRADIENT_VANISHING.value,
             sequence=low[0].sequence,
             step=low[0].step,
@@ -53,7 +53,7 @@ def vanishing(case: Case) -> Iterator[Finding]:
         return
 
 
-def underflow(case: Case) -> Iterator[Finding]:
+def underflow(case: Case) -> Iterator[Diagnosis]:
     """Yield that layers lost gradient elements to zero, or stopped learning altogether."""
     tables = [table for table in case.history.tables if not table.nonfinite.any()]
     if len(tables) < 2 or tables[0].names != tables[-1].names or not tables[0].names:
@@ -66,7 +66,7 @@ def underflow(case: Case) -> Iterator[Finding]:
     names = [tables[0].names[index] for index in np.flatnonzero(lost)]
     first = next(t for t in tables[1:] if _affected(t, tables[0]) & lost.any())
     fp16 = "fp16" in case.evidence.facts.get("precision", "")
-    yield Finding(
+    yield Diagnosis(
         cause=Causes.GRADIENT_UNDERFLOW.value,
         sequence=first.sequence,
         step=case.number_of(first.sequence),

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mp_agent.catalog.metric import Scope
-from mp_agent.node.accounting.counters import CounterBook
-from mp_agent.node.accounting.gradient_norms import NormWatch
+from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.gradient_norms import NormTracker
 from mp_agent.node.accounting.incidents import IncidentTracker
-from mp_agent.node.accounting.layer_health import LayerMemory, LayerWatch
-from mp_agent.node.accounting.learning import LearningWatch
-from mp_agent.node.accounting.loss import LossWatch
+from mp_agent.node.accounting.layer_health import LayerHealth, LayerHistory
+from mp_agent.node.accounting.learning import LearningTracker
+from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale_floor import FloorSkips
 from mp_agent.node.accounting.pace import Pace
-from mp_agent.node.accounting.stragglers import StragglerWatch
+from mp_agent.node.accounting.stragglers import StragglerTracker
 from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.health import Health, Laggard, NormStanding, Straggler
@@ -63,13 +63,13 @@ class Progress:
     optimizers: dict[str, OptimizerView] = field(default_factory=dict)
     """Where there are several."""
     replicas: dict[str, DivergenceView] = field(default_factory=dict)
-    losses: LossWatch = field(default_factory=LossWatch)
-    norms: NormWatch = field(default_factory=NormWatch)
-    learning: LearningWatch = field(default_factory=LearningWatch)
+    losses: LossTracker = field(default_factory=LossTracker)
+    norms: NormTracker = field(default_factory=NormTracker)
+    learning: LearningTracker = field(default_factory=LearningTracker)
     floor: FloorSkips = field(default_factory=FloorSkips)
     pace: Pace = field(default_factory=Pace)
     straggler: Straggler | None = None
-    layers: LayerMemory = field(default_factory=LayerMemory)
+    layers: LayerHistory = field(default_factory=LayerHistory)
 
 
 class Accumulator:
@@ -80,7 +80,7 @@ class Accumulator:
         thresholds: Mapping[str, float],
         *,
         progress: Progress,
-        counters: CounterBook,
+        counters: CounterStore,
         norms: ValueWindow,
         optimizer_norms: OptimizerWindows | None = None,
     ) -> None:
@@ -91,8 +91,8 @@ class Accumulator:
         self.optimizer_norms = optimizer_norms or OptimizerWindows(norms.window_seconds)
         self.layers: dict[str, LayerView] = {}
         """The latest view of each layer whose norms count, else the latest view."""
-        self._layer_watch = LayerWatch(progress.layers)
-        self._stragglers = StragglerWatch(progress.straggler)
+        self._layer_watch = LayerHealth(progress.layers)
+        self._stragglers = StragglerTracker(progress.straggler)
 
     def fold_step(self, step: MergedStep) -> None:
         """Take a closed step in: counters, gauges, window and incident."""
@@ -154,7 +154,7 @@ class Accumulator:
         self.progress = Progress(
             loss_scale_initial=self.progress.loss_scale_initial, layers=self.progress.layers
         )
-        self._stragglers = StragglerWatch()
+        self._stragglers = StragglerTracker()
         self.norms.clear()
         self.optimizer_norms.clear()
         self.layers = {}

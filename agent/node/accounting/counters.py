@@ -26,7 +26,7 @@ COUNTED = {
 }
 
 
-class CounterBook:
+class CounterStore:
     """What has been counted of one run, by metric and labels. Missing entries stand at 0."""
 
     def __init__(self, totals: Iterable[Total] = (), histograms: Iterable[Cells] = ()) -> None:

@@ -32,7 +32,7 @@ _FORGET = log(1.002)
 
 
 @dataclass(slots=True, kw_only=True)
-class NormCourse:
+class NormHistory:
     """The norms of one optimizer's gradients. Plain data: it goes into the ledger.
 
     window: logarithms of the last norms that count as usual. lowest, highest: of the medians so
@@ -114,10 +114,10 @@ LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 
 @dataclass(slots=True, kw_only=True)
-class NormWatch:
+class NormTracker:
     """Follows the norms of a run, of each of its optimizers for itself."""
 
-    courses: dict[str, NormCourse] = field(default_factory=dict)
+    courses: dict[str, NormHistory] = field(default_factory=dict)
     exploded: dict[str, float] = field(default_factory=dict)
     """Optimizers whose norm exploded on the last step, to that norm."""
     exploded_steps_ago: int | None = None
@@ -131,7 +131,7 @@ class NormWatch:
             if course is None:
                 if len(self.courses) >= OPTIMIZERS_AT_MOST:
                     continue
-                course = self.courses[name] = NormCourse()
+                course = self.courses[name] = NormHistory()
             exploded = course.exploded(norm, thresholds)
             if exploded:
                 self.exploded[name] = norm
@@ -142,7 +142,7 @@ class NormWatch:
         elif self.exploded_steps_ago is not None:
             self.exploded_steps_ago += 1
 
-    def course(self, name: str = MAIN) -> NormCourse | None:
+    def course(self, name: str = MAIN) -> NormHistory | None:
         """Return the norms of one optimizer; None when none was judged."""
         return self.courses.get(name)
 

@@ -54,7 +54,7 @@ _ADOPTED_SHARE = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
-class LayerMemory:
+class LayerHistory:
     """What is remembered of each layer, column by column: plain data, it goes into the ledger."""
 
     names: list[str] = field(default_factory=list)
@@ -79,10 +79,10 @@ class LayerMemory:
     elements: list[float] = field(default_factory=list)
 
 
-class LayerWatch:
+class LayerHealth:
     """Follows the layers of a run from sample to sample."""
 
-    def __init__(self, memory: LayerMemory) -> None:
+    def __init__(self, memory: LayerHistory) -> None:
         self.memory = memory
         self._fill_up()
         self._index = {name: index for index, name in enumerate(memory.names)}

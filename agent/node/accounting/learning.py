@@ -29,7 +29,7 @@ _SCALE_MIN = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
-class LearningWatch:
+class LearningTracker:
     """Follows a run step by step. Plain data: it goes into the ledger."""
 
     untrained: dict[str, int] = field(default_factory=dict)

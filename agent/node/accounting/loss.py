@@ -25,7 +25,7 @@ TREND_BLOCKS = 32
 
 
 @dataclass(slots=True, kw_only=True)
-class LossWatch:
+class LossTracker:
     """Follows the merged loss of a run. Bounded, and plain data: it goes into the ledger.
 
     Only losses that count enter: finite on all ranks that delivered, of steps that were not

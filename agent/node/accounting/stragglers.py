@@ -61,7 +61,7 @@ BLOCKS = 4
 """Blocks in each of which a rank must be slow: of many ranks, some rank is slow in any one."""
 
 
-class StragglerWatch:
+class StragglerTracker:
     """Compares the ranks over blocks of steps; `worst` is of the last whole ones.
 
     Waiting is not slowness: step times are equal on all ranks, the time before the first

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from mp_agent.node.cluster.reports import Reporter, ReportTimes, report_header
-from mp_agent.node.cluster.root import MergedTable, RootMerge, turned_away
-from mp_agent.node.collect.attempt import Attempt, LocalStep
+from mp_agent.node.cluster.reports import ReportBuilder, ReportTimes, report_header
+from mp_agent.node.cluster.root import MergedTable, RootMerger, refusal
+from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.liveness import furthest_behind
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import (
@@ -19,15 +19,15 @@ from mp_agent.records.rows import (
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.settings import Settings
 
-Item = LocalStep | MergedStep | MergedTable
+MemberItem = LocalStep | MergedStep | MergedTable
 
 
-class Exchange:
+class ClusterMember:
     """Makes reports of this node's rows, and at the root steps of the run of all nodes' reports."""
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: LocalAttempt,
         settings: Settings,
         *,
         session: str,
@@ -42,10 +42,10 @@ class Exchange:
         self._base = (attempt.steps.closed_sequence, attempt.tables.closed_sequence)
         self._assumed = dict(assumed or {})
         self._retired_sessions = frozenset(retired_sessions)
-        self._reporter = Reporter(
-            attempt.book, position=self._base[0], layers_position=self._base[1]
+        self._reporter = ReportBuilder(
+            attempt.schema_index, position=self._base[0], layers_position=self._base[1]
         )
-        self._root: RootMerge | None = None
+        self._root: RootMerger | None = None
         self._settled = self._base
         self._end = EndReason.RUNNING
         self._now_seconds = 0.0
@@ -140,7 +140,7 @@ class Exchange:
             behind = self._root.nodes.furthest_behind(self._now_seconds)
         return behind.phase_name if behind else Phase.ENDED.name.lower()
 
-    def poll(self, now_seconds: float) -> Iterator[Item]:
+    def poll(self, now_seconds: float) -> Iterator[MemberItem]:
         """Read the rings and yield what is new; a step always before its layers."""
         self._now_seconds = now_seconds
         yield from self._keep(self.attempt.poll(now_seconds))
@@ -150,7 +150,7 @@ class Exchange:
         if self.attempt.sources and self.is_root:
             yield from self._merge(now_seconds)
 
-    def close_all(self) -> Iterator[Item]:
+    def close_all(self) -> Iterator[MemberItem]:
         """Yield what is still open: nothing more will come."""
         yield from self._keep(self.attempt.close_all())
         if self._root is not None:
@@ -170,7 +170,7 @@ class Exchange:
     def receive(self, report: NodeReport) -> Receipt:
         """Take another node's report in; see `Run.receive`."""
         if self._root is None:
-            return turned_away(report, taken=False)
+            return refusal(report, taken=False)
         return self._root.receive(report, self._now_seconds, time.time())
 
     def acknowledge(self, receipt: Receipt) -> bool:
@@ -192,7 +192,7 @@ class Exchange:
         for item in items:
             if isinstance(item, LocalStep):
                 self._reporter.steps.add(item.row)
-                self._times.look_at(item.row, self.attempt.book.gradient_columns)
+                self._times.look_at(item.row, self.attempt.schema_index.gradient_columns)
                 yield item
             else:
                 self._keep_table(item)
@@ -207,7 +207,7 @@ class Exchange:
 
     def _root_has(self, block: LayerBlock) -> bool:
         """Return whether every rank of the run has these very layers, so that rank 0 has."""
-        share = self.attempt.book.shares[block.share]
+        share = self.attempt.schema_index.shares[block.share]
         everywhere = share.replica_count == self.attempt.identity.world_size
         return everywhere and share.shard_count == 1 and not share.assumed
 
@@ -219,7 +219,7 @@ class Exchange:
         if self._end is not EndReason.RUNNING:
             yield from root.close_all()
 
-    def _take_own(self, root: RootMerge, now_seconds: float) -> None:
+    def _take_own(self, root: RootMerger, now_seconds: float) -> None:
         more = True
         while more:
             report = self._report()
@@ -227,11 +227,11 @@ class Exchange:
             self._reporter.settle(report.position, report.layers_position)
             more = self._reporter.waiting
 
-    def _make_root(self) -> RootMerge:
+    def _make_root(self) -> RootMerger:
         settings, identity = self._settings, self.attempt.identity
         pushes_seconds = 2 * settings.push_interval_seconds
         alone = len(self.attempt.expected_ranks) >= identity.world_size
-        return RootMerge(
+        return RootMerger(
             identity.world_size,
             deadline_seconds=settings.merge_deadline_seconds + (0 if alone else pushes_seconds),
             grace_seconds=pushes_seconds,

@@ -43,7 +43,7 @@ class Node:
         return max(self.position, *started, 0)
 
 
-class KnownNodes:
+class NodeRegistry:
     """Learns of nodes by their reports; one that is silent for too long is taken for gone."""
 
     def __init__(self, world_size: int, silence_seconds: float) -> None:

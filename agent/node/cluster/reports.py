@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
-from mp_agent.node.collect.attempt import Attempt
-from mp_agent.node.merge.schema_index import NodeBook
+from mp_agent.node.collect.attempt import LocalAttempt
+from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.rows import (
     STEPS_PER_REPORT,
     TABLES_PER_REPORT,
@@ -76,7 +76,7 @@ Row = TypeVar("Row", NodeStep, NodeLayers)
 
 
 @dataclass(slots=True)
-class Outbox(Generic[Row]):
+class RowQueue(Generic[Row]):
     """Rows in ascending sequence that may have to be sent, or sent again.
 
     At most `limit` are kept; beyond it the oldest are lost.
@@ -136,13 +136,15 @@ class Outbox(Generic[Row]):
         return self.position > self.taken
 
 
-class Reporter:
+class ReportBuilder:
     """Makes the reports of one attempt, and keeps its rows until a receipt settles them."""
 
-    def __init__(self, book: NodeBook, *, position: int = 0, layers_position: int = 0) -> None:
-        self._book = book
-        self.steps: Outbox[NodeStep] = Outbox(STEPS_KEPT, position, position, position)
-        self.tables: Outbox[NodeLayers] = Outbox(
+    def __init__(
+        self, schema_index: SchemaIndex, *, position: int = 0, layers_position: int = 0
+    ) -> None:
+        self._schema_index = schema_index
+        self.steps: RowQueue[NodeStep] = RowQueue(STEPS_KEPT, position, position, position)
+        self.tables: RowQueue[NodeLayers] = RowQueue(
             TABLES_KEPT, layers_position, layers_position, layers_position
         )
 
@@ -165,14 +167,14 @@ class Reporter:
         """Return a report with the next rows. ended: no further rows will be added."""
         after, steps, position = self.steps.take(STEPS_PER_REPORT)
         layers_after, layers, layers_position = self.tables.take(TABLES_PER_REPORT)
-        layouts, layers = _own_layouts(layers, self._book.layouts)
+        layouts, layers = _own_layouts(layers, self._schema_index.layouts)
         return replace(
             header,
             final=ended and not self.waiting,
-            step_columns=self._book.step_columns,
-            gradient_columns=self._book.gradient_columns,
-            shares=tuple(self._book.shares),
-            holdings=tuple(self._book.holdings),
+            step_columns=self._schema_index.step_columns,
+            gradient_columns=self._schema_index.gradient_columns,
+            shares=tuple(self._schema_index.shares),
+            holdings=tuple(self._schema_index.holdings),
             layouts=layouts,
             after=after,
             oldest=self.steps.oldest,
@@ -192,7 +194,7 @@ class Reporter:
         self.settle(receipt.settled, receipt.layers_settled)
 
 
-def report_header(attempt: Attempt, *, session: str, url: str) -> NodeReport:
+def report_header(attempt: LocalAttempt, *, session: str, url: str) -> NodeReport:
     """Return a report that says how the ranks of a node stand, without rows."""
     identity = attempt.identity
     states = [source.state for source in attempt.sources.values()]

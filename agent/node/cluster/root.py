@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mp_agent.node.cluster.nodes import KnownNodes, Node
+from mp_agent.node.cluster.nodes import Node, NodeRegistry
 from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.collect.assembler import Assembler
-from mp_agent.node.merge.coverage import AssumedShares, Roster, make_roster
+from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
-from mp_agent.node.merge.run_layers import LayerMerge, LayerTerms, MergedLayers
-from mp_agent.node.merge.run_steps import StepMerge, Terms
+from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
+from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
@@ -42,7 +42,7 @@ class _OpenStep:
     nodes: set[int] = field(default_factory=set)
 
 
-class RootMerge:
+class RootMerger:
     """Puts the rows of an attempt's nodes together; yields each step once and in order."""
 
     def __init__(
@@ -66,7 +66,7 @@ class RootMerge:
         """Rows of ranks that came after their step was closed."""
         self.settled = (closed_sequence, closed_layers_sequence)
         """Steps and tables up to these are in the ledger."""
-        self.nodes = KnownNodes(world_size, silence_seconds=deadline_seconds)
+        self.nodes = NodeRegistry(world_size, silence_seconds=deadline_seconds)
         self._world_size = world_size
         self._grace_seconds = grace_seconds
         self._retired_sessions = frozenset(retired_sessions)
@@ -79,7 +79,7 @@ class RootMerge:
         self._open: dict[int, _OpenStep] = {}
         self._open_tables: dict[int, LayerMerge] = {}
         self._names = LayerNames()
-        self._roster: tuple[tuple[set[NodeShare], int], Roster] | None = None
+        self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None
         self._begun_seconds: float | None = None
         self._own_ended_seconds: float | None = None
 
@@ -101,9 +101,9 @@ class RootMerge:
         node = self.nodes.get(report.node_rank)
         if node is None or node.report.session != report.session:
             if report.session in self._retired_sessions:
-                return turned_away(report, taken=True)
+                return refusal(report, taken=True)
             if node is not None and not own and not self.nodes.silent(node, now_seconds):
-                return turned_away(report, taken=False)
+                return refusal(report, taken=False)
             node = Node(report, own, *self._base, now_seconds)
             self.nodes.put(node)
         if self._begun_seconds is None:
@@ -170,7 +170,7 @@ class RootMerge:
     def _take_steps(
         self, node: Node, report: NodeReport, now_seconds: float, time_unix_seconds: float
     ) -> None:
-        terms = Terms(report.step_columns, report.gradient_columns, report.shares)
+        terms = ReportColumns(report.step_columns, report.gradient_columns, report.shares)
         arrived_unix_seconds = None if node.own else time_unix_seconds
         for step in report.steps:
             if step.sequence <= node.position:
@@ -190,7 +190,7 @@ class RootMerge:
         self.steps.advance(report.node_rank, node.position)
 
     def _take_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
-        terms = LayerTerms(report.gradient_columns, report.shares, report.layouts)
+        terms = ReportLayerColumns(report.gradient_columns, report.shares, report.layouts)
         for table in report.layers:
             if max(node.layers_position, self.tables.closed_sequence) < table.sequence:
                 self.tables.add(report.node_rank, table.sequence, None, now_seconds)
@@ -219,15 +219,17 @@ class RootMerge:
         layers = merge.merged(self._make_roster(self.nodes.held()), self.assumed, self._names)
         return MergedTable(sequence, layers)
 
-    def _make_roster(self, held: set[NodeShare]) -> Roster:
+    def _make_roster(self, held: set[NodeShare]) -> ExpectedShares:
         ranks_known = self.nodes.ranks_known
-        if self._roster is None or self._roster[0] != (held, ranks_known):
-            roster = make_roster(held, ranks_known=ranks_known, world_size=self._world_size)
-            self._roster = ((held, ranks_known), roster)
-        return self._roster[1]
+        if self._expected_shares is None or self._expected_shares[0] != (held, ranks_known):
+            expected_shares = make_expected_shares(
+                held, ranks_known=ranks_known, world_size=self._world_size
+            )
+            self._expected_shares = ((held, ranks_known), expected_shares)
+        return self._expected_shares[1]
 
 
-def turned_away(report: NodeReport, *, taken: bool) -> Receipt:
+def refusal(report: NodeReport, *, taken: bool) -> Receipt:
     """Return the answer to a report of another attempt.
 
     taken: of one that is over; else of one that this node has yet to see, to be sent again.

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mp_agent.node.collect.assembler import Assembler
-from mp_agent.node.collect.layer_table_cache import TableShelf
+from mp_agent.node.collect.layer_table_cache import LayerTableCache
 from mp_agent.node.collect.liveness import run_end
-from mp_agent.node.collect.rank_source import Delivery, RankSource
+from mp_agent.node.collect.rank_source import RankSource, RingBatch
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, observed_columns, reduce_step
-from mp_agent.node.merge.schema_index import NodeBook
+from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.rows import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason
@@ -27,7 +27,7 @@ class LocalStep:
     ranks: Mapping[int, Mapping[str, float]]
 
 
-class Attempt:
+class LocalAttempt:
     """Reads all ranks of an attempt on this node and yields its rows, each once and in order."""
 
     def __init__(
@@ -36,8 +36,8 @@ class Attempt:
         self.sources: dict[int, RankSource] = {}
         self.steps: Assembler[RankStep] = Assembler(deadline_seconds, closed_sequence)
         self.tables: Assembler[RankLayers] = Assembler(deadline_seconds, closed_layers_sequence)
-        self.book = NodeBook()
-        self.shelf = TableShelf()
+        self.schema_index = SchemaIndex()
+        self.layer_tables = LayerTableCache()
         """The last layer tables, for flight records."""
         self._dropped = 0
         self._schemas: dict[int, Schema] = {}
@@ -94,7 +94,7 @@ class Attempt:
     @property
     def held(self) -> tuple[int, ...]:
         """What the known ranks hold now: indices into the book's shares."""
-        return self.book.holdings[self.book.holding(self._schemas.values())]
+        return self.schema_index.holdings[self.schema_index.holding(self._schemas.values())]
 
     @property
     def layers_position(self) -> int:
@@ -118,14 +118,14 @@ class Attempt:
             self._awaited_ranks(), now_seconds, up_to=self.steps.closed_sequence
         )
         for sequence, tables in ready:
-            yield reduce_layers(sequence, list(tables.values()), self.book)
+            yield reduce_layers(sequence, list(tables.values()), self.schema_index)
 
     def close_all(self) -> Iterator[LocalStep | NodeLayers]:
         """Yield what is still open: nothing more will come."""
         for _, steps in self.steps.close_all():
             yield self._reduce_step(steps)
         for sequence, tables in self.tables.close_all():
-            yield reduce_layers(sequence, list(tables.values()), self.book)
+            yield reduce_layers(sequence, list(tables.values()), self.schema_index)
 
     def close(self) -> None:
         """Let go of all rings."""
@@ -140,12 +140,12 @@ class Attempt:
                     self._take(rank, delivery.schema, delivery, now_seconds)
             self.tables.advance(rank, source.position - TABLE_LAG_STEPS)
 
-    def _take(self, rank: int, schema: Schema, delivery: Delivery, now_seconds: float) -> None:
+    def _take(self, rank: int, schema: Schema, delivery: RingBatch, now_seconds: float) -> None:
         if self._schemas.get(rank) is not schema:
             self._schemas[rank] = schema
         for step in delivery.steps:
             self.steps.add(rank, step.sequence, RankStep(rank, schema, step), now_seconds)
-        self.shelf.put(rank, schema, delivery.tables)
+        self.layer_tables.put(rank, schema, delivery.tables)
         for table in delivery.tables:
             self.tables.add(rank, table.sequence, RankLayers(rank, schema, table.rows), now_seconds)
 
@@ -167,9 +167,9 @@ class Attempt:
 
     def _reduce_step(self, steps: Mapping[int, RankStep]) -> LocalStep:
         schemas = {**self._schemas, **{rank: step.schema for rank, step in steps.items()}}
-        holding = self.book.holding([schemas[rank] for rank in sorted(schemas)])
+        holding = self.schema_index.holding([schemas[rank] for rank in sorted(schemas)])
         columns = {rank: observed_columns(step.schema, step.record) for rank, step in steps.items()}
-        return LocalStep(reduce_step(list(steps.values()), self.book, holding), columns)
+        return LocalStep(reduce_step(list(steps.values()), self.schema_index, holding), columns)
 
 
 def _status(source: RankSource) -> RankStatus:

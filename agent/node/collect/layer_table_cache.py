@@ -11,7 +11,7 @@ BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptTable:
+class CachedTable:
     """A rank's layer table, with the schema that it was written under."""
 
     rank: int
@@ -23,24 +23,24 @@ class KeptTable:
         return Segment(schema=self.schema, tables=(self.table,))
 
 
-class TableShelf:
+class LayerTableCache:
     """Keeps tables of all local ranks, within bounds; those of the oldest step go first."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._tables: dict[int, list[KeptTable]] = {}
+        self._tables: dict[int, list[CachedTable]] = {}
 
     def put(self, rank: int, schema: Schema, tables: Sequence[LayerTable]) -> None:
         """Keep what a rank wrote."""
         for table in tables:
-            self._tables.setdefault(table.sequence, []).append(KeptTable(rank, schema, table))
+            self._tables.setdefault(table.sequence, []).append(CachedTable(rank, schema, table))
             self._bytes += table.rows.nbytes
         while self._bytes > self._bytes_max:
             oldest = self._tables.pop(min(self._tables))
             self._bytes -= sum(kept.table.rows.nbytes for kept in oldest)
 
     @property
-    def tables(self) -> tuple[KeptTable, ...]:
+    def tables(self) -> tuple[CachedTable, ...]:
         """All that are kept, by step."""
         return tuple(kept for sequence in sorted(self._tables) for kept in self._tables[sequence])

@@ -21,7 +21,7 @@ _SCHEMAS_PER_LOOK = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delivery:
+class RingBatch:
     """What one look at a ring brought. Rows fit `schema`; there are none while it is None."""
 
     schema: Schema | None
@@ -57,25 +57,25 @@ class RankSource:
         """Whether the process lives at this very moment."""
         return not self.gone and self._reader.writer_alive()
 
-    def poll(self) -> list[Delivery]:
+    def poll(self) -> list[RingBatch]:
         """Return what is new, and bring `state`, `end` and `last` up to date.
 
         A ring that can no longer be read is given up: the rank counts as gone, its end as unknown.
         """
-        deliveries: list[Delivery] = []
+        deliveries: list[RingBatch] = []
         try:
             deliveries.extend(self._deliveries())
         except (RingError, OSError, ValueError) as error:
             log.error("rank %d is given up: %s", self.identity.rank, error)
             self.end, self.gone = EndReason.UNKNOWN, True
-            deliveries.append(Delivery(self.schema, dropped=1))
+            deliveries.append(RingBatch(self.schema, dropped=1))
         return deliveries
 
     def close(self) -> None:
         """Let go of the ring."""
         self._reader.close()
 
-    def _deliveries(self) -> Iterator[Delivery]:
+    def _deliveries(self) -> Iterator[RingBatch]:
         """Yield what is new, one delivery per schema: the reader goes through them in order."""
         if self.gone:
             return
@@ -89,7 +89,7 @@ class RankSource:
                 return
         self.end = EndReason.RUNNING  # for us: there is more to read
 
-    def _read(self, *, alive: bool) -> Delivery:
+    def _read(self, *, alive: bool) -> RingBatch:
         """Read the records of one schema; the reader goes to the next once they are all read.
 
         The lock was looked at first and the records come last: what a dead rank wrote is all in.
@@ -121,9 +121,9 @@ class RankSource:
 
     def _fitting(
         self, steps: Sequence[StepRecord], tables: Sequence[LayerTable], lost: int
-    ) -> Delivery:
+    ) -> RingBatch:
         if self.schema is None:
-            return Delivery(None, dropped=lost)
+            return RingBatch(None, dropped=lost)
         gradients = (len(self.schema.shares), len(self.schema.gradient_columns))
         layers = (len(self.schema.layers), len(self.schema.gradient_columns))
         fitting = [step for step in steps if step.gradients.shape == gradients]
@@ -133,7 +133,7 @@ class RankSource:
             self.last = fitting[-1] if fitting else self.last
         if tables:
             self._layers_position = tables[-1].sequence
-        return Delivery(self.schema, fitting, whole, lost + len(steps) - len(fitting))
+        return RingBatch(self.schema, fitting, whole, lost + len(steps) - len(fitting))
 
 
 def _settled(record: StepRecord, schema: Schema) -> StepRecord:

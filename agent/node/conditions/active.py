@@ -13,7 +13,7 @@ _Key = tuple[str, str, tuple[tuple[str, str], ...]]
 _WORST_FIRST = [severity.value for severity in Severity]
 
 
-class ConditionsInForce:
+class ActiveConditions:
     """A milder severity is told of only once the worse ones are over, as Alertmanager does it."""
 
     def __init__(self, levels: Iterable[tuple[str, str]], memory: ConditionMemory) -> None:

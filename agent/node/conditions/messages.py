@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[^\s\"'=]*")
 _LOG_LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING, "info": logging.INFO}
 
 
-class Moment(NamedTuple):
+class Observation(NamedTuple):
     """When something was found, by the clock of the loop and by the calendar, and in what run."""
 
     view: RunView
@@ -34,7 +34,9 @@ class Moment(NamedTuple):
         return self.view.last.step if self.view.last else 0
 
 
-def described(finding: Finding, moment: Moment, values: Values, lookup: Lookup) -> ActiveCondition:
+def described(
+    finding: Finding, moment: Observation, values: Values, lookup: Lookup
+) -> ActiveCondition:
     """Return a finding as a condition in force; lookup: what info metrics name of the run."""
     condition, level = finding.condition, finding.level
     ago_seconds = moment.now_seconds - finding.since_seconds

@@ -8,7 +8,7 @@ from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metric import Reading as CatalogReading
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import HistogramValue
-from mp_agent.node.accounting.counters import CounterBook, labelled
+from mp_agent.node.accounting.counters import CounterStore, labelled
 from mp_agent.node.series.snapshot_builder import RunExport, samples_of
 from mp_agent.records.views import RunView
 
@@ -56,7 +56,7 @@ class MetricReader:
                 yield (metric.prometheus_name, tuple(zip(names, texts, strict=False))), value
 
 
-def known_before(counters: CounterBook) -> KnownValue:
+def known_before(counters: CounterStore) -> KnownValue:
     """Return what counters stood at when the node agent that had counted them was gone.
 
     What was not counted here, but read, is taken as it stands: when it rose is not known.

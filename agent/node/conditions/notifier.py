@@ -37,7 +37,7 @@ class FailureLog:
             log.exception(message, subject)
 
 
-class ConditionTeller:
+class ConditionNotifier:
     """Tells of the events of one run, in the order in which they come."""
 
     def __init__(self, run_dir: Path, failures: FailureLog) -> None:

@@ -11,11 +11,11 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.values import Values
 from mp_agent.node.accounting.accumulator import Progress
-from mp_agent.node.accounting.counters import CounterBook
-from mp_agent.node.conditions.active import ConditionsInForce
-from mp_agent.node.conditions.messages import Moment, described
+from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.conditions.active import ActiveConditions
+from mp_agent.node.conditions.messages import Observation, described
 from mp_agent.node.conditions.metric_reader import MetricReader, known_before
-from mp_agent.node.conditions.notifier import ConditionTeller, FailureLog, Listener
+from mp_agent.node.conditions.notifier import ConditionNotifier, FailureLog, Listener
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.conditions import ActiveCondition, ConditionEvent, ConditionMemory
 from mp_agent.records.views import RunView
@@ -40,7 +40,7 @@ class ConditionTracker:
         values: Values,
         *,
         memory: ConditionMemory,
-        earlier: CounterBook | None = None,
+        earlier: CounterStore | None = None,
         conditions: Iterable[Condition] = CONDITIONS,
     ) -> None:
         """Go on with what an earlier node agent remembered and had counted, if there was one."""
@@ -51,9 +51,9 @@ class ConditionTracker:
         self._reader = MetricReader(self._detector.readings.names, values.limits)
         self._interval_seconds = min(LOOK_INTERVAL_SECONDS, self._detector.readings.period_seconds)
         self._remembered: ConditionMemory | None = memory
-        self._in_force = ConditionsInForce(self._detector.levels, memory)
+        self._in_force = ActiveConditions(self._detector.levels, memory)
         self._failures = FailureLog()
-        self._teller = ConditionTeller(run_dir, self._failures)
+        self._notifier = ConditionNotifier(run_dir, self._failures)
         self._view: RunView | None = None
         self._unjudged = self._changed = False
         self._judged_seconds = float("-inf")
@@ -77,15 +77,15 @@ class ConditionTracker:
     @property
     def listeners(self) -> list[Listener]:
         """They hear of every event that is told; what one raises is logged."""
-        return self._teller.listeners
+        return self._notifier.listeners
 
     def recent_news(self, now_seconds: float) -> bytes:
         """Return the last events for the ranks of other nodes; b"" once they must all know."""
-        return self._teller.recent_news(now_seconds)
+        return self._notifier.recent_news(now_seconds)
 
     def take_over(self, content: bytes) -> None:
         """Tell the ranks of this node what the root's agent says; b"" says nothing."""
-        self._teller.take_over(content)
+        self._notifier.take_over(content)
 
     def after_step(
         self, progress: Progress, now_seconds: float, read: Callable[[], RunExport]
@@ -128,7 +128,7 @@ class ConditionTracker:
         if self._remembered is not None:
             self._take_up(self._remembered, now_seconds)
             self._remembered = None
-        moment = Moment(view, now_seconds, time.time())
+        moment = Observation(view, now_seconds, time.time())
         changes = self._detector.evaluate(now_seconds, moment.step)
         self._refresh(moment)
         if not changes:
@@ -144,9 +144,9 @@ class ConditionTracker:
                 self._tell("resolved", known.active, moment)
         for active in self._in_force.take_untold():
             self._tell("firing", active, moment)
-        self._teller.publish()
+        self._notifier.publish()
 
-    def _refresh(self, moment: Moment) -> None:
+    def _refresh(self, moment: Observation) -> None:
         """Let the text and value of what is in force be those of now."""
         for finding in self._detector.findings:
             known = self._in_force.known(finding)
@@ -175,14 +175,14 @@ class ConditionTracker:
     def _series_labels(self, name: str) -> list[dict[str, str]]:
         return [dict(labels) for labels, _ in self._detector.readings.standing(name)]
 
-    def _tell(self, state: str, active: ActiveCondition, moment: Moment) -> None:
+    def _tell(self, state: str, active: ActiveCondition, moment: Observation) -> None:
         event = ConditionEvent(
             state=state,
             condition=active,
             step=moment.step,
             time_unix_seconds=moment.time_unix_seconds,
         )
-        self._teller.tell(event, moment.now_seconds)
+        self._notifier.tell(event, moment.now_seconds)
 
 
 def _after(view: RunView, progress: Progress) -> RunView:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.node.supervisor import RunWatch
+from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.views import ExportAccount
 from mp_agent.ring import locations
@@ -16,7 +16,7 @@ from mp_agent.settings import Settings
 
 if TYPE_CHECKING:
     from mp_agent.exporters.otlp.service import OtlpService
-    from mp_agent.exporters.otlp.sources import Harvest
+    from mp_agent.exporters.otlp.sources import MetricBatch
 
 log = logging.getLogger("mp_agent.node")
 
@@ -28,8 +28,8 @@ class OtlpPush:
         self,
         settings: Settings,
         *,
-        shown: Callable[[], Sequence[RunWatch]],
-        snapshot: Callable[[Sequence[RunWatch]], Snapshot],
+        shown: Callable[[], Sequence[RunSupervisor]],
+        snapshot: Callable[[Sequence[RunSupervisor]], Snapshot],
         directory: Callable[[], Path],
     ) -> None:
         """shown: the runs that have something to show; directory: what the agent watches."""
@@ -38,16 +38,16 @@ class OtlpPush:
         self._snapshot = snapshot
         self._directory = directory
         self._service: OtlpService | None = None
-        self._ends: set[RunWatch] = set()
+        self._ends: set[RunSupervisor] = set()
         """Runs whose end was seen."""
-        self._ends_pushed: set[RunWatch] = set()
+        self._ends_pushed: set[RunSupervisor] = set()
 
     @property
     def accounts(self) -> tuple[ExportAccount, ...]:
         """How the pushes went."""
         return () if self._service is None else self._service.accounts
 
-    def owes(self, watch: RunWatch) -> bool:
+    def owes(self, watch: RunSupervisor) -> bool:
         """Return whether a run's end is still to be pushed; true from the beginning."""
         pushes = self._service is not None and self._service.pushes_metrics
         return pushes and not (watch.ended and watch in self._ends_pushed)
@@ -96,19 +96,19 @@ class OtlpPush:
         if self._service is not None:
             await self._service.stop(deadline_seconds)
 
-    def _harvest(self) -> "Harvest":
-        from mp_agent.exporters.otlp.sources import Harvest
+    def _harvest(self) -> "MetricBatch":
+        from mp_agent.exporters.otlp.sources import MetricBatch
 
         shown = self._shown()
         ended = [watch for watch in shown if watch.ended]
-        return Harvest(
+        return MetricBatch(
             self._snapshot(shown),
             {watch.run.name: _born_unix_ns(watch) for watch in shown},
             delivered=lambda: self._ends_pushed.update(ended),
         )
 
 
-def _born_unix_ns(watch: RunWatch) -> int:
+def _born_unix_ns(watch: RunSupervisor) -> int:
     """Return since when a run's counters count: its lock file is as old as they are.
 
     It is made before the first of them, outlives node agents as they do, and is never written.

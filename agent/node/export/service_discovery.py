@@ -27,7 +27,7 @@ _TARGETS_PER_SECOND = 500.0
 """Of many targets the file is looked after less often: a thousand take tens of milliseconds."""
 
 
-class Discovery:
+class ServiceDiscovery:
     """The root of a run lists all its nodes; other agents list themselves."""
 
     def __init__(

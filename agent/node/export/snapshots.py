@@ -10,25 +10,25 @@ from aiohttp import web
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
-from mp_agent.node.flight.service import FlightRecorder
+from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.status import status_routes
-from mp_agent.node.registry import Watches
+from mp_agent.node.registry import RunRegistry
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
-from mp_agent.node.supervisor import RunWatch
-from mp_agent.node.transport.service import Transport
+from mp_agent.node.supervisor import RunSupervisor
+from mp_agent.node.transport.service import PushService
 from mp_agent.records.views import ExportAccount
 from mp_agent.settings import Settings
 
 
-class Presenter:
+class SnapshotProvider:
     """Puts together what the runs say, and what the agent's services say of themselves."""
 
     def __init__(
         self,
         settings: Settings,
-        watches: Watches,
-        transport: Transport,
-        flight: FlightRecorder,
+        watches: RunRegistry,
+        transport: PushService,
+        flight: FlightService,
         pushes: Callable[[], tuple[ExportAccount, ...]],
     ) -> None:
         """pushes: how those of the exporters went."""
@@ -41,7 +41,7 @@ class Presenter:
         self._flight = flight
         self._pushes = pushes
 
-    def snapshot(self, shown: Sequence[RunWatch]) -> Snapshot:
+    def snapshot(self, shown: Sequence[RunSupervisor]) -> Snapshot:
         """Return what some runs show at this moment; what there is no room for is counted.
 
         The runs' accounts are on disk before: an agent that takes over after a kill goes on from
@@ -68,11 +68,13 @@ class Presenter:
                 return {"format": FORMAT, "run": run, **watch.run.history.columns()}
         return None
 
-    def _exports(self, shown: Sequence[RunWatch]) -> list[RunExport]:
+    def _exports(self, shown: Sequence[RunSupervisor]) -> list[RunExport]:
         now_seconds, time_unix_seconds = time.monotonic(), time.time()
         return [self._export(watch, now_seconds, time_unix_seconds) for watch in shown]
 
-    def _export(self, watch: RunWatch, now_seconds: float, time_unix_seconds: float) -> RunExport:
+    def _export(
+        self, watch: RunSupervisor, now_seconds: float, time_unix_seconds: float
+    ) -> RunExport:
         run = watch.run
         export = self._transport.link(run).shown(
             run.export(now_seconds, time_unix_seconds, scrape_duration_seconds=self.scrape_seconds)

@@ -15,7 +15,7 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.errors import FlightError
 from mp_agent.flight.evidence import Evidence, one_attempt
 from mp_agent.flight.store import write_record
-from mp_agent.node.collect.layer_table_cache import KeptTable
+from mp_agent.node.collect.layer_table_cache import CachedTable
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog
@@ -31,7 +31,7 @@ class FlightJob:
     request: FlightRequest
     run_dir: Path
     conditions: tuple[ActiveCondition, ...] = ()
-    tables: tuple[KeptTable, ...] = ()
+    tables: tuple[CachedTable, ...] = ()
     """Layer tables that the rings may not have any more."""
 
     def write(self, settings: Settings) -> Path:
@@ -109,11 +109,11 @@ def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
 
 
 def with_tables(
-    ranks: Sequence[RankLog], tables: Sequence[KeptTable], last: int
+    ranks: Sequence[RankLog], tables: Sequence[CachedTable], last: int
 ) -> tuple[RankLog, ...]:
     """Return the ranks with tables up to a step that were kept beside their rings."""
     known = {log.identity.rank: log for log in ranks}
-    beside: dict[int, list[KeptTable]] = {}
+    beside: dict[int, list[CachedTable]] = {}
     for kept in tables:
         if kept.rank in known and kept.table.sequence <= last:
             beside.setdefault(kept.rank, []).append(kept)

@@ -14,7 +14,7 @@ _BAD_ENDS = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class Trigger:
     """Why a record is due."""
 
     reason: str
@@ -35,7 +35,7 @@ class FlightPolicy:
         if event.state == "firing" and event.condition.severity == "critical":
             self._pending.setdefault(event.condition.name, event)
 
-    def due(self, end: EndReason, session: str, now_seconds: float) -> Occasion | None:
+    def due(self, end: EndReason, session: str, now_seconds: float) -> Trigger | None:
         """Return why a record is due now, and take it for written; None when none is.
 
         end, session: how the present attempt ended, and its name.
@@ -44,7 +44,7 @@ class FlightPolicy:
             self._ended_session = session
             trigger = next(iter(self._pending.values()), None)
             self._note(now_seconds)
-            return Occasion(end.name.lower(), trigger)
+            return Trigger(end.name.lower(), trigger)
         self._pending = {
             name: event
             for name, event in self._pending.items()
@@ -56,7 +56,7 @@ class FlightPolicy:
             return None
         first = next(iter(self._pending.values()))
         self._note(now_seconds)
-        return Occasion(first.condition.name, first)
+        return Trigger(first.condition.name, first)
 
     def _note(self, now_seconds: float) -> None:
         self._told_seconds.update(dict.fromkeys(self._pending, now_seconds))

@@ -3,27 +3,27 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mp_agent.flight.history import History, LayerHistory
+from mp_agent.flight.history import LayerHistory, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
-from mp_agent.node.merge.coverage import AssumedShares, Roster, make_roster
+from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
-from mp_agent.node.merge.run_layers import LayerMerge, LayerTerms, MergedLayers
-from mp_agent.node.merge.run_steps import StepMerge, Terms
-from mp_agent.node.merge.schema_index import NodeBook
+from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
+from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
+from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Schema
 
 
-def replay(ranks: Sequence[RankLog]) -> History:
+def replay(ranks: Sequence[RankLog]) -> RunHistory:
     """Return the history of an attempt: numbers, incident and blame are those of the live agent."""
     merge = _Replay(ranks)
     steps = tuple(merge.steps())
     tables = tuple(merge.tables())
     incident = _incident(steps, tables)
-    return History(
+    return RunHistory(
         steps=steps,
         tables=tuple(_layer_history(sequence, layers) for sequence, layers in tables),
         first_nonfinite=incident.first,
@@ -36,7 +36,7 @@ class _Node:
     """What the ranks of one node wrote, by sequence number."""
 
     holds_root: bool
-    book: NodeBook = field(default_factory=NodeBook)
+    schema_index: SchemaIndex = field(default_factory=SchemaIndex)
     steps: dict[int, list[RankStep]] = field(default_factory=dict)
     tables: dict[int, list[RankLayers]] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class _Replay:
         self._world_size = ranks[0].identity.world_size
         self._assumed = AssumedShares()
         self._names = LayerNames()
-        self._rosters: dict[tuple[int, ...], Roster] = {}
+        self._rosters: dict[tuple[int, ...], ExpectedShares] = {}
         self._nodes: dict[int, _Node] = {}
         for log in ranks:
             self._take(log)
@@ -57,24 +57,36 @@ class _Replay:
             merge = StepMerge(sequence, self._world_size)
             for node in self._nodes.values():
                 if sequence in node.steps:
-                    row = reduce_step(node.steps[sequence], node.book)
-                    book = node.book
+                    row = reduce_step(node.steps[sequence], node.schema_index)
+                    schema_index = node.schema_index
                     merge.add(
                         row,
-                        Terms(book.step_columns, book.gradient_columns, book.shares),
+                        ReportColumns(
+                            schema_index.step_columns,
+                            schema_index.gradient_columns,
+                            schema_index.shares,
+                        ),
                         arrived_unix_seconds=None if node.holds_root else row.time_unix_seconds,
                     )
-            yield merge.merged(self._roster(sequence), self._assumed)
+            yield merge.merged(self._expected_shares(sequence), self._assumed)
 
     def tables(self) -> Iterator[tuple[int, MergedLayers]]:
         for sequence in sorted({s for node in self._nodes.values() for s in node.tables}):
             merge = LayerMerge(self._world_size)
             for node in self._nodes.values():
                 if sequence in node.tables:
-                    rows = reduce_layers(sequence, node.tables[sequence], node.book)
-                    book = node.book
-                    merge.add(rows, LayerTerms(book.gradient_columns, book.shares, book.layouts))
-            yield sequence, merge.merged(self._roster(sequence), self._assumed, self._names)
+                    rows = reduce_layers(sequence, node.tables[sequence], node.schema_index)
+                    schema_index = node.schema_index
+                    merge.add(
+                        rows,
+                        ReportLayerColumns(
+                            schema_index.gradient_columns, schema_index.shares, schema_index.layouts
+                        ),
+                    )
+            yield (
+                sequence,
+                merge.merged(self._expected_shares(sequence), self._assumed, self._names),
+            )
 
     def _take(self, log: RankLog) -> None:
         identity = log.identity
@@ -88,19 +100,19 @@ class _Replay:
                 layers = RankLayers(identity.rank, segment.schema, table.rows)
                 node.tables.setdefault(table.sequence, []).append(layers)
 
-    def _roster(self, sequence: int) -> Roster:
+    def _expected_shares(self, sequence: int) -> ExpectedShares:
         """Return what all ranks held at a step, those included that did not deliver it."""
         schemas = [(log.identity.node_rank, _schema_at(log, sequence)) for log in self._ranks]
         known = [(node, schema) for node, schema in schemas if schema is not None]
         key = tuple(id(schema) for _, schema in known)
         if key not in self._rosters:
             held = {
-                book.shares[place.share]
+                schema_index.shares[place.share]
                 for node, schema in known
-                for book in (self._nodes[node].book,)
-                for place in book.plan(schema).places
+                for schema_index in (self._nodes[node].schema_index,)
+                for place in schema_index.plan(schema).places
             }
-            self._rosters[key] = make_roster(
+            self._rosters[key] = make_expected_shares(
                 held, ranks_known=len(known), world_size=self._world_size
             )
         return self._rosters[key]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mp_agent.flight.store import record_name
 from mp_agent.node.flight.job import FlightJob
-from mp_agent.node.flight.policy import FlightPolicy, Occasion
+from mp_agent.node.flight.policy import FlightPolicy, Trigger
 from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, take_request, write_answer
 from mp_agent.node.flight.writer import Done, FlightWriter
 from mp_agent.node.run.run import Run
@@ -35,7 +35,7 @@ class _RunFlight:
     failed: int = 0
 
 
-class FlightRecorder:
+class FlightService:
     """A service of the node agent, for all its runs."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,8 +66,8 @@ class FlightRecorder:
         if not self._enabled:
             return
         self._follow_root(run, state, now_seconds)
-        if occasion := state.policy.due(run.attempt.end, run.session, now_seconds):
-            self._record(run, state, occasion, now_seconds)
+        if trigger := state.policy.due(run.attempt.end, run.session, now_seconds):
+            self._record(run, state, trigger, now_seconds)
 
     def busy(self, run: Run, now_seconds: float) -> bool:
         """Return whether a record of the run is still being written, for a while at most."""
@@ -112,10 +112,10 @@ class FlightRecorder:
         state.taken = request.name
         self._submit(run, state, request, now_seconds, done=_nobody)
 
-    def _record(self, run: Run, state: _RunFlight, occasion: Occasion, now_seconds: float) -> None:
-        request = self._make_request(run, occasion)
+    def _record(self, run: Run, state: _RunFlight, trigger: Trigger, now_seconds: float) -> None:
+        request = self._make_request(run, trigger)
         # Every node sees the end of its own ranks by itself.
-        if run.is_root and occasion.trigger is not None:
+        if run.is_root and trigger.trigger is not None:
             run.flight_request = request
         self._submit(run, state, request, now_seconds, done=_nobody)
 
@@ -130,21 +130,21 @@ class FlightRecorder:
         if not self._enabled:
             done(None, "flight records are switched off: flight_records_max is 0")
             return
-        request = self._make_request(run, Occasion("request"))
+        request = self._make_request(run, Trigger("request"))
         if run.is_root:
             run.flight_request = request
         self._submit(run, state, request, now_seconds, done=done)
 
-    def _make_request(self, run: Run, occasion: Occasion) -> FlightRequest:
+    def _make_request(self, run: Run, trigger: Trigger) -> FlightRequest:
         now_unix_seconds = time.time()
         last = run.attempt.newest_sequence
         return FlightRequest(
-            name=record_name(now_unix_seconds, occasion.reason),
-            reason=occasion.reason,
+            name=record_name(now_unix_seconds, trigger.reason),
+            reason=trigger.reason,
             first=last - self._settings.flight_steps + 1,
             last=last,
             requested_unix_seconds=now_unix_seconds,
-            trigger=occasion.trigger,
+            trigger=trigger.trigger,
         )
 
     def _submit(
@@ -154,7 +154,7 @@ class FlightRecorder:
             request=request,
             run_dir=run.run_dir,
             conditions=run.conditions.active,
-            tables=run.attempt.shelf.tables,
+            tables=run.attempt.layer_tables.tables,
         )
         state.queued_seconds.append(now_seconds)
         if not self._writer.submit(job, run.name, done):

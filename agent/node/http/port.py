@@ -13,7 +13,7 @@ log = logging.getLogger("mp_agent.node")
 RETRY_SECONDS = 5.0
 
 
-class Door:
+class PortOpener:
     """Opened once; closed by the server."""
 
     def __init__(self, settings: Settings, server: MetricsServer) -> None:

@@ -25,7 +25,7 @@ def assumed_name(key: GroupKey) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class ExpectedShares:
     """What all ranks of a run hold, whether or not they are present in a given step."""
 
     groups: frozenset[GroupKey]
@@ -49,10 +49,12 @@ class Roster:
         return bool(groups) and groups <= set(whole) and self.strangers_hold_replicas
 
 
-def make_roster(shares: Iterable[NodeShare], *, ranks_known: int, world_size: int) -> Roster:
+def make_expected_shares(
+    shares: Iterable[NodeShare], *, ranks_known: int, world_size: int
+) -> ExpectedShares:
     """Return the roster of the shares that `ranks_known` ranks hold."""
     shares = set(shares)
-    return Roster(
+    return ExpectedShares(
         groups=frozenset(map(group_key, shares)),
         strangers_hold_replicas=ranks_known >= world_size
         or all(share.shard_count * share.replica_count >= world_size for share in shares),

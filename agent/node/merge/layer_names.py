@@ -13,7 +13,7 @@ Identity = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LayerSource:
     """A table whose layers are to be named."""
 
     layout: Layout
@@ -47,14 +47,14 @@ class LayerNames:
         self._known: dict[str, set[Identity]] = {}
         self._last: tuple[tuple[object, ...], LayerPlan] | None = None
 
-    def plan(self, sources: Sequence[Source]) -> LayerPlan:
+    def plan(self, sources: Sequence[LayerSource]) -> LayerPlan:
         """Return where the layers of the tables land."""
         key = tuple(source.key for source in sources)
         if self._last is None or self._last[0] != key:
             self._last = (key, self._make_plan(sources))
         return self._last[1]
 
-    def _make_plan(self, sources: Sequence[Source]) -> LayerPlan:
+    def _make_plan(self, sources: Sequence[LayerSource]) -> LayerPlan:
         places: dict[Identity, tuple[int, int]] = {}
         tables: list[list[Identity]] = []
         for source in sources:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mp_agent.node.merge.node_steps import fitted
-from mp_agent.node.merge.schema_index import ALGEBRA, NodeBook, SchemaPlan, SharePlace
+from mp_agent.node.merge.schema_index import ALGEBRA, SchemaIndex, SchemaMapping, SharePlace
 from mp_agent.records.columns import Algebra
 from mp_agent.records.rows import LayerBlock, NodeLayers
 from mp_agent.records.schema import Schema
@@ -34,7 +34,9 @@ class _Part:
     """[C, layers of the share]"""
 
 
-def reduce_layers(sequence: int, tables: Sequence[RankLayers], book: NodeBook) -> NodeLayers:
+def reduce_layers(
+    sequence: int, tables: Sequence[RankLayers], schema_index: SchemaIndex
+) -> NodeLayers:
     """Return what the tables of a node's ranks say together.
 
     Shards are added up per replica. Where the node has every shard of a replica, no other replica
@@ -44,18 +46,20 @@ def reduce_layers(sequence: int, tables: Sequence[RankLayers], book: NodeBook) -
     parts: dict[tuple[int, int], list[_Part]] = {}
     assumed: dict[tuple[int, int, bytes], list[_Part]] = {}
     for table in tables:
-        for part in _parts(table, book.plan(table.schema)):
+        for part in _parts(table, schema_index.plan(table.schema)):
             place = part.place
             if place.assumed:
                 key = (place.share, place.layout, part.table.tobytes())
                 assumed.setdefault(key, []).append(part)
             else:
                 parts.setdefault((place.share, place.replica), []).append(part)
-    blocks = [_block(alike[:1], [part.rank for part in alike], book) for alike in assumed.values()]
+    blocks = [
+        _block(alike[:1], [part.rank for part in alike], schema_index) for alike in assumed.values()
+    ]
     for share in dict.fromkeys(share for share, _ in parts):
         replicas = {replica: found for (own, replica), found in parts.items() if own == share}
-        for chosen in _needed(replicas, book.shares[share].shard_count):
-            blocks.extend(_replica_blocks(chosen, book))
+        for chosen in _needed(replicas, schema_index.shares[share].shard_count):
+            blocks.extend(_replica_blocks(chosen, schema_index))
     return NodeLayers(sequence=sequence, blocks=tuple(blocks))
 
 
@@ -77,7 +81,7 @@ def fold(rows: Sequence[FloatArray], columns: Sequence[str]) -> FloatArray:
     return folded
 
 
-def _parts(table: RankLayers, plan: SchemaPlan) -> Iterator[_Part]:
+def _parts(table: RankLayers, plan: SchemaMapping) -> Iterator[_Part]:
     rows = fitted(table.rows, plan)
     for place in plan.places:
         yield _Part(table.rank, place, rows[place.layers].T)
@@ -91,19 +95,19 @@ def _needed(replicas: dict[int, list[_Part]], shard_count: int) -> list[list[_Pa
     return [parts for _, parts in sorted(replicas.items())]
 
 
-def _replica_blocks(parts: Sequence[_Part], book: NodeBook) -> Iterator[LayerBlock]:
+def _replica_blocks(parts: Sequence[_Part], schema_index: SchemaIndex) -> Iterator[LayerBlock]:
     """Yield one block per layout; ranks of one replica need not all hold the same layers."""
     by_layout: dict[int, dict[int, _Part]] = {}
     for part in parts:
         by_layout.setdefault(part.place.layout, {}).setdefault(part.place.shard, part)
     for shards in by_layout.values():
         ordered = [shards[shard] for shard in sorted(shards)]
-        yield _block(ordered, [part.rank for part in ordered], book)
+        yield _block(ordered, [part.rank for part in ordered], schema_index)
 
 
-def _block(parts: Sequence[_Part], ranks: Sequence[int], book: NodeBook) -> LayerBlock:
+def _block(parts: Sequence[_Part], ranks: Sequence[int], schema_index: SchemaIndex) -> LayerBlock:
     place = parts[0].place
-    table = fold([part.table for part in parts], book.gradient_columns)
+    table = fold([part.table for part in parts], schema_index.gradient_columns)
     return LayerBlock(
         share=place.share,
         layout=place.layout,

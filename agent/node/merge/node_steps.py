@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 
 from mp_agent.node.merge.exact_sums import exact_parts
-from mp_agent.node.merge.schema_index import ALGEBRA, NodeBook, SchemaPlan, SharePlace
+from mp_agent.node.merge.schema_index import ALGEBRA, SchemaIndex, SchemaMapping, SharePlace
 from mp_agent.records.columns import Algebra
 from mp_agent.records.rows import NodeRow, NodeStep, StepValue, WeightDigest
 from mp_agent.records.schema import Schema
@@ -36,27 +36,29 @@ class _Row:
     bits: bytes
 
 
-def reduce_step(steps: Sequence[RankStep], book: NodeBook, holding: int | None = None) -> NodeStep:
+def reduce_step(
+    steps: Sequence[RankStep], schema_index: SchemaIndex, holding: int | None = None
+) -> NodeStep:
     """Return what the records of a node's ranks say together.
 
     Shards are added up per replica, equal replicas become one row, rows that no rank observed are
-    left out. holding: what all ranks of the node held, `book.holding` of their schemas; None: what
-    these ranks held.
+    left out. holding: what all ranks of the node held, `schema_index.holding` of their schemas;
+    None: what these ranks held.
     """
     steps = sorted(steps, key=lambda step: step.rank)
-    plans = [book.plan(step.schema) for step in steps]
+    plans = [schema_index.plan(step.schema) for step in steps]
     values = [step.record.values.tolist() for step in steps]
     losses = _own(values, plans, "loss_nonfinite")
     if holding is None:
-        holding = book.holding([step.schema for step in steps])
+        holding = schema_index.holding([step.schema for step in steps])
     return NodeStep(
         sequence=steps[0].record.sequence,
         step=_trainer_step(steps),
         time_unix_seconds=max(step.record.time_unix_ns for step in steps) / _NANOSECONDS,
         ranks=tuple(step.rank for step in steps),
         holding=holding,
-        values=_step_values(values, plans, book),
-        rows=tuple(_rows(steps, plans, book)),
+        values=_step_values(values, plans, schema_index),
+        rows=tuple(_rows(steps, plans, schema_index)),
         compute_seconds=tuple(_own(values, plans, "compute_seconds")),
         nonfinite_loss_ranks=tuple(
             step.rank for step, loss in zip(steps, losses, strict=True) if loss == 1.0
@@ -81,7 +83,7 @@ def combine(algebra: Algebra, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _step_values(
-    values: Sequence[list[float]], plans: Sequence[SchemaPlan], book: NodeBook
+    values: Sequence[list[float]], plans: Sequence[SchemaMapping], schema_index: SchemaIndex
 ) -> tuple[StepValue, ...]:
     ranks = [
         [own[index] if index >= 0 else nan for index in plan.step_columns]
@@ -89,7 +91,7 @@ def _step_values(
     ]
     return tuple(
         _step_value(ALGEBRA[name], [value for value in column if not isnan(value)])
-        for name, column in zip(book.step_columns, zip(*ranks, strict=True), strict=True)
+        for name, column in zip(schema_index.step_columns, zip(*ranks, strict=True), strict=True)
     )
 
 
@@ -100,7 +102,7 @@ def _step_value(algebra: Algebra, observed: Sequence[float]) -> StepValue:
 
 
 def _rows(
-    steps: Sequence[RankStep], plans: Sequence[SchemaPlan], book: NodeBook
+    steps: Sequence[RankStep], plans: Sequence[SchemaMapping], schema_index: SchemaIndex
 ) -> Iterator[NodeRow]:
     """Yield one row per share and distinct content, those of the lowest ranks first."""
     assumed: dict[tuple[int, bytes], list[_Row]] = {}
@@ -116,13 +118,13 @@ def _rows(
             shards=(0,),
             replicas=(0,),
             ranks=tuple(row.rank for row in alike),
-            columns=_columns(alike[:1], book),
+            columns=_columns(alike[:1], schema_index),
         )
-    yield from _replica_rows(replicas, book)
+    yield from _replica_rows(replicas, schema_index)
 
 
 def _replica_rows(
-    replicas: Mapping[tuple[int, int], Mapping[int, _Row]], book: NodeBook
+    replicas: Mapping[tuple[int, int], Mapping[int, _Row]], schema_index: SchemaIndex
 ) -> Iterator[NodeRow]:
     alike: dict[tuple[int, tuple[tuple[int, bytes], ...]], dict[int, Mapping[int, _Row]]] = {}
     for (share, replica), rows in replicas.items():
@@ -137,13 +139,15 @@ def _replica_rows(
             shards=tuple(shards),
             replicas=tuple(chosen),
             ranks=tuple(equal[replica][shard].rank for replica in chosen for shard in shards),
-            columns=_columns(first, book),
-            digests=_row_digests(first, book) if book.shares[share].replica_count > 1 else (),
+            columns=_columns(first, schema_index),
+            digests=_row_digests(first, schema_index)
+            if schema_index.shares[share].replica_count > 1
+            else (),
         )
 
 
 def _observed(
-    steps: Sequence[RankStep], plans: Sequence[SchemaPlan]
+    steps: Sequence[RankStep], plans: Sequence[SchemaMapping]
 ) -> Iterator[tuple[SharePlace, _Row]]:
     """Yield the rows in which anything was observed, rank by rank."""
     ranks = [step.rank for step, plan in zip(steps, plans, strict=True) for _ in plan.places]
@@ -159,7 +163,7 @@ def _observed(
         yield places[index], _Row(ranks[index], values, own)
 
 
-def fitted(rows: FloatArray, plan: SchemaPlan) -> FloatArray:
+def fitted(rows: FloatArray, plan: SchemaMapping) -> FloatArray:
     """Return rows [N, C] with the book's columns; NaN in those that the schema lacks."""
     if plan.gradient_columns is None:
         return rows
@@ -167,22 +171,23 @@ def fitted(rows: FloatArray, plan: SchemaPlan) -> FloatArray:
     return np.concatenate([rows, absent], axis=1)[:, plan.gradient_columns]
 
 
-def _columns(rows: Sequence[_Row], book: NodeBook) -> tuple[tuple[float, ...], ...]:
+def _columns(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[tuple[float, ...], ...]:
     """Return the parts of each column of some shards; none where one of them has no value."""
     columns = zip(*(row.values for row in rows), strict=True)
     return tuple(
         () if any(map(isnan, column)) else combine(ALGEBRA[name], column)
-        for name, column in zip(book.gradient_columns, columns, strict=True)
+        for name, column in zip(schema_index.gradient_columns, columns, strict=True)
     )
 
 
-def _row_digests(rows: Sequence[_Row], book: NodeBook) -> tuple[int, ...]:
+def _row_digests(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[int, ...]:
     """Return what replicas must have in common: every bit, or the counts where not all is finite.
 
     How a sum over the finite elements comes out beside a NaN is nobody's promise.
     """
     nans, infs, elements = (
-        book.gradient_columns.index(name) for name in ("nan_elements", "inf_elements", "elements")
+        schema_index.gradient_columns.index(name)
+        for name in ("nan_elements", "inf_elements", "elements")
     )
     return tuple(
         crc32(repr((row.values[nans], row.values[infs], row.values[elements])).encode())
@@ -193,7 +198,7 @@ def _row_digests(rows: Sequence[_Row], book: NodeBook) -> tuple[int, ...]:
 
 
 def _digests(
-    steps: Sequence[RankStep], plans: Sequence[SchemaPlan], digests: Sequence[float]
+    steps: Sequence[RankStep], plans: Sequence[SchemaMapping], digests: Sequence[float]
 ) -> tuple[WeightDigest, ...]:
     alike: dict[tuple[str, tuple[str, ...], float], list[int]] = {}
     for step, plan, digest in zip(steps, plans, digests, strict=True):
@@ -205,7 +210,7 @@ def _digests(
     )
 
 
-def _own(values: Sequence[list[float]], plans: Sequence[SchemaPlan], name: str) -> list[float]:
+def _own(values: Sequence[list[float]], plans: Sequence[SchemaMapping], name: str) -> list[float]:
     """Return one step column of each rank; NaN when not observed, or unknown to its schema."""
     places = [plan.own_columns.get(name) for plan in plans]
     return [nan if at is None else own[at] for own, at in zip(values, places, strict=True)]

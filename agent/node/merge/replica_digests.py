@@ -9,7 +9,7 @@ Votes = dict[float, list[int]]
 """Digest → the ranks that have it."""
 
 
-class ReplicaBook:
+class ReplicaDigests:
     """The digests of one step, as they come in from the nodes."""
 
     def __init__(self) -> None:

@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.node.merge.coverage import AssumedShares, GroupKey, Roster, assumed_name, group_key
-from mp_agent.node.merge.layer_names import LayerNames, Source
+from mp_agent.node.merge.coverage import (
+    AssumedShares,
+    ExpectedShares,
+    GroupKey,
+    assumed_name,
+    group_key,
+)
+from mp_agent.node.merge.layer_names import LayerNames, LayerSource
 from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup
 from mp_agent.node.merge.schema_index import ALGEBRA
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, Algebra
@@ -67,7 +73,7 @@ _FOLD = {
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTerms:
+class ReportLayerColumns:
     """What the blocks of a node refer to."""
 
     gradient_columns: tuple[str, ...]
@@ -96,7 +102,7 @@ class LayerMerge:
         self._assumed: dict[GroupKey, AssumedLayers] = {}
         self._homes: dict[GroupKey, str] = {}
 
-    def add(self, table: NodeLayers, terms: LayerTerms) -> None:
+    def add(self, table: NodeLayers, terms: ReportLayerColumns) -> None:
         """Take a node's blocks in."""
         for block in table.blocks:
             share, layout = terms.shares[block.share], terms.layouts[block.layout]
@@ -108,7 +114,9 @@ class LayerMerge:
                 group = self._groups.setdefault(key, LayerGroup(share.shard_count))
                 group.add(block, layout, values)
 
-    def merged(self, roster: Roster, assumed: AssumedShares, names: LayerNames) -> MergedLayers:
+    def merged(
+        self, expected_shares: ExpectedShares, assumed: AssumedShares, names: LayerNames
+    ) -> MergedLayers:
         """Return the table: of equal replicas one is taken, shards add up.
 
         Layers of equal name and home in different groups become one row: the norm of their union.
@@ -125,7 +133,10 @@ class LayerMerge:
             key=lambda item: (*item[:2], item[2].layout.digest),
         )
         plan = names.plan(
-            [Source(table.layout, rank, self._homes[key], key[1]) for rank, key, table in tables]
+            [
+                LayerSource(table.layout, rank, self._homes[key], key[1])
+                for rank, key, table in tables
+            ]
         )
         values = _spread([table.values for *_, table in tables], plan.targets, len(plan.labels))
         observed = ~np.isnan(values).all(axis=1)
@@ -137,7 +148,8 @@ class LayerMerge:
             values=np.where(finite, values[columns], 0.0).T,
             sound=np.logical_and.reduce(finite, axis=0),
             complete=all(
-                roster.complete(whole, (optimizer,)) for optimizer in {"", *plan.optimizers}
+                expected_shares.complete(whole, (optimizer,))
+                for optimizer in {"", *plan.optimizers}
             ),
             optimizers=plan.optimizers,
             retired=plan.retired,

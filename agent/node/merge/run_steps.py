@@ -6,9 +6,15 @@ from math import isfinite, nan
 
 import numpy as np
 
-from mp_agent.node.merge.coverage import AssumedShares, GroupKey, Roster, assumed_name, group_key
+from mp_agent.node.merge.coverage import (
+    AssumedShares,
+    ExpectedShares,
+    GroupKey,
+    assumed_name,
+    group_key,
+)
 from mp_agent.node.merge.exact_sums import exact_sum
-from mp_agent.node.merge.replica_digests import ReplicaBook
+from mp_agent.node.merge.replica_digests import ReplicaDigests
 from mp_agent.node.merge.schema_index import ALGEBRA
 from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
 from mp_agent.records.merged import MergedStep, OptimizerStep
@@ -59,7 +65,7 @@ _COLUMNS = tuple(column.name for column in GRADIENT_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ReportColumns:
     """What the rows of a node refer to."""
 
     step_columns: tuple[str, ...]
@@ -94,10 +100,10 @@ class StepMerge:
         self._groups: dict[GroupKey, RowGroup] = {}
         self._assumed: dict[GroupKey, dict[Columns, list[int]]] = {}
         self._nonfinite_loss_ranks: list[int] = []
-        self._replicas = ReplicaBook()
+        self._replicas = ReplicaDigests()
 
     def add(
-        self, step: NodeStep, terms: Terms, *, arrived_unix_seconds: float | None = None
+        self, step: NodeStep, terms: ReportColumns, *, arrived_unix_seconds: float | None = None
     ) -> None:
         """Take a node's rows in.
 
@@ -123,7 +129,7 @@ class StepMerge:
             self._add_row(row, terms)
         self._replicas.add_weights(step.digests)
 
-    def merged(self, roster: Roster, assumed: AssumedShares) -> MergedStep:
+    def merged(self, expected_shares: ExpectedShares, assumed: AssumedShares) -> MergedStep:
         """Return the step; `assumed` learns from its rows before they are merged.
 
         A column that no rank observed, or whose value is beyond float64, is absent.
@@ -135,7 +141,7 @@ class StepMerge:
         apart = {assumed_name(key) for key, rows in self._assumed.items() if len(rows) > 1}
         chosen = self._chosen(assumed)
         whole = self._whole(assumed)
-        values = {**self._step_values(), **_gradients(chosen, roster.of_run)}
+        values = {**self._step_values(), **_gradients(chosen, expected_shares.of_run)}
         return MergedStep(
             sequence=self.sequence,
             step=self._trainer_step[1] if self._trainer_step else self.sequence,
@@ -143,12 +149,14 @@ class StepMerge:
             values=values,
             world_size=self._world_size,
             present_ranks=frozenset(np.flatnonzero(self._present).tolist()),
-            gradients_complete=roster.complete(whole, roster.of_run),
+            gradients_complete=expected_shares.complete(whole, expected_shares.of_run),
             nonfinite_loss_ranks=tuple(sorted(self._nonfinite_loss_ranks)),
             compute_seconds=self._observed_compute_seconds(),
-            optimizers=dict(self._optimizers(chosen, whole, roster)),
+            optimizers=dict(self._optimizers(chosen, whole, expected_shares)),
             optimizers_held=frozenset(
-                name for _, label in roster.groups if (name := roster.name_of(label)) is not None
+                name
+                for _, label in expected_shares.groups
+                if (name := expected_shares.name_of(label)) is not None
             ),
             replicas=self._replicas.compared(
                 skipped=values.get("skipped", 0.0) > 0.0,
@@ -161,13 +169,16 @@ class StepMerge:
         self,
         chosen: Mapping[GroupKey, Iterable[Columns]],
         whole: Collection[GroupKey],
-        roster: Roster,
+        expected_shares: ExpectedShares,
     ) -> Iterator[tuple[str, OptimizerStep]]:
         """Yield those that had gradients, by the name that they are shown under."""
         for label in sorted({optimizer for _, optimizer in chosen}):
-            name, values = roster.name_of(label), _gradients(chosen, (label,))
+            name, values = expected_shares.name_of(label), _gradients(chosen, (label,))
             if name is not None and values.get("elements") != 0.0:
-                complete, joint = roster.complete(whole, (label,)), label in roster.of_run
+                complete, joint = (
+                    expected_shares.complete(whole, (label,)),
+                    label in expected_shares.of_run,
+                )
                 yield (
                     name,
                     OptimizerStep(
@@ -175,7 +186,7 @@ class StepMerge:
                     ),
                 )
 
-    def _add_row(self, row: NodeRow, terms: Terms) -> None:
+    def _add_row(self, row: NodeRow, terms: ReportColumns) -> None:
         share, columns = terms.shares[row.share], terms.fit(row.columns)
         key = group_key(share)
         if share.assumed:

@@ -25,18 +25,18 @@ class SharePlace:
     """One share of a rank: what it is of, the rank's place in it, and its layers."""
 
     share: int
-    """Index into `NodeBook.shares`."""
+    """Index into `SchemaIndex.shares`."""
     shard: int
     replica: int
     assumed: bool
     layout: int
-    """Index into `NodeBook.layouts`."""
+    """Index into `SchemaIndex.layouts`."""
     layers: Indices
     """Rows of the rank's layer table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SchemaPlan:
+class SchemaMapping:
     """How the rows of one schema enter the reduction of a node."""
 
     schema: Schema
@@ -54,7 +54,7 @@ class SchemaPlan:
 
 
 @dataclass(slots=True)
-class NodeBook:
+class SchemaIndex:
     """Grows with every schema that the node's ranks come up with; nothing in it is renumbered."""
 
     step_columns: tuple[str, ...] = tuple(
@@ -67,10 +67,10 @@ class NodeBook:
     _shares: dict[NodeShare, int] = field(default_factory=dict)
     _holdings: dict[tuple[int, ...], int] = field(default_factory=dict)
     _layouts: dict[bytes, int] = field(default_factory=dict)
-    _plans: dict[int, SchemaPlan] = field(default_factory=dict)
+    _plans: dict[int, SchemaMapping] = field(default_factory=dict)
     _joined: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def plan(self, schema: Schema) -> SchemaPlan:
+    def plan(self, schema: Schema) -> SchemaMapping:
         """Return how the rows of `schema` are read."""
         plan = self._plans.get(id(schema))
         if plan is None or plan.schema is not schema:
@@ -93,11 +93,11 @@ class NodeBook:
             self._joined[key] = self._holdings[held]
         return self._joined[key]
 
-    def _make_plan(self, schema: Schema) -> SchemaPlan:
+    def _make_plan(self, schema: Schema) -> SchemaMapping:
         step, gradient = schema.step_columns, schema.gradient_columns
         places = tuple(self._place(schema, index) for index in range(len(schema.shares)))
         same = gradient == self.gradient_columns
-        return SchemaPlan(
+        return SchemaMapping(
             schema=schema,
             places=places,
             step_columns=tuple(

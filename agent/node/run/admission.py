@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mp_agent.node.collect.rank_source import RankSource
-from mp_agent.node.run.launches import Belonging, Rings, committed, launch_of
+from mp_agent.node.run.launches import LaunchStatus, Rings, committed, launch_of
 from mp_agent.node.run.ring_finder import remove_ring
 from mp_agent.node.run.state import RunState
 from mp_agent.records.steps import EndReason
@@ -25,21 +25,21 @@ def admit(
     settle: takes in what the present attempt still yields; called before the next one begins.
     lost: by ring, up to which step nothing is read any more.
     """
-    if state.rivals.join(rings):
+    if state.name_conflicts.join(rings):
         return
     belonging = state.launches.belonging(rings, state.attempt)
-    if belonging is Belonging.RIVAL:
-        state.rivals.add(rings, counted=lost, counted_before=state.is_successor)
+    if belonging is LaunchStatus.RIVAL:
+        state.name_conflicts.add(rings, counted=lost, counted_before=state.is_successor)
         return
-    if belonging is Belonging.OVER:
+    if belonging is LaunchStatus.OVER:
         _discard(rings, state)
         return
-    if belonging is Belonging.NEXT:
+    if belonging is LaunchStatus.NEXT:
         settle()
         _begin_attempt(rings, state)
     state.launches.add(rings)
     state.uncommitted = True
-    after, layers_after = state.exchange.closed
+    after, layers_after = state.member.closed
     for path, reader in rings:
         begin = max(after, (lost or {}).get(path, 0))
         state.attempt.add(RankSource(path, reader, after=begin, layers_after=layers_after))
@@ -47,13 +47,13 @@ def admit(
 
 def look_at_rivals(state: RunState, *, settle: Callable[[], None]) -> None:
     """Count what jobs of the same name write in vain; let them in once the first one is over."""
-    if not state.rivals.there:
+    if not state.name_conflicts.there:
         return
     state.uncommitted = True
     if state.attempt.end is EndReason.RUNNING and state.attempt.alive:
-        state.rivals.look()
+        state.name_conflicts.look()
         return
-    for rings, lost in state.rivals.release():
+    for rings, lost in state.name_conflicts.release():
         admit(rings, state, settle=settle, lost=lost)
 
 

@@ -8,7 +8,7 @@ from mp_agent.records.steps import EndReason
 
 
 @dataclass(slots=True)
-class Fading:
+class DepartedRanks:
     """Remembers since when the ranks of an attempt are gone."""
 
     linger_seconds: float

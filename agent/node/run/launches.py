@@ -6,7 +6,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from mp_agent.errors import RingError
-from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.reader import RingReader
 
@@ -21,7 +21,7 @@ Rings = list[tuple[Path, RingReader]]
 """Rings of one launch, at least one."""
 
 
-class Belonging(Enum):
+class LaunchStatus(Enum):
     """Where rings of a launch belong."""
 
     PRESENT = auto()
@@ -41,17 +41,17 @@ class Launches:
     read: tuple[Launch, ...] = ()
     """Launches of earlier attempts whose rings were read to the end, the last ones."""
 
-    def belonging(self, rings: Rings, attempt: Attempt) -> Belonging:
+    def belonging(self, rings: Rings, attempt: LocalAttempt) -> LaunchStatus:
         """Return where the rings of one launch belong; attempt: the present one."""
         if launch_of(rings) in self.known or _beside(rings, attempt):
-            return Belonging.PRESENT
-        if self._rivals(rings, attempt):
-            return Belonging.RIVAL
+            return LaunchStatus.PRESENT
+        if self._name_conflicts(rings, attempt):
+            return LaunchStatus.RIVAL
         if made_unix_ns(rings) > self.newest_unix_ns or _succeed(rings, attempt):
-            return Belonging.NEXT
-        return Belonging.OVER
+            return LaunchStatus.NEXT
+        return LaunchStatus.OVER
 
-    def _rivals(self, rings: Rings, attempt: Attempt) -> bool:
+    def _name_conflicts(self, rings: Rings, attempt: LocalAttempt) -> bool:
         """Return whether two launchers have ranks that live: a launcher ends all before it starts.
 
         The same launcher may start ranks before those of its attempt before are gone, and a script
@@ -99,7 +99,7 @@ def made_unix_ns(rings: Rings) -> int:
     return max(reader.identity.created_unix_ns for _, reader in rings)
 
 
-def _beside(rings: Rings, attempt: Attempt) -> bool:
+def _beside(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether these are further ranks of the attempt, under another launcher.
 
     So it is when several nodes of a run are one machine: ranks differ and both are alive. An
@@ -115,7 +115,7 @@ def _beside(rings: Rings, attempt: Attempt) -> bool:
     )
 
 
-def _descend(rings: Rings, attempt: Attempt) -> bool:
+def _descend(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether a rank of the attempt has started those that write the rings."""
     pids = {source.identity.pid for source in attempt.sources.values()}
     return any(pids & set(_ancestors(reader.identity.pid)) for _, reader in rings)
@@ -134,7 +134,7 @@ def _ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def _succeed(rings: Rings, attempt: Attempt) -> bool:
+def _succeed(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether these are the next attempt although they look older.
 
     So it is when the host's clock was set back in between.

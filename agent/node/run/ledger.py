@@ -17,7 +17,7 @@ from mp_agent.node.accounting.accumulator import Progress
 from mp_agent.node.accounting.counters import Cells, Total
 from mp_agent.node.accounting.windows import Bucket
 from mp_agent.node.run.launches import Launch
-from mp_agent.node.series.layer_budget import GovernorState
+from mp_agent.node.series.layer_budget import LayerBudgetState
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.ring.files import open_private, replace_atomically
 
@@ -69,7 +69,7 @@ class Ledger:
     optimizer_norms: dict[str, list[Bucket]] = field(default_factory=dict)
     totals: list[Total] = field(default_factory=list)
     histograms: list[Cells] = field(default_factory=list)
-    governor: GovernorState = field(default_factory=GovernorState)
+    layer_budget: LayerBudgetState = field(default_factory=LayerBudgetState)
     assumed: dict[str, bool] = field(default_factory=dict)
     agent: ProbeTotals = field(default_factory=ProbeTotals)
     conditions: ConditionMemory = field(default_factory=ConditionMemory)

@@ -14,19 +14,19 @@ FEATURE = "another job of this name on this node"
 
 
 @dataclass(slots=True)
-class _Rival:
+class _ConflictingJob:
     rings: Rings
     counted: dict[Path, int]
     """Steps up to these were counted as lost."""
 
 
-class Rivals:
+class NameConflicts:
     """Holds the rings of jobs that must wait until the present one is over, or end before."""
 
     def __init__(self) -> None:
         self.lost = 0
         """Records that nobody reads."""
-        self._waiting: list[_Rival] = []
+        self._waiting: list[_ConflictingJob] = []
 
     @property
     def there(self) -> bool:
@@ -50,7 +50,7 @@ class Rivals:
         )
         if counted is None:
             counted = {path: committed(reader) if counted_before else 0 for path, reader in rings}
-        self._waiting.append(_Rival(rings, dict(counted)))
+        self._waiting.append(_ConflictingJob(rings, dict(counted)))
 
     def join(self, rings: Rings) -> bool:
         """Let further ranks of a job that waits wait with it; return whether they are such."""

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from mp_agent.errors import ReportError
 from mp_agent.exporters.status_page.history import StepHistory
-from mp_agent.node.cluster.member import Item
-from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.cluster.member import MemberItem
+from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.admission import admit, look_at_rivals
 from mp_agent.node.run.launches import by_launch
@@ -57,14 +57,14 @@ class Run:
         return self.attempt.identity
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> LocalAttempt:
         """The present attempt, as this node's ranks show it."""
         return self._state.attempt
 
     @property
     def session(self) -> str:
         """Name of this node's present attempt; reports of another session are worthless."""
-        return self._state.exchange.session
+        return self._state.member.session
 
     @property
     def created_unix_ns(self) -> frozenset[int]:
@@ -74,7 +74,7 @@ class Run:
     @property
     def end(self) -> EndReason:
         """How the newest attempt ended: at the root on all nodes, elsewhere on this one."""
-        return self._state.exchange.end
+        return self._state.member.end
 
     @property
     def conditions(self) -> ConditionTracker:
@@ -84,40 +84,40 @@ class Run:
     @property
     def history(self) -> StepHistory:
         """The last steps, for the status page."""
-        return self._state.intake.history
+        return self._state.step_ingest.history
 
     @property
     def is_root(self) -> bool:
         """Whether this node holds rank 0: it merges what all nodes report."""
-        return self._state.exchange.is_root
+        return self._state.member.is_root
 
     @property
     def nodes(self) -> tuple[KnownNode, ...]:
         """The nodes of the run that are known, by node rank; only the root knows others."""
-        return self._state.exchange.nodes
+        return self._state.member.nodes
 
     @property
     def url(self) -> str:
         """Base URL under which other nodes reach this agent; the transport sets it."""
-        return self._state.exchange.url
+        return self._state.member.url
 
     @url.setter
     def url(self, url: str) -> None:
-        self._state.exchange.url = url
+        self._state.member.url = url
 
     @property
     def urgent(self) -> bool:
         """Whether the root should have a report at once: trouble began since the last one."""
-        return self._state.exchange.urgent
+        return self._state.member.urgent
 
     def poll(self, now_seconds: float) -> None:
         """Read what is new in the rings, merge it, take it in and judge it."""
         self._now_seconds = now_seconds
         for rings in by_launch(self._finder.new_rings()):
             admit(rings, self._state, settle=self._settle)
-        self._take(self._state.exchange.poll(now_seconds))
+        self._take(self._state.member.poll(now_seconds))
         look_at_rivals(self._state, settle=self._settle)
-        self._state.fading.look(self.attempt.sources, now_seconds)
+        self._state.departed_ranks.look(self.attempt.sources, now_seconds)
         self._unwatched.look(self.name, self.attempt, now_seconds)
         if self.seen and self.is_root:
             self._state.look(now_seconds)
@@ -155,7 +155,7 @@ class Run:
         has ended. Rows are kept, within bounds, until a receipt says that they are settled: a
         report may be lost, or sent twice. Reports are to be sent in the order of the calls.
         """
-        return self._state.exchange.take_report()
+        return self._state.member.take_report()
 
     def receive(self, report: NodeReport) -> Receipt:
         """Take another node's report in, at the root; the answer goes back to the node.
@@ -165,7 +165,7 @@ class Run:
         """
         if report.run != self.name:
             raise ReportError(f"a report of run {report.run!r}, not of {self.name!r}")
-        receipt = self._state.exchange.receive(report)
+        receipt = self._state.member.receive(report)
         news = self.conditions.recent_news(self._now_seconds)
         return structs.replace(receipt, flight=self.flight_request, conditions=news)
 
@@ -174,7 +174,7 @@ class Run:
         if receipt.session == self.session:
             self.flight_request = receipt.flight
             self.conditions.take_over(receipt.conditions)
-        self._state.uncommitted |= self._state.exchange.acknowledge(receipt)
+        self._state.uncommitted |= self._state.member.acknowledge(receipt)
 
     def commit(self) -> None:
         """Write the account to the ledger, if it has changed; a full directory is only logged."""
@@ -197,18 +197,18 @@ class Run:
     def close(self) -> None:
         """Let go of the rings."""
         self.attempt.close()
-        self._state.rivals.close()
+        self._state.name_conflicts.close()
 
     def _settle(self) -> None:
         """Take in what the present attempt still yields: the next one has begun."""
-        exchange = self._state.exchange
-        self._take(exchange.poll(self._now_seconds))
-        self._take(exchange.close_all())
+        member = self._state.member
+        self._take(member.poll(self._now_seconds))
+        self._take(member.close_all())
 
-    def _take(self, items: Iterable[Item]) -> None:
+    def _take(self, items: Iterable[MemberItem]) -> None:
         for item in items:
             self._state.uncommitted = True
-            self._state.intake.take(item)
+            self._state.step_ingest.take(item)
             if isinstance(item, MergedStep):
                 progress = self._state.account.progress
                 self.conditions.after_step(progress, self._now_seconds, self._present)

@@ -10,18 +10,18 @@ from pathlib import Path
 from mp_agent.alerting.site import usable_values
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.pace import Standstill
 from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
-from mp_agent.node.cluster.member import Exchange
-from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.cluster.member import ClusterMember
+from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.conditions.tracker import ConditionTracker
-from mp_agent.node.run.departed_ranks import Fading
+from mp_agent.node.run.departed_ranks import DepartedRanks
 from mp_agent.node.run.launches import Launches, Rings, launch_of, made_unix_ns
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
-from mp_agent.node.run.name_conflicts import Rivals
-from mp_agent.node.run.step_ingest import Intake
-from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.node.run.name_conflicts import NameConflicts
+from mp_agent.node.run.step_ingest import StepIngest
+from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 
@@ -42,11 +42,11 @@ class RunState:
         account = Accumulator(
             self.thresholds,
             progress=ledger.progress,
-            counters=CounterBook(ledger.totals, ledger.histograms),
+            counters=CounterStore(ledger.totals, ledger.histograms),
             norms=ValueWindow(settings.window_seconds, ledger.norms),
             optimizer_norms=OptimizerWindows(settings.window_seconds, ledger.optimizer_norms),
         )
-        self.intake = Intake(account, counted_sequence=ledger.counted_sequence)
+        self.step_ingest = StepIngest(account, counted_sequence=ledger.counted_sequence)
         self.conditions = ConditionTracker(
             run_dir,
             values,
@@ -54,8 +54,8 @@ class RunState:
             earlier=account.counters if ledger.launches else None,
         )
         """What the run suffers from, by the agent's own judgement; only at the root."""
-        self.exchange = Exchange(
-            Attempt(
+        self.member = ClusterMember(
+            LocalAttempt(
                 settings.merge_deadline_seconds,
                 closed_sequence=ledger.closed_sequence,
                 closed_layers_sequence=ledger.closed_layers_sequence,
@@ -65,15 +65,15 @@ class RunState:
             assumed=ledger.assumed,
             retired_sessions=ledger.retired_sessions,
         )
-        self.governor = LayerGovernor(ledger.governor)
-        self.fading = Fading(settings.linger_seconds)
+        self.layer_budget = LayerBudget(ledger.layer_budget)
+        self.departed_ranks = DepartedRanks(settings.linger_seconds)
         self.standstill = Standstill()
         self.begun_unix_ns = ledger.begun_unix_ns
         """When the counters began at 0; 0: not known."""
         self.attempts = ledger.attempts
         """How often the run was started on this node."""
         self._counts_from_0 = not ledger.launches
-        self.rivals = Rivals()
+        self.name_conflicts = NameConflicts()
         """Jobs of the same name that train at the same time."""
         self.is_successor = bool(ledger.launches)
         """Whether an agent before this one has watched the run."""
@@ -87,12 +87,12 @@ class RunState:
     @property
     def account(self) -> Accumulator:
         """What the closed steps add up to."""
-        return self.intake.account
+        return self.step_ingest.account
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> LocalAttempt:
         """The present attempt, as this node's ranks show it."""
-        return self.exchange.attempt
+        return self.member.attempt
 
     @property
     def totals(self) -> ProbeTotals:
@@ -117,7 +117,7 @@ class RunState:
         """Note where the run stands."""
         last = self.account.progress.last
         sequence = last.sequence if last else 0
-        self.standstill.look(self.exchange.session, sequence, self.exchange.phase_name, now_seconds)
+        self.standstill.look(self.member.session, sequence, self.member.phase_name, now_seconds)
 
     def count_lost(self, records: int) -> None:
         """Add records that nobody will ever read."""
@@ -133,20 +133,20 @@ class RunState:
         if self._counts_from_0:
             self.begun_unix_ns, self._counts_from_0 = made_unix_ns(rings), False
         self.attempts += 1
-        before = self.exchange
+        before = self.member
         self._ended = self.totals
-        self.rivals.lost = 0
+        self.name_conflicts.lost = 0
         self.launches.begin_attempt(rings)
-        self.intake.begin_attempt()
+        self.step_ingest.begin_attempt()
         launcher, number = launch_of(rings)
-        self.exchange = Exchange(
-            Attempt(self._settings.merge_deadline_seconds),
+        self.member = ClusterMember(
+            LocalAttempt(self._settings.merge_deadline_seconds),
             self._settings,
             session=f"{launcher}-{number}-{self.launches.newest_unix_ns}",
             retired_sessions=before.sessions,
         )
-        self.exchange.url = before.url
-        self.fading.begin_attempt()
+        self.member.url = before.url
+        self.departed_ranks.begin_attempt()
         self.uncommitted = True
 
     def commit(self) -> bool:
@@ -167,33 +167,33 @@ class RunState:
         if self._refusal:
             self._refusal = ""
             log.info("ledger %s is written again", self._path)
-        self.exchange.committed((ledger.closed_sequence, ledger.closed_layers_sequence))
+        self.member.committed((ledger.closed_sequence, ledger.closed_layers_sequence))
         self.uncommitted = False
         return True
 
     def _ledger(self) -> Ledger:
         """Return what a later node agent needs to go on from here."""
-        account, exchange = self.account, self.exchange
+        account, member = self.account, self.member
         totals, histograms = account.counters.dump()
-        closed_sequence, closed_layers_sequence = exchange.closed
+        closed_sequence, closed_layers_sequence = member.closed
         return Ledger(
             launches=tuple(sorted(self.launches.known)),
             newest_unix_ns=self.launches.newest_unix_ns,
             begun_unix_ns=self.begun_unix_ns,
             attempts=self.attempts,
             read_launches=self.launches.read,
-            session=exchange.session,
-            retired_sessions=tuple(sorted(exchange.retired_sessions)),
+            session=member.session,
+            retired_sessions=tuple(sorted(member.retired_sessions)),
             closed_sequence=closed_sequence,
             closed_layers_sequence=closed_layers_sequence,
-            counted_sequence=self.intake.counted_sequence,
+            counted_sequence=self.step_ingest.counted_sequence,
             progress=account.progress,
             norms=account.norms.buckets,
             optimizer_norms=account.optimizer_norms.buckets,
             totals=totals,
             histograms=histograms,
-            governor=self.governor.state,
-            assumed=dict(exchange.assumed),
+            layer_budget=self.layer_budget.state,
+            assumed=dict(member.assumed),
             # What this attempt's probes counted is still in their rings.
             agent=replace(self._ended, records_dropped=self._ended.records_dropped + self._lost),
             conditions=self.conditions.memory,
@@ -202,4 +202,4 @@ class RunState:
     @property
     def _lost(self) -> int:
         """What this node agent lost of the present attempt."""
-        return self.attempt.lost_here + self.exchange.lost + self.rivals.lost
+        return self.attempt.lost_here + self.member.lost + self.name_conflicts.lost

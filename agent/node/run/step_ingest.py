@@ -2,7 +2,7 @@
 
 from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.cluster.member import Item
+from mp_agent.node.cluster.member import MemberItem
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.collect.attempt import LocalStep
 from mp_agent.records.merged import MergedStep
@@ -10,7 +10,7 @@ from mp_agent.records.merged import MergedStep
 _JUDGEMENTS_KEPT = 4096
 
 
-class Intake:
+class StepIngest:
     """The one way into a run's account and its history."""
 
     def __init__(self, account: Accumulator, *, counted_sequence: int = 0) -> None:
@@ -23,7 +23,7 @@ class Intake:
         self._judged: dict[int, frozenset[str]] = {}
         """For the layers that come after a step: the optimizers whose norms counted in it."""
 
-    def take(self, item: Item) -> None:
+    def take(self, item: MemberItem) -> None:
         """Take in a step of this node's ranks, a step of the run, or the layers of one."""
         if isinstance(item, LocalStep):
             self._take_local(item)

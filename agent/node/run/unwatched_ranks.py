@@ -2,7 +2,7 @@
 
 import logging
 
-from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.collect.attempt import LocalAttempt
 
 log = logging.getLogger("mp_agent.node")
 
@@ -17,7 +17,7 @@ class UnwatchedRanks:
         self._since_seconds: float | None = None
         self._named: frozenset[int] = frozenset()
 
-    def look(self, run: str, attempt: Attempt, now_seconds: float) -> None:
+    def look(self, run: str, attempt: LocalAttempt, now_seconds: float) -> None:
         """Compare the ranks that the node should have with those that were seen."""
         missing = frozenset(attempt.expected_ranks - set(attempt.sources))
         if not missing or missing == self._named or not attempt.newest_sequence:

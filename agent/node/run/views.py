@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.stragglers import laggards
-from mp_agent.node.cluster.member import Exchange
-from mp_agent.node.collect.attempt import Attempt
+from mp_agent.node.cluster.member import ClusterMember
+from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.merge.node_steps import observed_columns
@@ -30,11 +30,11 @@ def run_export(
     scrape_duration_seconds: float | None = None,
 ) -> RunExport:
     """Return all views of a run that was seen; totals: of its probes and of the node agent."""
-    account, attempt, exchange = state.account, state.attempt, state.exchange
+    account, attempt, member = state.account, state.attempt, state.member
     view = None
-    if exchange.is_root:
+    if member.is_root:
         view = replace(
-            run_view(exchange, account, state.conditions, time_unix_seconds),
+            run_view(member, account, state.conditions, time_unix_seconds),
             thresholds=state.thresholds,
             attempts=state.attempts,
             standing_seconds=state.standstill.seconds(now_seconds),
@@ -45,37 +45,37 @@ def run_export(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
         view=view,
-        layers=tuple(account.layers.values()) if exchange.is_root else (),
+        layers=tuple(account.layers.values()) if member.is_root else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
-        faded_ranks=state.fading.faded(now_seconds),
+        faded_ranks=state.departed_ranks.faded(now_seconds),
         agent=agent_view(
             attempt,
             totals,
             counting_seconds=_age_seconds(state.begun_unix_ns, time_unix_seconds),
-            features=(RIVALS_FEATURE,) if state.rivals.there else (),
+            features=(RIVALS_FEATURE,) if state.name_conflicts.there else (),
             scrape_duration_seconds=scrape_duration_seconds,
         ),
         counters=account.counters,
-        governor=state.governor,
+        layer_budget=state.layer_budget,
     )
 
 
 def run_view(
-    exchange: Exchange,
+    member: ClusterMember,
     account: Accumulator,
     conditions: ConditionTracker,
     time_unix_seconds: float,
 ) -> RunView:
     """Return the run as it stands after its last closed step."""
-    progress, identity = account.progress, exchange.attempt.identity
+    progress, identity = account.progress, member.attempt.identity
     extremes = account.norms.extremes(time_unix_seconds)
     return RunView(
         identity=identity,
-        facts=_facts(exchange),
-        nodes=exchange.node_count,
-        active=exchange.end is EndReason.RUNNING,
-        end_reason=exchange.end,
-        phase_name=exchange.phase_name,
+        facts=_facts(member),
+        nodes=member.node_count,
+        active=member.end is EndReason.RUNNING,
+        end_reason=member.end,
+        phase_name=member.phase_name,
         last=progress.last,
         judged=progress.judged,
         loss=progress.loss,
@@ -95,9 +95,7 @@ def run_view(
         conditions=conditions.active,
         conditions_fired=conditions.fired,
         health=account.health(
-            laggards(
-                exchange.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
-            )
+            laggards(member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds)
         ),
     )
 
@@ -117,7 +115,7 @@ def rank_view(source: RankSource) -> RankView:
 
 
 def agent_view(
-    attempt: Attempt,
+    attempt: LocalAttempt,
     totals: ProbeTotals,
     *,
     counting_seconds: float | None,
@@ -149,14 +147,14 @@ def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
     return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
 
 
-def _facts(exchange: Exchange) -> Mapping[str, str]:
+def _facts(member: ClusterMember) -> Mapping[str, str]:
     """Return the facts of the lowest rank that knows them.
 
     Where no wrapper explained the parameters, the strategy says what their digests showed.
     """
-    sources = sorted(exchange.attempt.sources.values(), key=lambda source: source.identity.rank)
+    sources = sorted(member.attempt.sources.values(), key=lambda source: source.identity.rank)
     facts = next((dict(source.schema.facts) for source in sources if source.schema), {})
-    if exchange.assumed:
-        independent = any(exchange.assumed.values())
+    if member.assumed:
+        independent = any(member.assumed.values())
         facts["strategy"] = "assumed_independent" if independent else "assumed_replicated"
     return facts

@@ -12,7 +12,7 @@ from operator import is_
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.snapshot import HistogramValue
-from mp_agent.node.accounting.counters import CounterBook, Labels
+from mp_agent.node.accounting.counters import CounterStore, Labels
 from mp_agent.node.series.rollup import depth_that_fits, rollup_label, union
 from mp_agent.records.views import LayerView
 
@@ -32,7 +32,7 @@ _Basis = tuple[Sequence[LayerView], list[Shown], int]
 
 
 @dataclass(slots=True, kw_only=True)
-class GovernorState:
+class LayerBudgetState:
     """What must survive a restart, so that no counter shows an event twice."""
 
     capacity: int | None = None
@@ -49,10 +49,10 @@ class GovernorState:
     """How much of each layer's counters was shown by its own series."""
 
 
-class LayerCounters(CounterBook):
+class LayerCounters(CounterStore):
     """A run's counters as they are exported: each roll-up with its share."""
 
-    def __init__(self, whole: CounterBook, shown: dict[tuple[str, Labels], float]) -> None:
+    def __init__(self, whole: CounterStore, shown: dict[tuple[str, Labels], float]) -> None:
         super().__init__()
         self._whole = whole
         self._shown = shown
@@ -71,28 +71,28 @@ class LayerCounters(CounterBook):
         return self._whole.histogram(metric, labels)
 
 
-class LayerGovernor:
+class LayerBudget:
     """Decides which layers of one run have their own series."""
 
-    def __init__(self, state: GovernorState | None = None) -> None:
-        state = state or GovernorState()
+    def __init__(self, state: LayerBudgetState | None = None) -> None:
+        state = state or LayerBudgetState()
         self._capacity = state.capacity
         self._depth = state.depth
         self._own = dict.fromkeys(state.own)
-        self._in_rollups = _book(state.in_rollups)
-        self._by_rollups = _book(state.by_rollups)
-        self._by_layers = _book(state.by_layers)
+        self._in_rollups = _schema_index(state.in_rollups)
+        self._by_rollups = _schema_index(state.by_rollups)
+        self._by_layers = _schema_index(state.by_layers)
         self._showed_all = False
         """Whether every layer had its own series until now."""
         self._unions: dict[str, tuple[list[LayerView], LayerView]] = {}
         self._fitting: tuple[int, tuple[str, ...], int] | None = None
         """Capacity, names of layers, and the depth that fits them."""
-        self._last: tuple[_Basis, list[LayerView], CounterBook] | None = None
+        self._last: tuple[_Basis, list[LayerView], CounterStore] | None = None
 
     @property
-    def state(self) -> GovernorState:
+    def state(self) -> LayerBudgetState:
         """What to keep over a restart."""
-        return GovernorState(
+        return LayerBudgetState(
             capacity=self._capacity,
             depth=self._depth,
             own=list(self._own),
@@ -104,10 +104,10 @@ class LayerGovernor:
     def govern(
         self,
         layers: Sequence[LayerView],
-        counters: CounterBook,
+        counters: CounterStore,
         metrics: Sequence[Metric],
         room: int,
-    ) -> tuple[list[LayerView], CounterBook]:
+    ) -> tuple[list[LayerView], CounterStore]:
         """Return the layers and roll-ups to export, at most `room`, and the counters they show.
 
         metrics: the counters of layers.
@@ -118,15 +118,15 @@ class LayerGovernor:
         names = {metric.name for metric in metrics}
         counted = list(counters.entries(names))
         if self._capacity is None and self._showed_all:
-            self._by_layers = _book(counted)
+            self._by_layers = _schema_index(counted)
         basis = (tuple(layers), counted, room)
         if self._last is None or not _same_basis(self._last[0], basis):
             self._last = (basis, *self._arrange(layers, counters, counted, room))
         return self._last[1], self._last[2]
 
     def _arrange(
-        self, layers: Sequence[LayerView], counters: CounterBook, counted: list[Shown], room: int
-    ) -> tuple[list[LayerView], CounterBook]:
+        self, layers: Sequence[LayerView], counters: CounterStore, counted: list[Shown], room: int
+    ) -> tuple[list[LayerView], CounterStore]:
         self._settle_capacity(layers, room)
         labels = {layer.name: rollup_label(layer.name, self._depth) for layer in layers}
         self._choose(layers, counters, rollups=len(set(labels.values())))
@@ -151,7 +151,7 @@ class LayerGovernor:
             self._fitting = (capacity, names, depth)
         self._depth = self._fitting[2] if first else min(self._depth, self._fitting[2])
 
-    def _choose(self, layers: Sequence[LayerView], counters: CounterBook, *, rollups: int) -> None:
+    def _choose(self, layers: Sequence[LayerView], counters: CounterStore, *, rollups: int) -> None:
         """Keep who has its own series, but for the very much worse."""
         capacity = self._capacity or 0
         places = len(layers)
@@ -193,7 +193,7 @@ class LayerGovernor:
         return {**shown, **self._by_rollups}
 
 
-def _badness(layer: LayerView, counters: CounterBook) -> tuple[float, float]:
+def _badness(layer: LayerView, counters: CounterStore) -> tuple[float, float]:
     """Return by how much a layer deserves its own series: non-finite elements, then its norm."""
     nonfinite_elements = counters.total(_NONFINITE, (layer.name,))
     return nonfinite_elements, layer.values["sum_squares"] if layer.judged else 0.0
@@ -213,9 +213,9 @@ def _same(known: Sequence[LayerView], found: Sequence[LayerView]) -> bool:
     return len(known) == len(found) and all(map(is_, known, found))
 
 
-def _book(entries: Iterable[Shown]) -> dict[tuple[str, Labels], float]:
+def _schema_index(entries: Iterable[Shown]) -> dict[tuple[str, Labels], float]:
     return {(name, labels): amount for name, labels, amount in entries}
 
 
-def _entries(book: dict[tuple[str, Labels], float]) -> list[Shown]:
-    return [(*key, amount) for key, amount in book.items()]
+def _entries(schema_index: dict[tuple[str, Labels], float]) -> list[Shown]:
+    return [(*key, amount) for key, amount in schema_index.items()]

@@ -8,8 +8,8 @@ from typing import Any
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
-from mp_agent.node.accounting.counters import COUNTED, CounterBook, Labels, labelled
-from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.node.accounting.counters import COUNTED, CounterStore, Labels, labelled
+from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 log = logging.getLogger("mp_agent.node")
@@ -33,8 +33,8 @@ class RunExport:
     faded_ranks: frozenset[int]
     """Ranks that have been gone for so long that only their being gone is shown."""
     agent: AgentView
-    counters: CounterBook
-    governor: LayerGovernor = field(default_factory=LayerGovernor)
+    counters: CounterStore
+    layer_budget: LayerBudget = field(default_factory=LayerBudget)
     """Decides which layers are exported by themselves when there are too many."""
 
     def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
@@ -69,7 +69,7 @@ def samples_of(
 
 
 def _counted(
-    metric: Metric, scope_labels: Labels, counters: CounterBook, thresholds: Mapping[str, float]
+    metric: Metric, scope_labels: Labels, counters: CounterStore, thresholds: Mapping[str, float]
 ) -> Iterator[tuple[Labels, float | HistogramValue]]:
     known = metric.label_values(thresholds) if metric.label_values else ((),)
     if metric.optional_labels:
@@ -131,7 +131,7 @@ class SnapshotBuilder:
         governed = []
         for export in exports:
             share = room * len(export.layers) // layers if layers else 0
-            shown, counters = export.governor.govern(
+            shown, counters = export.layer_budget.govern(
                 export.layers, export.counters, COUNTED[Scope.LAYER], share
             )
             own = {layer.name for layer in shown}

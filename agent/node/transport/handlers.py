@@ -72,7 +72,7 @@ class _Refusal(Exception):
         self.status = status
 
 
-class Inbox:
+class ReportHandlers:
     """Takes requests in, each checked in this order: who sends it, whether here, how much of it."""
 
     def __init__(self, link: Callable[[str], RootLink | None]) -> None:

@@ -10,7 +10,7 @@ from mp_agent.node.transport.wire import BODY_BYTES_MAX, pack
 from mp_agent.records.rows import NodeReport, Receipt
 
 
-class Reporter(Protocol):
+class ReportSource(Protocol):
     """What is used of a `Run`."""
 
     @property
@@ -30,13 +30,13 @@ class _Packet:
     body: bytes
 
 
-class Outbox:
+class PendingReport:
     """Holds one report until the root has answered it, so that a retry sends the same one.
 
     What is too large for the root is sent without its layer tables, then not at all.
     """
 
-    def __init__(self, run: Reporter, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, run: ReportSource, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self._run = run
         self._body_bytes_max = body_bytes_max
         self._packet: _Packet | None = None

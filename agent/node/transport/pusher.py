@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.transport.client import LONGEST_SECONDS, Backoff, PushClient, Reply
-from mp_agent.node.transport.pending_report import Outbox
+from mp_agent.node.transport.pending_report import PendingReport
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.run_protocol import RunOnNode
 from mp_agent.records.rows import Receipt, decode_receipt
@@ -32,7 +32,7 @@ class Pusher:
         self._run = run
         self._client = client
         self._interval_seconds = interval_seconds
-        self._outbox = Outbox(run)
+        self._outbox = PendingReport(run)
         # The root waits for rows two intervals longer than for its own.
         self._backoff = Backoff(longest_seconds=min(2 * interval_seconds, LONGEST_SECONDS))
         self._root = RootAddress(url="")

@@ -11,8 +11,8 @@ from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.node.transport.client import PushClient
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import OwnAddress, RootAddress, advice, locate
-from mp_agent.node.transport.root_moves import Messenger, Moves
-from mp_agent.node.transport.root_note import Notes
+from mp_agent.node.transport.root_moves import Notifier, RootMoves
+from mp_agent.node.transport.root_note import RootNoteFile
 from mp_agent.node.transport.run_protocol import RunOnNode
 from mp_agent.node.transport.wire import RETIRE_PATH
 from mp_agent.records.views import TransportView
@@ -41,9 +41,9 @@ class RootLink:
         self.pusher = Pusher(run, client, settings.push_interval_seconds)
         self._settings = settings
         self._environ = environ
-        self._messenger = Messenger(client)
-        self._notes = Notes(run)
-        self._moves = Moves(run, self._notes, self._messenger)
+        self._messenger = Notifier(client)
+        self._notes = RootNoteFile(run)
+        self._moves = RootMoves(run, self._notes, self._messenger)
         self._root: RootAddress | None = None
         self._session = ""
         self._session_seconds = 0.0

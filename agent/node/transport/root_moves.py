@@ -8,12 +8,12 @@ from dataclasses import replace
 from math import inf
 
 from mp_agent.node.transport.client import Backoff, PushClient
-from mp_agent.node.transport.root_note import Notes
+from mp_agent.node.transport.root_note import RootNoteFile
 from mp_agent.node.transport.run_protocol import RunOnNode
 from mp_agent.node.transport.wire import MOVE_PATH
 
 
-class Messenger:
+class Notifier:
     """Delivers each message in the background; what is under way ends with `stop`."""
 
     def __init__(self, client: PushClient) -> None:
@@ -50,10 +50,10 @@ class Messenger:
 log = logging.getLogger("mp_agent.node")
 
 
-class Moves:
+class RootMoves:
     """Keeps in the note of a run where its nodes are, for the agent after this one."""
 
-    def __init__(self, run: RunOnNode, notes: Notes, messenger: Messenger) -> None:
+    def __init__(self, run: RunOnNode, notes: RootNoteFile, messenger: Notifier) -> None:
         self._run = run
         self._notes = notes
         self._messenger = messenger

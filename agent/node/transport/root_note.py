@@ -8,7 +8,7 @@ from mp_agent.ring.root_note import RootNote, read_root_note, write_root_note
 log = logging.getLogger("mp_agent.node")
 
 
-class Notes:
+class RootNoteFile:
     """Remembers the last note that was there; it may be of an earlier attempt."""
 
     def __init__(self, run: RunOnNode) -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Protocol
 
-from mp_agent.node.transport.pending_report import Reporter
+from mp_agent.node.transport.pending_report import ReportSource
 from mp_agent.records.rows import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 
 
-class RunOnNode(Reporter, Protocol):
+class RunOnNode(ReportSource, Protocol):
     """What is used of a `Run`."""
 
     run_dir: Path

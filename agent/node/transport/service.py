@@ -12,7 +12,7 @@ from mp_agent.errors import SettingError
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.tls import client_tls
 from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.handlers import ReportHandlers
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.run_protocol import RunOnNode
 from mp_agent.settings import Settings
@@ -20,7 +20,7 @@ from mp_agent.settings import Settings
 log = logging.getLogger("mp_agent.node")
 
 
-class Transport:
+class PushService:
     """One `RootLink` per run, one HTTP session and one door for all."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Transport:
         self._endpoint = endpoint
         self._client = PushClient(_tls(settings))
         self._links: dict[Path, RootLink] = {}
-        self._inbox = Inbox(self._link_by_name)
+        self._inbox = ReportHandlers(self._link_by_name)
 
     def start(self) -> None:
         """Nothing is to be done before there are runs."""

@@ -13,9 +13,9 @@ from torch import nn
 from mp_agent.probe.deepspeed.gradients import Found, Keeper, Part, keeper_of, trained_by
 from mp_agent.probe.deepspeed.limits import unsupported_by
 from mp_agent.probe.optimizers.live_objects import NamedParameter, name_parameters
-from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.placement import Reducers, declarations, this_rank
-from mp_agent.probe.placement.axes import Axis, Grid, Spread
+from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.records.schema import Layer, Share
 
 UNKNOWN_LAYOUT = "gradients as this version of DeepSpeed keeps them"
@@ -26,7 +26,7 @@ _NOTHING = Keeper(split=False, parts=(), gradients=lambda optimizer: {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EnginePlan(Plan):
+class EnginePlan(MeasurementPlan):
     """The layers of an engine's model on this rank. Keeps nothing of the engine alive.
 
     held: `id` of the parameter of each layer. find: gradients that the optimizer has now.
@@ -74,7 +74,7 @@ class EngineReducers(Reducers):
         return bool(getattr(self._engine(), "enable_backward_allreduce", True))
 
 
-def make_engine_plan(engine: Any, label: str) -> Plan:
+def make_engine_plan(engine: Any, label: str) -> MeasurementPlan:
     """Return what to measure; no layers, but the reason, where that is not known to be right."""
     stage = int(engine.zero_optimization_stage())
     reason = unsupported_by(engine)
@@ -147,7 +147,9 @@ def _assembled(
 def _share(part: Part, stage: int, *, split: bool) -> Share:
     ranks = tuple(dist.get_process_group_ranks(part.group or dist.group.WORLD))
     spread = Spread.SPLIT if split else Spread.COPIED
-    return Grid(this_rank()).crossed_by(Axis(spread, ranks, f"deepspeed_zero{stage}")).share()
+    return (
+        Grid(this_rank()).crossed_by(PlacementAxis(spread, ranks, f"deepspeed_zero{stage}")).share()
+    )
 
 
 def _of_optimizer(share: Share, label: str) -> Share:

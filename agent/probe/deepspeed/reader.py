@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.deepspeed.plan import make_engine_plan
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
-from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of
 
 
@@ -40,7 +40,7 @@ class EngineReader:
         dynamic = getattr(optimizer.loss_scale_config, "dynamic_loss_scale", False)
         return "DynamicLossScaler" if dynamic else "LossScaler"
 
-    def make_plan(self, label: str) -> Plan:
+    def make_plan(self, label: str) -> MeasurementPlan:
         """Return what to measure of the engine's model."""
         return make_engine_plan(self._engine(), label)
 

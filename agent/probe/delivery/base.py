@@ -7,9 +7,9 @@ import torch
 
 from mp_agent.probe.delivery.device import DeviceDelivery
 from mp_agent.probe.delivery.host import HostDelivery
-from mp_agent.probe.delivery.pinned_copies import Mailbox
+from mp_agent.probe.delivery.pinned_copies import PinnedCopies
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import SeenStep
+from mp_agent.probe.step.open_step import ObservedStep
 from mp_agent.records.schema import Schema
 from mp_agent.ring.writer import RingWriter
 
@@ -23,7 +23,7 @@ class Delivery(Protocol):
 
     wants_all_layers: bool
 
-    def offer(self, step: SeenStep, *, complete: bool) -> None:
+    def offer(self, step: ObservedStep, *, complete: bool) -> None:
         """Take a step: as it stands while it is under way, at its end with `complete`."""
 
     def collect(self) -> None:
@@ -47,7 +47,7 @@ def make_delivery(
         writer,
         schema,
         schedule,
-        Mailbox(device),
+        PinnedCopies(device),
         device=device,
         gradients_device=gradients_device,
     )

@@ -6,10 +6,10 @@ from math import prod
 
 import torch
 
-from mp_agent.probe.delivery.pinned_copies import Mailbox, PinnedPool
+from mp_agent.probe.delivery.pinned_copies import PinnedCopies, PinnedPool
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import SeenStep, record_of
+from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable
@@ -35,7 +35,7 @@ class DeviceDelivery:
         writer: RingWriter,
         schema: Schema,
         schedule: LayerSchedule,
-        mailbox: Mailbox,
+        copies: PinnedCopies,
         *,
         device: torch.device,
         gradients_device: torch.device,
@@ -50,13 +50,13 @@ class DeviceDelivery:
         self._writer = writer
         self._schedule = schedule
         self._device = device
-        self._mailbox = mailbox
+        self._copies = copies
         self._step_slots = PinnedPool(_STEP_SLOTS, step_size, device)
         self._layer_slots = PinnedPool(layer_slots, len(schema.layers) * columns, device)
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
-        self._open: SeenStep | None = None
+        self._open: ObservedStep | None = None
 
-    def offer(self, step: SeenStep, *, complete: bool) -> None:
+    def offer(self, step: ObservedStep, *, complete: bool) -> None:
         """Send a complete step on its way; keep one under way for `drain`."""
         self._open = None if complete else step
         if complete:
@@ -64,16 +64,16 @@ class DeviceDelivery:
 
     def collect(self) -> None:
         """Publish what has arrived."""
-        self._mailbox.collect()
+        self._copies.collect()
 
     def drain(self, limit_seconds: float) -> None:
         """Send what is open, and wait at most `limit_seconds` for everything to arrive."""
         step, self._open = self._open, None
         if step is not None:
             self._send(step, complete=False)
-        self._mailbox.drain(limit_seconds)
+        self._copies.drain(limit_seconds)
 
-    def _send(self, step: SeenStep, *, complete: bool) -> None:
+    def _send(self, step: ObservedStep, *, complete: bool) -> None:
         if step.rows_LC is not None and self.wants_all_layers:
             self._history.append((step.sequence, step.rows_LC))
             if self._schedule.due(step.sequence):
@@ -83,10 +83,10 @@ class DeviceDelivery:
         def publish(values_N: FloatArray) -> None:
             self._publish(step, values_N, names, complete=complete)
 
-        if not self._mailbox.send(self._step_slots, payload_N, publish):
+        if not self._copies.send(self._step_slots, payload_N, publish):
             self._writer.drop_step(step.sequence)
 
-    def _pack(self, step: SeenStep) -> tuple[torch.Tensor, tuple[str, ...]]:
+    def _pack(self, step: ObservedStep) -> tuple[torch.Tensor, tuple[str, ...]]:
         """Return one device vector [N]: the scalars that are on a device, then the totals."""
         waiting = {
             name: value for name, value in step.scalars.items() if isinstance(value, torch.Tensor)
@@ -101,7 +101,7 @@ class DeviceDelivery:
         return payload_N, tuple(waiting)
 
     def _publish(
-        self, step: SeenStep, values_N: FloatArray, names: tuple[str, ...], *, complete: bool
+        self, step: ObservedStep, values_N: FloatArray, names: tuple[str, ...], *, complete: bool
     ) -> None:
         scalars = _on_host(step.scalars, names, values_N)
         totals_GC = None
@@ -129,7 +129,7 @@ class DeviceDelivery:
         def publish(values_N: FloatArray) -> None:
             self._writer.write_layers(LayerTable(sequence=sequence, rows=values_N.reshape(shape)))
 
-        self._mailbox.send(self._layer_slots, rows_LC.reshape(prod(shape)), publish)
+        self._copies.send(self._layer_slots, rows_LC.reshape(prod(shape)), publish)
 
 
 def _on_host(

@@ -1,6 +1,6 @@
 """The way into the ring for steps whose numbers are on the host."""
 
-from mp_agent.probe.step.open_step import SeenStep, record_of
+from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.steps import LayerTable
 from mp_agent.ring.writer import RingWriter
 
@@ -11,9 +11,9 @@ class HostDelivery:
     def __init__(self, writer: RingWriter) -> None:
         self.wants_all_layers = False
         self._writer = writer
-        self._open: SeenStep | None = None
+        self._open: ObservedStep | None = None
 
-    def offer(self, step: SeenStep, *, complete: bool) -> None:
+    def offer(self, step: ObservedStep, *, complete: bool) -> None:
         """Write the step. Layers go first, at its end: whoever closes the step then has both."""
         self._open = None if complete else step
         if complete:
@@ -31,6 +31,6 @@ class HostDelivery:
         if step is not None:
             self._write_layers(step)
 
-    def _write_layers(self, step: SeenStep) -> None:
+    def _write_layers(self, step: ObservedStep) -> None:
         if step.rows_LC is not None:
             self._writer.write_layers(LayerTable(sequence=step.sequence, rows=step.rows_LC.numpy()))

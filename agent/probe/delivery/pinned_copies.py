@@ -35,7 +35,7 @@ class PinnedPool:
         self._free.append(piece)
 
 
-class _Letter(NamedTuple):
+class _Copy(NamedTuple):
     event: Event
     pool: PinnedPool
     piece: torch.Tensor
@@ -43,7 +43,7 @@ class _Letter(NamedTuple):
     open: Callable[[FloatArray], None]
 
 
-class Mailbox:
+class PinnedCopies:
     """Device vectors on their way to the host, handed over in the order in which they were sent.
 
     All calls come from the training thread; only it makes calls to the device.
@@ -54,7 +54,7 @@ class Mailbox:
     ) -> None:
         self._device = device
         self._mark = mark or _record_cuda_event
-        self._letters: deque[_Letter] = deque()
+        self._letters: deque[_Copy] = deque()
 
     def send(
         self, pool: PinnedPool, payload_N: torch.Tensor, then: Callable[[FloatArray], None]
@@ -68,7 +68,7 @@ class Mailbox:
             return False
         size = payload_N.numel()
         piece[:size].copy_(payload_N, non_blocking=True)
-        self._letters.append(_Letter(self._mark(self._device), pool, piece, size, then))
+        self._letters.append(_Copy(self._mark(self._device), pool, piece, size, then))
         return True
 
     def collect(self) -> None:

@@ -14,7 +14,7 @@ _FLAT_NAME = "_flat_param"
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class LayerSlot:
     """One layer: a parameter, or the part of FSDP1's flat parameter that is one's local shard."""
 
     name: str
@@ -36,14 +36,14 @@ class Slot:
         return gradient[self.part] if self.part.stop > self.part.start else None
 
 
-def slots_of(named: NamedParameter) -> Iterator[Slot]:
+def slots_of(named: NamedParameter) -> Iterator[LayerSlot]:
     """Yield the layers of a parameter: several if it is flat, without the padding between them.
 
     A flat parameter says of each of its tensors where its local shard lies (`_ShardParamInfo`).
     """
     parameter = named.parameter
     if not getattr(parameter, "_is_flat_param", False):
-        yield Slot(named.name, parameter)
+        yield LayerSlot(named.name, parameter)
         return
     flat: torch.Tensor = parameter
     prefix = named.name.removesuffix(_FLAT_NAME)
@@ -52,7 +52,7 @@ def slots_of(named: NamedParameter) -> Iterator[Slot]:
     for name, shard in zip(flat._fqns, flat._shard_param_infos, strict=True):  # type: ignore[attr-defined]
         start = shard.offset_in_shard if shard.in_shard else 0
         length = shard.numel_in_shard if shard.in_shard else 0
-        yield Slot(strip_wrappers(f"{prefix}{name}"), parameter, slice(start, start + length))
+        yield LayerSlot(strip_wrappers(f"{prefix}{name}"), parameter, slice(start, start + length))
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,36 +4,36 @@ from collections.abc import Sequence
 
 import torch
 
-from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.statistics import GradientStatistics, for_device
 
 
-class Measures:
+class Measurement:
     """Keeps the working memory of each device's statistics."""
 
     def __init__(self) -> None:
         self._statistics: dict[torch.device, GradientStatistics] = {}
 
     def layers(
-        self, plan: Plan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
+        self, plan: MeasurementPlan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
     ) -> torch.Tensor:
         """Return the statistics [L, C] of each layer, on the gradients' device."""
         return self._statistics_on(plan.device).layers(gradients, inverse_scale)
 
     def totals(
-        self, plan: Plan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
+        self, plan: MeasurementPlan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
     ) -> torch.Tensor:
         """Return the statistics [G, C] of each share, on the gradients' device."""
         return self._statistics_on(plan.device).totals(plan.by_share(gradients), inverse_scale)
 
-    def alone(self, plan: Plan, gradient: torch.Tensor) -> None:
+    def alone(self, plan: MeasurementPlan, gradient: torch.Tensor) -> None:
         """Measure one gradient in both ways, for what that raises."""
         statistics = self._statistics_on(plan.device)
         statistics.layers([gradient], 1.0)
         statistics.totals([[gradient]], 1.0)
 
-    def weight_digest(self, plans: Sequence[Plan]) -> Scalar | None:
+    def weight_digest(self, plans: Sequence[MeasurementPlan]) -> Scalar | None:
         """Return the digest of all local weights, left on their device."""
         weights = [weight for plan in plans for weight in plan.weights()]
         if not weights:

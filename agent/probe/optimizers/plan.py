@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.layer_slots import (
     PARTIAL_GRADIENT,
-    Slot,
+    LayerSlot,
     lies_like,
     local_of,
     slots_of,
 )
 from mp_agent.probe.optimizers.live_objects import LiveObjects
-from mp_agent.probe.placement import Reducers, Survey, Verdict, declarations
+from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
@@ -32,7 +32,7 @@ _MAX_COLUMNS = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class MeasurementPlan:
     """The layers of one optimizer on this rank. Made once, and anew when its groups change.
 
     label, joint: of the optimizer, as in `Share`.
@@ -49,7 +49,7 @@ class Plan:
     identities: frozenset[int]
     waiting: tuple[torch.Tensor, ...]
     """Parameters that hold no numbers yet: lazy ones, and those on the meta device."""
-    slots: tuple[Slot, ...]
+    slots: tuple[LayerSlot, ...]
     plain: bool
     layers: tuple[Layer, ...]
     places: tuple[int, ...]
@@ -130,13 +130,13 @@ def make_plan(
     label: str,
     *,
     joint: bool = False,
-) -> Plan:
+) -> MeasurementPlan:
     """Return what to measure of `optimizer`. Enters no collective."""
     survey = Survey(live.modules, root, ranks_in_run)
     parameters = tuple(live_objects.optimizer_parameters(optimizer))
     waiting = tuple(filter(_holds_nothing, parameters))
     device = next((p.device for p in parameters if not _holds_nothing(p)), torch.device("cpu"))
-    measured: list[tuple[Slot, Verdict, int]] = []
+    measured: list[tuple[LayerSlot, ParameterPlacement, int]] = []
     unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
     identities = frozenset(map(id, parameters))
     for named in live_objects.named_parameters(optimizer, root, live.modules):
@@ -157,14 +157,14 @@ def make_plan(
             unsupported[verdict.unsupported] = None
         elif shown:
             measured += [(slot, verdict, named.place) for slot in slots]
-    shares_of_layers = _told_apart(
+    shares_of_layers = _named_shares(
         [slot for slot, _, _ in measured], [v for _, v, _ in measured], label, joint=joint
     )
     shares = tuple(dict.fromkeys(shares_of_layers))
     rows_of_share = tuple(
         tuple(row for row, own in enumerate(shares_of_layers) if own == share) for share in shares
     )
-    return Plan(
+    return MeasurementPlan(
         label=label,
         joint=joint,
         signature=signature_of(optimizer),
@@ -191,8 +191,8 @@ def make_plan(
     )
 
 
-def _told_apart(
-    slots: Sequence[Slot], verdicts: Sequence[Verdict], label: str, *, joint: bool
+def _named_shares(
+    slots: Sequence[LayerSlot], verdicts: Sequence[ParameterPlacement], label: str, *, joint: bool
 ) -> list[Share]:
     """Return the share of each layer, marked with its optimizer.
 
@@ -220,7 +220,7 @@ def _told_apart(
     return [named[share] for share in shares]
 
 
-def _strategy(verdicts: Iterable[Verdict]) -> str:
+def _strategy(verdicts: Iterable[ParameterPlacement]) -> str:
     """Return what splits and copies the model, such as ddp or fsdp2+tp; none, mixed if only partly.
 
     The parameters that nothing splits or copies decide between the last two.

@@ -14,8 +14,8 @@ import torch
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers import live_objects
-from mp_agent.probe.optimizers.layer_slots import Slot
-from mp_agent.probe.optimizers.plan import Plan, signature_of
+from mp_agent.probe.optimizers.layer_slots import LayerSlot
+from mp_agent.probe.optimizers.plan import MeasurementPlan, signature_of
 from mp_agent.probe.optimizers.seen_objects import SeenObjects
 from mp_agent.probe.placement import declarations
 
@@ -37,7 +37,7 @@ class _Known:
     ranks_in_run: int
     slots: tuple[tuple[str, int, slice | None], ...]
     """Name, place of the parameter in the optimizer, and part."""
-    plan: Plan
+    plan: MeasurementPlan
     """Without slots."""
 
 
@@ -47,7 +47,7 @@ class KnownPlans:
     def __init__(self) -> None:
         self._known: list[_Known] = []
 
-    def remember(self, plan: Plan, optimizer: Optimizer, ranks_in_run: int) -> None:
+    def remember(self, plan: MeasurementPlan, optimizer: Optimizer, ranks_in_run: int) -> None:
         """Keep a plan that was made for `optimizer`. One that waits for parameters is not kept."""
         if plan.waiting or live_objects.names_parameters(optimizer):
             return
@@ -64,7 +64,7 @@ class KnownPlans:
 
     def again(
         self, optimizer: Optimizer, label: str, joint: bool, ranks_in_run: int, *, alike: bool
-    ) -> Plan | None:
+    ) -> MeasurementPlan | None:
         """Return a known plan for an optimizer of the same parameters; None when there is none.
 
         alike: whether parameters of the same shapes will do.
@@ -85,7 +85,9 @@ class KnownPlans:
                     plan,
                     signature=signature_of(optimizer),
                     identities=frozenset(map(id, parameters)),
-                    slots=tuple(Slot(name, parameters[at], part) for name, at, part in known.slots),
+                    slots=tuple(
+                        LayerSlot(name, parameters[at], part) for name, at, part in known.slots
+                    ),
                 )
         return None
 

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.optimizers.live_objects import LiveObjects
-from mp_agent.probe.optimizers.plan import Plan, make_plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan, make_plan
 from mp_agent.probe.optimizers.plan_cache import KnownPlans, WalkBudget
 from mp_agent.probe.optimizers.seen_objects import alive, distinct
-from mp_agent.probe.optimizers.watched import Role, Subject
+from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
@@ -23,7 +23,7 @@ IDLE_STEPS_AT_MOST = 100
 """After which an optimizer that never steps no longer counts."""
 
 
-class Subjects:
+class OptimizerRegistry:
     """The optimizers seen at a measuring point; the first of them trains the run's model.
 
     Others that train parts of the same model by the same backward are joint with it. They are
@@ -39,7 +39,7 @@ class Subjects:
     ) -> None:
         self.note_unsupported = note_unsupported
         self._ranks_in_run = ranks_in_run
-        self._subjects: list[Subject] = []
+        self._subjects: list[WatchedOptimizer] = []
         self._model: weakref.ref[nn.Module] | None = None
         self._root: weakref.ref[nn.Module] | None = None
         """The module tree of the first one's parameters."""
@@ -65,7 +65,7 @@ class Subjects:
             self.of(optimizer)
 
     @property
-    def first(self) -> Subject | None:
+    def first(self) -> WatchedOptimizer | None:
         """The one whose steps are the run's."""
         return next((subject for subject in self._subjects if subject.role is Role.FIRST), None)
 
@@ -84,7 +84,7 @@ class Subjects:
         }
 
     @property
-    def known(self) -> tuple[Subject, ...]:
+    def known(self) -> tuple[WatchedOptimizer, ...]:
         """All of them, in the order in which they came."""
         return tuple(self._subjects)
 
@@ -100,7 +100,7 @@ class Subjects:
         if self._subjects:
             self._newcomers = [*self._newcomers, reference][-OPTIMIZERS_AT_MOST:]
 
-    def of(self, optimizer: Optimizer) -> Subject | None:
+    def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Return the subject for which a step of `optimizer` counts; None when there is none."""
         for subject in self._subjects:
             if subject.is_of(optimizer):
@@ -109,7 +109,7 @@ class Subjects:
                 return subject
         return self._take(optimizer)
 
-    def is_outer(self, optimizer: Optimizer, subject: Subject) -> bool:
+    def is_outer(self, optimizer: Optimizer, subject: WatchedOptimizer) -> bool:
         """Return whether `optimizer` steps after `subject`'s own without a backward in between.
 
         It holds the same parameters, and what it steps with is no gradient of a loss (the outer
@@ -118,7 +118,7 @@ class Subjects:
         stepped = subject.stepped_in_pass == self._pass and self._pass > 1
         return stepped and subject.alive and not subject.is_of(optimizer)
 
-    def managed_by(self, engine: Engine) -> Subject | None:
+    def managed_by(self, engine: Engine) -> WatchedOptimizer | None:
         """Return the subject that an engine steps; None when it has no optimizer."""
         if (optimizer := engine.optimizer) is None:
             return None
@@ -129,12 +129,12 @@ class Subjects:
             found.manage(lambda _, subject: engine.make_plan(subject.label))
         return found
 
-    def plans_of_run(self) -> list[Plan]:
+    def plans_of_run(self) -> list[MeasurementPlan]:
         """Return the plans of those whose gradients are the run's."""
         subjects = (each for each in self._subjects if each.role is not Role.APART)
         return [plan for each in subjects if (plan := each.plan()) is not None]
 
-    def together(self, subject: Subject) -> list[Subject]:
+    def together(self, subject: WatchedOptimizer) -> list[WatchedOptimizer]:
         """Return all whose gradients are looked at when those of `subject` are."""
         if not subject.of_run:
             return [subject]
@@ -161,14 +161,14 @@ class Subjects:
         self._pass += 1
         return bool(alone)
 
-    def confirm(self, subject: Subject) -> None:
+    def confirm(self, subject: WatchedOptimizer) -> None:
         """Take an invited optimizer for joint if the run has stepped by the same backward."""
         if subject.role is Role.INVITED and any(
             each.of_run and each.stepped_in_pass == self._pass for each in self._subjects
         ):
             subject.become(Role.JOINT)
 
-    def stepped(self, subject: Subject) -> None:
+    def stepped(self, subject: WatchedOptimizer) -> None:
         """Note that an optimizer has stepped."""
         subject.stepped_in_pass = self._pass
         if not subject.of_run:
@@ -184,11 +184,11 @@ class Subjects:
             if each.role is not Role.INVITED or each.idle_steps <= IDLE_STEPS_AT_MOST
         ]
 
-    def has_new_gradients(self, subject: Subject) -> bool:
+    def has_new_gradients(self, subject: WatchedOptimizer) -> bool:
         """Return whether there was a backward since an optimizer stepped last."""
         return self._pass > 1 and subject.stepped_in_pass != self._pass
 
-    def trains_the_model(self, subject: Subject) -> bool:
+    def trains_the_model(self, subject: WatchedOptimizer) -> bool:
         """Return whether `subject` holds parameters of the module tree of the run's."""
         root = None if self._root is None else self._root()
         optimizer = subject.optimizer
@@ -196,12 +196,12 @@ class Subjects:
             return False
         return live_objects.holds_any(root, live_objects.optimizer_parameters(optimizer))
 
-    def returns(self, subject: Subject) -> bool:
+    def returns(self, subject: WatchedOptimizer) -> bool:
         """Return whether `subject` was the first until another one took its place."""
         overtaken = None if self._overtaken is None else self._overtaken()
         return overtaken is not None and subject.is_of(overtaken)
 
-    def take_over(self, subject: Subject) -> dict[str, str]:
+    def take_over(self, subject: WatchedOptimizer) -> dict[str, str]:
         """Let the run's model be that of `subject` from now on, and leave the one before.
 
         Returns the new labels, by the old ones, of those that train it.
@@ -228,7 +228,7 @@ class Subjects:
                 labels[old_label] = other.label
         return labels
 
-    def holding(self, parameters: Sequence[torch.Tensor]) -> list[Subject]:
+    def holding(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
         """Return those that hold any of `parameters`.
 
         Before the first step they may have to be found, once, among the live objects; those that
@@ -251,7 +251,7 @@ class Subjects:
             found = self._known_holders(parameters)
         return found
 
-    def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[Subject]:
+    def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
         if not self.several:
             parameters = _first_with_gradient(parameters)
         identities = {id(parameter) for parameter in parameters}
@@ -261,7 +261,7 @@ class Subjects:
             if (plan := subject.plan()) is not None and not plan.identities.isdisjoint(identities)
         ]
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[MeasurementPlan]:
         """Return the plans of all, the first optimizer's first; those on another device are out."""
         if len(self._subjects) == 1:
             plan = self._subjects[0].plan()
@@ -273,7 +273,7 @@ class Subjects:
             self.note_unsupported("optimizers on several devices")
         return usable
 
-    def _take(self, optimizer: Optimizer) -> Subject | None:
+    def _take(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Take an optimizer in that was not seen before, unless its parameters are known."""
         self._drop_gone()
         try:
@@ -295,12 +295,12 @@ class Subjects:
         joint = self._trains_part_of_run(optimizer)
         return self._add(optimizer, Role.INVITED if joint else Role.APART)
 
-    def _add(self, optimizer: Optimizer, role: Role) -> Subject | None:
+    def _add(self, optimizer: Optimizer, role: Role) -> WatchedOptimizer | None:
         if len(self._subjects) == OPTIMIZERS_AT_MOST:
             self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
             return None
         label = "" if role is Role.FIRST else self._free_label()
-        self._subjects.append(Subject(label, role, optimizer, self._plan_of))
+        self._subjects.append(WatchedOptimizer(label, role, optimizer, self._plan_of))
         return self._subjects[-1]
 
     def _free_label(self) -> str:
@@ -308,7 +308,7 @@ class Subjects:
         taken = {subject.label for subject in self._subjects}
         return next(label for label in map(str, count(1)) if label not in taken)
 
-    def _let_follow(self, subject: Subject, optimizer: Optimizer, held: set[int]) -> None:
+    def _let_follow(self, subject: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
         """Let `subject` be `optimizer`, which holds the parameters of it and may be of others."""
         self._subjects = [
             each
@@ -317,7 +317,7 @@ class Subjects:
         ]
         subject.follow(optimizer)
 
-    def _succeed(self, subject: Subject) -> None:
+    def _succeed(self, subject: WatchedOptimizer) -> None:
         """Let another one be the first, which is gone: one that is joint with it, if there is."""
         self._drop_gone()
         joint = [each for each in self._subjects if each.joint]
@@ -356,7 +356,7 @@ class Subjects:
     def _drop_gone(self) -> None:
         self._subjects = [subject for subject in self._subjects if subject.alive]
 
-    def _plan_of(self, optimizer: Optimizer, subject: Subject) -> Plan:
+    def _plan_of(self, optimizer: Optimizer, subject: WatchedOptimizer) -> MeasurementPlan:
         ranks = self._ranks_in_run()
         made = self._known.again(
             optimizer,
@@ -397,7 +397,7 @@ class Subjects:
         return root, live
 
     def _follow_model(
-        self, optimizer: Optimizer, root: nn.Module | None, live: LiveObjects, plan: Plan
+        self, optimizer: Optimizer, root: nn.Module | None, live: LiveObjects, plan: MeasurementPlan
     ) -> None:
         """Take `root` for the run's model; note the other optimizers, of it and of other models.
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 
 _SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(slots=True)
-class Traits:
+class ObservedTraits:
     """What the hooks have learned of the run by its first step."""
 
     autocast_dtype: torch.dtype | None = None
@@ -20,7 +20,9 @@ class Traits:
     reduced_by_ddp: bool = False
 
 
-def facts_of(plans: Sequence[Plan], traits: Traits) -> tuple[tuple[str, str], ...]:
+def facts_of(
+    plans: Sequence[MeasurementPlan], traits: ObservedTraits
+) -> tuple[tuple[str, str], ...]:
     """Return the schema's facts."""
     first = plans[0]
     strategies = {plan.strategy for plan in plans}

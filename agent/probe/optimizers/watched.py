@@ -6,10 +6,10 @@ from enum import Enum
 
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 
-MakePlan = Callable[[Optimizer, "Subject"], Plan]
+MakePlan = Callable[[Optimizer, "WatchedOptimizer"], MeasurementPlan]
 
 
 class Role(Enum):
@@ -28,7 +28,7 @@ class Role(Enum):
     """Trains another model, or by another backward."""
 
 
-class Subject:
+class WatchedOptimizer:
     """An optimizer until it is gone; keeps neither it nor, after it, the parameters alive.
 
     label: empty for the first, "1", "2", … for others as they came.
@@ -48,7 +48,7 @@ class Subject:
         self.idle_steps = 0
         """Steps of the run since it was invited."""
         self._make_plan = make_plan
-        self._plan: Plan | None = None
+        self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)
 
     @property
@@ -102,7 +102,7 @@ class Subject:
         optimizer = self._optimizer()
         return None if optimizer is None else optimizer.param_groups[0].get("lr")
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> MeasurementPlan | None:
         """Return what to measure, made anew when needed; None once the optimizer is gone."""
         optimizer = self._optimizer()
         if optimizer is None:

@@ -21,7 +21,7 @@ class Spread(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlacementAxis:
     """Global ranks, this one among them, along which a tensor is split or copied."""
 
     spread: Spread
@@ -42,10 +42,10 @@ class Grid:
     """Axes that cross at this rank, and all ranks that they span together."""
 
     rank: int
-    axes: tuple[Axis, ...] = ()
+    axes: tuple[PlacementAxis, ...] = ()
     home: frozenset[int] = frozenset()
 
-    def crossed_by(self, axis: Axis) -> "Grid":
+    def crossed_by(self, axis: PlacementAxis) -> "Grid":
         """Return this grid with one more axis; without it, where it runs along ranks known already.
 
         Ranks must form a regular grid, as those of all launchers and meshes do: the axis through
@@ -82,6 +82,6 @@ class Grid:
         return index, prod(len(axis.ranks) for axis in axes)
 
 
-def exact(rank: int, axes: Sequence[Axis], home: Iterable[int]) -> Grid:
+def exact(rank: int, axes: Sequence[PlacementAxis], home: Iterable[int]) -> Grid:
     """Return the grid of `axes` whose ranks are known to be `home`, in whatever order."""
     return Grid(rank, tuple(axes), frozenset(home))

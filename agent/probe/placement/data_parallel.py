@@ -8,15 +8,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.probe.placement.axes import Axis, Spread
+from mp_agent.probe.placement.axes import PlacementAxis, Spread
 
 
-def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[Axis, ...]]:
+def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[PlacementAxis, ...]]:
     """Return the axes of every parameter that a wrapper among `modules` takes care of, by `id`."""
-    found: dict[int, tuple[Axis, ...]] = {}
+    found: dict[int, tuple[PlacementAxis, ...]] = {}
     for module in modules:
         if isinstance(module, DistributedDataParallel):
-            axis = Axis(Spread.COPIED, _ranks(module.process_group), "ddp")
+            axis = PlacementAxis(Spread.COPIED, _ranks(module.process_group), "ddp")
             for name, parameter in nn.Module.named_parameters(module.module):
                 if name not in module.parameters_to_ignore:
                     found[id(parameter)] = (axis,)
@@ -33,12 +33,14 @@ def _parameters_of(handle: Any) -> Iterator[torch.Tensor]:
     yield from getattr(handle.flat_param, "_params", None) or ()
 
 
-def _axes_of_unit(module: nn.Module, handle: Any) -> Iterator[Axis]:
+def _axes_of_unit(module: nn.Module, handle: Any) -> Iterator[PlacementAxis]:
     across_nodes = vars(module).get("_inter_node_pg")
     if across_nodes is not None:
-        yield Axis(Spread.COPIED, _ranks(across_nodes), "fsdp1")
+        yield PlacementAxis(Spread.COPIED, _ranks(across_nodes), "fsdp1")
     spread = Spread.SPLIT if handle.uses_sharded_strategy else Spread.COPIED
-    yield Axis(spread, _ranks(handle.process_group), "fsdp1", "0" if spread is Spread.SPLIT else "")
+    yield PlacementAxis(
+        spread, _ranks(handle.process_group), "fsdp1", "0" if spread is Spread.SPLIT else ""
+    )
 
 
 def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mp_agent.errors import SettingError
 from mp_agent.probe.identity.world import this_rank, world_size
-from mp_agent.probe.placement.axes import Axis, Spread
+from mp_agent.probe.placement.axes import PlacementAxis, Spread
 
 Over: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int]"
 """Ranks: those of a process group or a mesh, or global ranks."""
@@ -23,7 +23,7 @@ Over: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int]"
 class Declaration:
     """The user's word on some parameters."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[PlacementAxis, ...]
     counted: bool
     own: bool
     """Neither split nor copied: this rank alone has the tensor."""
@@ -72,15 +72,15 @@ declarations = Declarations()
 """Those of this process."""
 
 
-def _axes(shard: object, replicate: object) -> Iterator[Axis]:
+def _axes(shard: object, replicate: object) -> Iterator[PlacementAxis]:
     split = () if shard is None else _ranks("shard", shard)
     copied = () if replicate is None else _ranks("replicate", replicate)
     if len(set(split) & set(copied)) > 1:
         raise _problem("replicate", replicate, f"shares ranks with shard, which has {split}")
     if split:
-        yield Axis(Spread.SPLIT, split, "declared")
+        yield PlacementAxis(Spread.SPLIT, split, "declared")
     if copied:
-        yield Axis(Spread.COPIED, copied, "declared")
+        yield PlacementAxis(Spread.COPIED, copied, "declared")
 
 
 def _ranks(name: str, over: object) -> tuple[int, ...]:

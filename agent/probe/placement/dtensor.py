@@ -7,7 +7,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from mp_agent.probe.placement.axes import Axis, Grid, Spread, exact
+from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread, exact
 
 
 def lies_whole(tensor: DTensor) -> bool:
@@ -48,22 +48,22 @@ class TensorParallelMeshes:
                     if not placement.is_replicate()
                 }
 
-    def copies_beside(self, home: frozenset[int]) -> Iterator[Axis]:
+    def copies_beside(self, home: frozenset[int]) -> Iterator[PlacementAxis]:
         """Yield the axes along which a tensor held by the ranks `home` alone is copied."""
         for mesh, split in self._split.items():
             covered = _dimensions_of(mesh, home)
             if covered is None or (self._fsdp and not covered):
                 continue  # a plain parameter that FSDP2 ignores: nobody knows what it is
             for dimension in sorted(split - covered):
-                yield Axis(Spread.COPIED, _ranks_along(mesh, dimension), "tp")
+                yield PlacementAxis(Spread.COPIED, _ranks_along(mesh, dimension), "tp")
 
 
-def _axis(tensor: DTensor, mesh: DeviceMesh, dimension: int, source: str) -> Axis:
+def _axis(tensor: DTensor, mesh: DeviceMesh, dimension: int, source: str) -> PlacementAxis:
     placement = tensor.placements[dimension]
     # is_shard() is false of _StridedShard (FSDP2 over tensor parallelism), which is a shard too.
     spread = Spread.COPIED if placement.is_replicate() else Spread.SPLIT
     tensor_dimension = "" if placement.is_replicate() else str(getattr(placement, "dim", "?"))
-    return Axis(spread, _ranks_along(mesh, dimension), source, tensor_dimension)
+    return PlacementAxis(spread, _ranks_along(mesh, dimension), source, tensor_dimension)
 
 
 def _sources(tensor: DTensor, *, fsdp: bool) -> Sequence[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from mp_agent.probe.placement.axes import Axis, Spread
+from mp_agent.probe.placement.axes import PlacementAxis, Spread
 from mp_agent.ring.interruptions import pass_on
 
 _MODULES = ("megatron.core.parallel_state", "megatron.core.mpu", "megatron.mpu")
@@ -44,7 +44,7 @@ def is_tensor_parallel(parameter: torch.Tensor) -> bool:
     return getattr(parameter, "tensor_model_parallel", False) is True
 
 
-def axes_of(parameter: torch.Tensor) -> Iterator[Axis]:
+def axes_of(parameter: torch.Tensor) -> Iterator[PlacementAxis]:
     """Yield the axes of a parameter by its attributes and Megatron's groups; none without those."""
     shards, copies = (
         _ranks_of_first(names)
@@ -54,11 +54,11 @@ def axes_of(parameter: torch.Tensor) -> Iterator[Axis]:
         dimension = getattr(parameter, "partition_dim", -1)
         if is_tensor_parallel(parameter):
             known = isinstance(dimension, int) and dimension >= 0
-            yield Axis(Spread.SPLIT, shards, "tp", str(dimension) if known else "")
+            yield PlacementAxis(Spread.SPLIT, shards, "tp", str(dimension) if known else "")
         else:
-            yield Axis(Spread.COPIED, shards, "tp")
+            yield PlacementAxis(Spread.COPIED, shards, "tp")
     if copies:
-        yield Axis(Spread.COPIED, copies, "dp")
+        yield PlacementAxis(Spread.COPIED, copies, "dp")
 
 
 def _ranks_of_first(names: tuple[str, ...]) -> tuple[int, ...]:

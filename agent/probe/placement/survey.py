@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from mp_agent.probe.identity.world import this_rank
 from mp_agent.probe.placement import dtensor, megatron
-from mp_agent.probe.placement.axes import Axis, Grid
+from mp_agent.probe.placement.axes import Grid, PlacementAxis
 from mp_agent.probe.placement.data_parallel import axes_by_parameter
 from mp_agent.probe.placement.declared import declarations
 from mp_agent.records.schema import Share
@@ -23,7 +23,7 @@ ALONE = Share(group="single")
 _EXPERT = re.compile(r"(^|[._])experts?([._\d]|$)")
 
 
-class Verdict(NamedTuple):
+class ParameterPlacement(NamedTuple):
     """What came out for one parameter."""
 
     share: Share | None
@@ -50,20 +50,20 @@ class Survey:
             () if root is None else nn.Module.parameters(root), fsdp=self._fsdp
         )
 
-    def verdict(self, name: str, parameter: torch.Tensor) -> Verdict:
+    def verdict(self, name: str, parameter: torch.Tensor) -> ParameterPlacement:
         """Return this rank's share of the parameter called `name`. Enters no collective."""
         declared = self._declared.get(id(parameter))
         if megatron.is_shared_copy(parameter) or (declared and not declared.counted):
-            return Verdict(None)
+            return ParameterPlacement(None)
         if isinstance(parameter, DTensor) and not dtensor.lies_whole(parameter):
-            return Verdict(None, unsupported=PARTIAL)
+            return ParameterPlacement(None, unsupported=PARTIAL)
         if self._ranks_in_run == 1 and not isinstance(parameter, DTensor):
-            return Verdict(ALONE)
+            return ParameterPlacement(ALONE)
         grid = self._grid(parameter)
         if not grid.axes and not (declared and declared.own):
-            return Verdict(_unwrapped(name, parameter))
+            return ParameterPlacement(_unwrapped(name, parameter))
         sources = frozenset(axis.source for axis in grid.axes) or frozenset({"declared"})
-        return Verdict(grid.share(), sources)
+        return ParameterPlacement(grid.share(), sources)
 
     def _grid(self, parameter: torch.Tensor) -> Grid:
         if isinstance(parameter, DTensor):
@@ -74,7 +74,9 @@ class Survey:
             grid = grid.crossed_by(axis)
         return grid
 
-    def _axes_beside(self, parameter: torch.Tensor, home: frozenset[int]) -> Iterator[Axis]:
+    def _axes_beside(
+        self, parameter: torch.Tensor, home: frozenset[int]
+    ) -> Iterator[PlacementAxis]:
         """Yield the axes beside those of the tensor itself, the surest knowledge first."""
         declared = self._declared.get(id(parameter))
         if declared is not None:

@@ -23,7 +23,7 @@ _FAILURES_LOGGED = 20
 _Signature = tuple[int, int, int]
 
 
-class ConditionWatch:
+class ConditionCallbacks:
     """Looks, from step to step, for what the node agent has found, and tells it on.
 
     What happened before the watch began is not told: it concerns an earlier attempt.

@@ -23,7 +23,7 @@ _LAST = -100
 """Priority among multiprocessing's finalizers: after it has joined its own children."""
 
 
-class ExitWatch:
+class ExitHandler:
     """Learns how the process ends, and calls `on_end(reason)` once, as late as it can.
 
     The main thread's outermost frame has either returned (COMPLETED) or was left by an exception.

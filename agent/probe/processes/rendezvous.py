@@ -38,7 +38,7 @@ _ANSWER_CHARACTERS_MAX = 4096
 T = TypeVar("T")
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class RootLocation(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 leaves in the store."""
 
     attempt: int
@@ -102,7 +102,7 @@ class Rendezvous:
         url = self._await(self._own_url, "no node agent serves on the node of rank 0")
         # A secret that was set outlives the run, and whoever reaches the store can read it.
         has_token = bool(os.environ.get("MP_AGENT_TOKEN"))
-        answer = Answer(
+        answer = RootLocation(
             attempt=self._identity.attempt,
             created_unix_ns=self._identity.created_unix_ns,
             url=url,
@@ -129,13 +129,13 @@ class Rendezvous:
         while True:
             self._write(self._await(lambda: self._new_answer(store), "no other answer"))
 
-    def _new_answer(self, store: Store) -> Answer | None:
+    def _new_answer(self, store: Store) -> RootLocation | None:
         """Return the store's answer, unless it is the one that this node has already."""
         if not store.check([self._key]):
             return None
         text = store.get(self._key)[:_ANSWER_CHARACTERS_MAX]
         try:
-            answer = msgspec.json.decode(text, type=Answer)
+            answer = msgspec.json.decode(text, type=RootLocation)
         except msgspec.DecodeError as error:
             raise _NoAnswer(f"what rank 0 has said cannot be read: {error}") from error
         if not is_base_url(answer.url):
@@ -145,7 +145,7 @@ class Rendezvous:
         self._known_unix_ns = answer.created_unix_ns
         return answer
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: RootLocation) -> None:
         note = replace(
             self._note,
             attempt=answer.attempt,

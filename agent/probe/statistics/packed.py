@@ -13,7 +13,7 @@ from sys import float_info
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
-from mp_agent.probe.statistics.packing import Batch, Layout, Shapes, make_layout
+from mp_agent.probe.statistics.packing import Batch, PackedLayout, Shapes, make_packed_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 
 ROW_ELEMENTS = 8192
@@ -41,7 +41,7 @@ class PackedStatistics:
         self._device = device
         self._scratch_shape = (scratch_rows, row_elements)
         self._scratches: dict[torch.dtype, torch.Tensor] = {}
-        self._layouts: dict[tuple[torch.dtype, Shapes], Layout] = {}
+        self._layouts: dict[tuple[torch.dtype, Shapes], PackedLayout] = {}
 
     def totals(
         self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
@@ -88,18 +88,20 @@ class PackedStatistics:
         limit = self._scratch_shape[0] * self._scratch_shape[1]
         return [piece for grad in group for piece in pieces(stored_values(grad), limit)]
 
-    def _layout(self, dtype: torch.dtype, pieces_by_group: list[list[torch.Tensor]]) -> Layout:
+    def _layout(
+        self, dtype: torch.dtype, pieces_by_group: list[list[torch.Tensor]]
+    ) -> PackedLayout:
         shapes = tuple(tuple(piece.shape for piece in group) for group in pieces_by_group)
         layout = self._layouts.get((dtype, shapes))
         if layout is None:
             if len(self._layouts) >= LAYOUTS_KEPT:
                 self._layouts.clear()
-            layout = make_layout(shapes, self._scratch(dtype))
+            layout = make_packed_layout(shapes, self._scratch(dtype))
             self._layouts[(dtype, shapes)] = layout
         return layout
 
     def _row_statistics(
-        self, flat: list[torch.Tensor], layout: Layout, dtype: torch.dtype
+        self, flat: list[torch.Tensor], layout: PackedLayout, dtype: torch.dtype
     ) -> torch.Tensor:
         """Return float64 [5, R]: sum of squares, three counts of non-zeros, largest magnitude."""
         rows = layout.rows
@@ -149,7 +151,7 @@ def _norm(matrix_RW: torch.Tensor, order: float, out_R: torch.Tensor) -> None:
     torch.linalg.vector_norm(matrix_RW, order, dim=1, out=out_R)
 
 
-def _fold(table_5R: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _fold(table_5R: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
     """Return float64 [5, G]: the rows of each group added up, and their largest magnitude."""
     for level in layout.fold_levels:
         blocks_5BW = torch.nn.functional.pad(table_5R, (0, 1))[:, level]
@@ -158,7 +160,7 @@ def _fold(table_5R: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _finish(
-    table_5G: torch.Tensor, layout: Layout, inverse_scale: float | torch.Tensor
+    table_5G: torch.Tensor, layout: PackedLayout, inverse_scale: float | torch.Tensor
 ) -> torch.Tensor:
     """Return [G, C] in the order of `GRADIENT_COLUMN_NAMES`, of the unscaled gradients."""
     squares_G, nonzero_G, numbers_G, finite_G, peaks_G = table_5G

@@ -23,7 +23,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PackedLayout:
     """How pieces of certain shapes are measured with a certain scratch."""
 
     batches: tuple[Batch, ...]
@@ -41,7 +41,7 @@ class Layout:
         return sum(batch.rows for batch in self.batches)
 
 
-def make_layout(shapes: Shapes, scratch_RW: torch.Tensor) -> Layout:
+def make_packed_layout(shapes: Shapes, scratch_RW: torch.Tensor) -> PackedLayout:
     """Return the layout of pieces in `scratch_RW`, each of which must fit into it.
 
     Sends the fold to the scratch's device without waiting.
@@ -49,7 +49,7 @@ def make_layout(shapes: Shapes, scratch_RW: torch.Tensor) -> Layout:
     width = scratch_RW.shape[1]
     rows_per_group = [sum(-(-shape.numel() // width) for shape in group) for group in shapes]
     elements = [float(sum(shape.numel() for shape in group)) for group in shapes]
-    return Layout(
+    return PackedLayout(
         batches=_batches([shape for group in shapes for shape in group], scratch_RW),
         fold_levels=tuple(
             _send(torch.tensor(level, dtype=torch.int64, device="cpu"), scratch_RW.device).view(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import nan
 from time import perf_counter
 
-from mp_agent.probe.optimizers.watched import Role, Subject
+from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.probe.step.open_step import OpenStep
 
 ALONE_AT_MOST = 16
@@ -13,7 +13,7 @@ ALONE_AT_MOST = 16
 which it becomes the run's own."""
 
 
-class Course:
+class StepBoundaries:
     """The step under way and, where there are several optimizers, the one before it.
 
     A step ends when the first optimizer, or one that is joint with it, has stepped. It then waits
@@ -47,7 +47,7 @@ class Course:
         self._lone: dict[str, tuple[int, OpenStep]] = {}
         """By label: what would be a step, if that optimizer were the run's own; and its pass."""
 
-    def of(self, subject: Subject) -> OpenStep:
+    def of(self, subject: WatchedOptimizer) -> OpenStep:
         """Return the step to which gradients of an optimizer belong now."""
         label, last = subject.label, self._last
         joins = subject.role is not Role.APART and self._same_pass
@@ -104,7 +104,7 @@ class Course:
             if step is self._ended:
                 self._settle_if_complete(step)
 
-    def other_ended(self, subject: Subject) -> None:
+    def other_ended(self, subject: WatchedOptimizer) -> None:
         """Note that an optimizer has stepped that is not the run's.
 
         The first one is the first of an iteration. So one that steps for the first time after the
@@ -202,7 +202,7 @@ class Course:
             self.settle()
 
 
-def _as_own(step: OpenStep, subject: Subject) -> OpenStep:
+def _as_own(step: OpenStep, subject: WatchedOptimizer) -> OpenStep:
     """Return what an optimizer did in a step as if it were the first one."""
     label, scalars = subject.label, {**step.scalars, "skipped": 0.0, **subject.scalars}
     scalars["step_seconds"] = perf_counter() - step.begun_seconds

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.plan import Plan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray, StepRecord
@@ -143,7 +143,7 @@ class OpenStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenStep:
+class ObservedStep:
     """A step as far as it was seen, on its way to the ring; scalars may still be on a device.
 
     totals_GC, rows_LC: of all optimizers, NaN for those that were not measured.
@@ -158,12 +158,12 @@ class SeenStep:
     rows_LC: torch.Tensor | None
 
 
-def seen(
+def observed_step(
     step: OpenStep,
     trainer_lead: int,
-    plans: Sequence[Plan],
+    plans: Sequence[MeasurementPlan],
     order: torch.Tensor | None = None,
-) -> SeenStep:
+) -> ObservedStep:
     """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count.
 
     order: [L], where each row of the schema stands among those of the plans, if not in that place.
@@ -171,7 +171,7 @@ def seen(
     shares = {plan.label: len(plan.shares) for plan in plans}
     layers = {plan.label: len(plan.layers) for plan in plans}
     rows_LC = _joined(step.rows, layers)
-    return SeenStep(
+    return ObservedStep(
         sequence=step.sequence,
         step=step.sequence + trainer_lead,
         time_unix_ns=time.time_ns(),
@@ -205,7 +205,7 @@ def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch
 
 
 def record_of(
-    step: SeenStep, scalars: Mapping[str, float], totals_GC: FloatArray | None
+    step: ObservedStep, scalars: Mapping[str, float], totals_GC: FloatArray | None
 ) -> StepRecord:
     """Return the record of `step`, given its scalars and totals on the host.
 

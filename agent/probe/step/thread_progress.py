@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import torch
 from torch.amp import GradScaler
 
-from mp_agent.probe.optimizers.layer_slots import Slot
-from mp_agent.probe.optimizers.plan import Plan
-from mp_agent.probe.optimizers.watched import Subject
+from mp_agent.probe.optimizers.layer_slots import LayerSlot
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.backward_loss import ScaledLosses
 
 
-class Moment(threading.local):
+class ThreadProgress(threading.local):
     """The state of the loop that this thread runs; another thread trains a model of its own.
 
     stepping: `id` of the outermost optimizer within whose step we are.
@@ -28,9 +28,9 @@ class Moment(threading.local):
         self.scaler: GradScaler | None = None
         self.unscaled: set[str] = set()
         self.scaled_losses = ScaledLosses()
-        self.scaler_steps: Subject | None = None
+        self.scaler_steps: WatchedOptimizer | None = None
         self.stepping: int | None = None
-        self.around: tuple[int, Subject] | None = None
+        self.around: tuple[int, WatchedOptimizer] | None = None
         self.in_closure = False
         self.closure_awaited = False
         self.closure_made_gradients = False
@@ -40,7 +40,7 @@ class Moment(threading.local):
         """A framework's engine is stepping: what its optimizer does is part of that."""
         self.announced_loss: Scalar | None = None
         """Of the backward that is about to begin."""
-        self.clipped: list[Subject] = []
+        self.clipped: list[WatchedOptimizer] = []
         """Optimizers whose gradients are being clipped."""
         self.measures: set[str] = set()
         """Labels of the optimizers whose gradients this thread makes."""
@@ -54,7 +54,7 @@ class WeightsMark:
     def __init__(self) -> None:
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
-    def set(self, plan: Plan) -> None:
+    def set(self, plan: MeasurementPlan) -> None:
         """Take the weights of `plan` for unchanged as they are now."""
         ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
         self._marked = [(weakref.ref(each), each._version) for each in ends if each is not None]
@@ -83,7 +83,7 @@ class GradientsMark:
         self._before: list[tuple[int, int] | None] = []
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
-    def backward_begins(self, plan: Plan) -> None:
+    def backward_begins(self, plan: MeasurementPlan) -> None:
         """Take note of the gradients that are there already, for this backward to add to."""
         self._marked = []
         self._before = [
@@ -91,7 +91,7 @@ class GradientsMark:
             for gradient in _some_gradients(plan)
         ]
 
-    def backward_ended(self, plan: Plan) -> None:
+    def backward_ended(self, plan: MeasurementPlan) -> None:
         """Take the gradients that it has made, or added to, for unchanged as they are now."""
         gradients = _some_gradients(plan)
         if len(gradients) == len(self._before):
@@ -119,13 +119,13 @@ class GradientsMark:
         )
 
 
-def _some_gradients(plan: Plan) -> list[torch.Tensor | None]:
+def _some_gradients(plan: MeasurementPlan) -> list[torch.Tensor | None]:
     slots = plan.slots
     places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
     return [slots[place].parameter.grad for place in places]
 
 
-def _first_trained(slots: Iterable[Slot]) -> torch.Tensor | None:
+def _first_trained(slots: Iterable[LayerSlot]) -> torch.Tensor | None:
     parameters = (slot.parameter for slot in slots)
     return next((parameter for parameter in parameters if parameter.requires_grad), None)
 

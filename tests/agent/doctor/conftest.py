@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
-from mp_agent.doctor.finding import Finding, Verdict
+from mp_agent.doctor.finding import CheckResult, CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -24,16 +24,16 @@ from tests.waiting import wait_until
 CHECKS = {check.name: check for check in (*MACHINE_CHECKS, *PROMETHEUS_CHECKS)}
 
 
-def found(check: str, machine: Machine) -> list[Finding]:
+def found(check: str, machine: Machine) -> list[CheckResult]:
     """Return what one check finds."""
     return list(CHECKS[check].examine(machine))
 
 
-def verdicts(check: str, machine: Machine) -> set[Verdict]:
+def verdicts(check: str, machine: Machine) -> set[CheckStatus]:
     return {finding.verdict for finding in found(check, machine)}
 
 
-def only(check: str, machine: Machine) -> Finding:
+def only(check: str, machine: Machine) -> CheckResult:
     """Return the one finding of a check."""
     (finding,) = found(check, machine)
     return finding

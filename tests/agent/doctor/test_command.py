@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from mp_agent.cli import main
 from mp_agent.doctor import checks
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS, Check, examine
-from mp_agent.doctor.finding import Verdict, ok
+from mp_agent.doctor.finding import CheckStatus, ok
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 
@@ -67,7 +67,7 @@ def test_json_holds_every_check_with_its_findings(settings: Settings) -> None:
     report = json.loads(result.output)
     assert [check["name"] for check in report["checks"]] == [one.name for one in MACHINE_CHECKS]
     findings = [finding for check in report["checks"] for finding in check["findings"]]
-    assert {finding["verdict"] for finding in findings} <= {one.value for one in Verdict}
+    assert {finding["verdict"] for finding in findings} <= {one.value for one in CheckStatus}
     assert report["wrong"] == sum(finding["verdict"] == "wrong" for finding in findings)
     assert all(check["findings"] for check in report["checks"])
 
@@ -97,9 +97,9 @@ def test_a_check_that_fails_stops_no_other(
     fine = Check("fine", "?", lambda machine: [ok("fine")])
     monkeypatch.setattr(checks, "MACHINE_CHECKS", (broken, fine))
     (_, first), (_, second) = examine(Machine(settings))
-    assert first[0].verdict is Verdict.UNKNOWN
+    assert first[0].verdict is CheckStatus.UNKNOWN
     assert "RuntimeError: broken" in first[0].text
-    assert second[0].verdict is Verdict.OK
+    assert second[0].verdict is CheckStatus.OK
 
 
 def test_names_of_checks_are_unique() -> None:

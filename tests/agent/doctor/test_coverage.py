@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.finding import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring.root_note import RootNote, write_root_note
 from mp_agent.settings import Settings
@@ -32,17 +32,17 @@ def test_ranks_that_are_missing_and_what_the_others_lost_is_named(
         what="a step without rank 1",
     )
     finding = only("coverage", Machine(settings))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "50% of the ranks; missing: 1" in finding.text
     lost = [finding.text for finding in found("losses", Machine(settings))]
     assert "mp_agent_probe_errors_total is 2 in run llama" in lost
-    assert verdicts("coverage", Machine(settings, run="gpt")) == {Verdict.UNKNOWN}
+    assert verdicts("coverage", Machine(settings, run="gpt")) == {CheckStatus.UNKNOWN}
 
 
 def test_a_whole_run_is_covered(watched: Settings) -> None:
     machine = Machine(watched)
-    assert verdicts("coverage", machine) == {Verdict.OK}
-    assert verdicts("root", machine) == {Verdict.OK}
+    assert verdicts("coverage", machine) == {CheckStatus.OK}
+    assert verdicts("root", machine) == {CheckStatus.OK}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def rank_of_node_1(start_rank: StartRank) -> None:
 @pytest.mark.usefixtures("rank_of_node_1")
 def test_without_token_and_without_root_both_are_told(settings: Settings) -> None:
     token, root = found("root", Machine(settings, environ={}))
-    assert (token.verdict, root.verdict) == (Verdict.WRONG, Verdict.WRONG)
+    assert (token.verdict, root.verdict) == (CheckStatus.WRONG, CheckStatus.WRONG)
     assert "no token is known" in token.text
     assert "MP_AGENT_ROOT" in root.remedy
 
@@ -65,7 +65,7 @@ def test_what_the_jobs_store_told_is_used_and_what_it_did_not_is_told(
     note = RootNote(asked_by_unix_ns=1_001, url="http://127.0.0.1:1", token="secret")
     write_root_note(run_dir, note)
     finding = only("root", Machine(settings, environ={}))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "http://127.0.0.1:1 cannot be reached" in finding.text
     problem = RootNote(asked_by_unix_ns=1_001, url="http://127.0.0.1:1", problem="no store answers")
     write_root_note(run_dir, problem)
@@ -82,10 +82,10 @@ def test_a_root_that_can_be_reached_is_fine(settings: Settings) -> None:
         root = f"127.0.0.1:{listener.getsockname()[1]}"
         changes = {"root": root, "token": SecretStr("secret")}
         machine = Machine(settings.model_copy(update=changes), environ={})
-        assert verdicts("root", machine) == {Verdict.OK}
+        assert verdicts("root", machine) == {CheckStatus.OK}
 
 
 def test_the_node_of_rank_0_needs_only_a_token(start_rank: StartRank, settings: Settings) -> None:
     start_rank(0, **TWO_NODES)
     told = found("root", Machine(settings, environ={}))
-    assert [finding.verdict for finding in told] == [Verdict.WRONG, Verdict.OK]
+    assert [finding.verdict for finding in told] == [CheckStatus.WRONG, CheckStatus.OK]

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, Kind
 from mp_agent.doctor.endpoint import LOSSES
-from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.finding import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import answering, found, only, verdicts
@@ -21,29 +21,29 @@ ASKED = ("health", "metrics", "losses", "unsupported")
 def test_an_agent_that_answers_is_fine_in_every_respect(watched: Settings) -> None:
     machine = Machine(watched)
     for check in ASKED:
-        assert verdicts(check, machine) == {Verdict.OK}, check
+        assert verdicts(check, machine) == {CheckStatus.OK}, check
     assert only("metrics", machine).text.endswith("of llama")
 
 
 def test_nobody_to_ask_is_unknown(settings: Settings) -> None:
     for check in (*ASKED, "coverage"):
-        assert verdicts(check, Machine(settings)) == {Verdict.UNKNOWN}
+        assert verdicts(check, Machine(settings)) == {CheckStatus.UNKNOWN}
 
 
 def test_an_address_where_nobody_answers_is_told(settings: Settings) -> None:
     finding = only("health", Machine(settings, scrape="http://127.0.0.1:1"))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "refused" in finding.text
     for check in ("losses", "unsupported"):
         machine = Machine(settings, scrape="http://127.0.0.1:1")
-        assert only(check, machine).verdict is Verdict.UNKNOWN
+        assert only(check, machine).verdict is CheckStatus.UNKNOWN
 
 
 def test_another_program_is_not_taken_for_the_agent(settings: Settings) -> None:
     answers = {"/metrics": (200, "# TYPE up gauge\nup 1\n"), "/healthz": (200, "ok")}
     with answering(answers) as url:
         finding = only("metrics", Machine(settings, scrape=url))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "no mp_agent_build_info" in finding.text
 
 
@@ -51,7 +51,7 @@ def test_another_program_is_not_taken_for_the_agent(settings: Settings) -> None:
 def test_answers_of_every_other_kind_are_wrong(answer: tuple[int, str], settings: Settings) -> None:
     with answering({"/metrics": answer}) as url:
         finding = only("metrics", Machine(settings, scrape=url))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     # A redirect is told, not followed: it would carry the password to somebody else.
     assert answer[0] == 200 or f"status {answer[0]}" in finding.text
 
@@ -65,17 +65,17 @@ def test_each_loss_is_a_counter_and_its_series_is_told(settings: Settings) -> No
     )
     with answering({"/metrics": (200, text)}) as url:
         findings = found("losses", Machine(settings, scrape=url))
-        assert verdicts("losses", Machine(settings, scrape=url, run="b")) == {Verdict.OK}
+        assert verdicts("losses", Machine(settings, scrape=url, run="b")) == {CheckStatus.OK}
     told = [finding.text for finding in findings]
     assert told == [f"{loss.metric} is {n} in run a" for n, loss in enumerate(LOSSES, 1)]
-    assert all(finding.verdict is Verdict.WRONG and finding.remedy for finding in findings)
+    assert all(finding.verdict is CheckStatus.WRONG and finding.remedy for finding in findings)
 
 
 def test_a_feature_that_is_not_supported_is_mentioned(settings: Settings) -> None:
     text = 'mp_agent_unsupported_info{run="a",node_rank="0",feature="sparse"} 1\n'
     with answering({"/metrics": (200, text)}) as url:
         finding = only("unsupported", Machine(settings, scrape=url))
-    assert finding.verdict is Verdict.UNKNOWN
+    assert finding.verdict is CheckStatus.UNKNOWN
     assert "sparse" in finding.text
 
 
@@ -100,7 +100,7 @@ def test_a_protected_agent_is_asked_with_the_settings_and_without_them_the_remed
         return Machine(settings.model_copy(update=changes))
 
     whole = asked(**tls, **secret, tls_ca=tmp_path / "ca.pem")
-    assert verdicts("metrics", whole) == {Verdict.OK}
+    assert verdicts("metrics", whole) == {CheckStatus.OK}
     assert "BASIC_AUTH" in only("metrics", asked(**tls, tls_ca=tmp_path / "ca.pem")).remedy
     assert "MP_AGENT_TLS_CA" in only("metrics", asked(**tls, **secret)).remedy
     missing = asked(**secret, tls_ca=tmp_path / "none.pem")

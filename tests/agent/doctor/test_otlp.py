@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.finding import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
@@ -14,20 +14,20 @@ PUSHING = Settings(exporters=("otlp",))
 
 def test_without_otlp_nothing_is_asked() -> None:
     machine = Machine(Settings(), environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
-    assert verdicts("otlp", machine) == {Verdict.OK}
+    assert verdicts("otlp", machine) == {CheckStatus.OK}
 
 
 def test_an_endpoint_that_listens_is_fine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/metrics"
         machine = Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": url})
-        assert verdicts("otlp", machine) == {Verdict.OK}
+        assert verdicts("otlp", machine) == {CheckStatus.OK}
 
 
 def test_an_endpoint_that_does_not_is_told_without_its_secrets() -> None:
     url = "http://user:tell-nobody@127.0.0.1:1/?key=tell-nobody"
     finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "127.0.0.1, port 1" in finding.text
     assert "tell-nobody" not in finding.text
 
@@ -38,7 +38,7 @@ def test_an_endpoint_that_does_not_is_told_without_its_secrets() -> None:
 )
 def test_what_is_no_address_is_told(url: str) -> None:
     finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "no address" in finding.text
     assert "tell-nobody" not in finding.text
 
@@ -48,7 +48,7 @@ def test_what_is_no_address_is_told(url: str) -> None:
 )
 def test_a_switch_that_is_off_is_told(variables: dict[str, str]) -> None:
     finding = only("otlp", Machine(PUSHING, environ=variables))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert next(iter(variables)) in finding.text
 
 
@@ -58,9 +58,9 @@ def test_a_value_that_is_not_followed_is_told() -> None:
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
     }
     ignored, unreachable = found("otlp", Machine(PUSHING, environ=variables))
-    assert ignored.verdict is Verdict.UNKNOWN
+    assert ignored.verdict is CheckStatus.UNKNOWN
     assert "OTEL_METRIC_EXPORT_INTERVAL" in ignored.text
-    assert unreachable.verdict is Verdict.WRONG
+    assert unreachable.verdict is CheckStatus.WRONG
     assert variables["OTEL_METRIC_EXPORT_INTERVAL"] == "often"
 
 
@@ -81,13 +81,13 @@ def test_a_value_that_is_not_followed_is_told() -> None:
 )
 def test_an_endpoint_that_is_nearly_right_is_told(variables: dict[str, str], said: str) -> None:
     trap, _ = found("otlp", Machine(PUSHING, environ=variables))
-    assert trap.verdict is not Verdict.OK
+    assert trap.verdict is not CheckStatus.OK
     assert said in trap.text
 
 
 def test_without_an_endpoint_the_default_is_told() -> None:
     unset, listens = found("otlp", Machine(PUSHING, environ={}))
-    assert unset.verdict is Verdict.UNKNOWN
+    assert unset.verdict is CheckStatus.UNKNOWN
     assert "4318" in listens.text
     grpc = found("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}))
     assert "4317" in grpc[1].text

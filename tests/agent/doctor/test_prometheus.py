@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.cli import main
 from mp_agent.doctor.checks import PROMETHEUS_CHECKS
-from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.finding import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import answering, found, only, verdicts
@@ -42,18 +42,18 @@ def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine_but_for_a_tar
         def machine() -> Machine:
             return Machine(watched, prometheus=running.url, run="llama")
 
-        assert verdicts("prometheus", machine()) == {Verdict.OK}
-        assert verdicts("targets", machine()) == {Verdict.WRONG}
-        assert verdicts("series", machine()) == {Verdict.WRONG}
+        assert verdicts("prometheus", machine()) == {CheckStatus.OK}
+        assert verdicts("targets", machine()) == {CheckStatus.WRONG}
+        assert verdicts("series", machine()) == {CheckStatus.WRONG}
         running.scrape([status.url.removeprefix("http://"), "127.0.0.1:1"])
         wait_until(lambda: running.query("mp_agent_build_info"), seconds=60, what="series")
-        wait_until(lambda: verdicts("targets", machine()) == {Verdict.OK, Verdict.WRONG})
+        wait_until(lambda: verdicts("targets", machine()) == {CheckStatus.OK, CheckStatus.WRONG})
         seen = machine()
         for check in PROMETHEUS_CHECKS:
             if check.name != "targets":
-                assert verdicts(check.name, seen) == {Verdict.OK}, found(check.name, seen)
+                assert verdicts(check.name, seen) == {CheckStatus.OK}, found(check.name, seen)
         scraped, refused = sorted(found("targets", seen), key=lambda finding: finding.verdict.value)
-        assert (scraped.verdict, refused.verdict) == (Verdict.OK, Verdict.WRONG)
+        assert (scraped.verdict, refused.verdict) == (CheckStatus.OK, CheckStatus.WRONG)
         assert status.url in scraped.text
         assert "refused" in refused.text
         called = CliRunner(env={"MP_AGENT_DIR": str(watched.dir), "MP_AGENT_PORT": "0"}).invoke(
@@ -68,16 +68,16 @@ def test_what_is_no_prometheus_is_wrong_once_and_unknown_after_that(settings: Se
     with answering({"/api/v1/status/buildinfo": (200, "[]")}) as url:
         machine = Machine(settings, prometheus=url)
         first, *others = (check.name for check in PROMETHEUS_CHECKS)
-        assert verdicts(first, machine) == {Verdict.WRONG}
+        assert verdicts(first, machine) == {CheckStatus.WRONG}
         for check in others:
-            assert verdicts(check, machine) == {Verdict.UNKNOWN}, check
+            assert verdicts(check, machine) == {CheckStatus.UNKNOWN}, check
 
 
 def test_no_target_is_expected_of_an_agent_that_only_pushes() -> None:
     with answering(prometheus_says("targets", {"activeTargets": []})) as url:
         pushing = Machine(Settings(exporters=("otlp",)), prometheus=url)
-        assert verdicts("targets", pushing) == {Verdict.OK}
-        assert verdicts("targets", Machine(Settings(), prometheus=url)) == {Verdict.WRONG}
+        assert verdicts("targets", pushing) == {CheckStatus.OK}
+        assert verdicts("targets", Machine(Settings(), prometheus=url)) == {CheckStatus.WRONG}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_failed_scrape_is_told_with_its_remedy(error: str, hint: str, settings
     other = {**target, "labels": {"job": "node"}, "scrapeUrl": "http://10.0.0.1:9100/metrics"}
     with answering(prometheus_says("targets", {"activeTargets": [other, target]})) as url:
         finding = only("targets", Machine(settings, prometheus=url))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert error in finding.text
     assert hint in finding.remedy
 
@@ -113,20 +113,20 @@ def rules_of(*names: str, **changes: str) -> dict[str, tuple[int, str]]:
 
 def test_rules_that_are_absent_or_fail_are_told(settings: Settings) -> None:
     with answering(rules_of("SomethingElse")) as url:
-        assert verdicts("rules", Machine(settings, prometheus=url)) == {Verdict.WRONG}
+        assert verdicts("rules", Machine(settings, prometheus=url)) == {CheckStatus.WRONG}
     with answering(rules_of(*NAMES[1:])) as url:
         finding = only("rules", Machine(settings, prometheus=url))
-        assert finding.verdict is Verdict.UNKNOWN
+        assert finding.verdict is CheckStatus.UNKNOWN
         assert finding.text == f"not loaded: {NAMES[0]}"
     with answering(rules_of(*NAMES, health="err", lastError="many-to-many")) as url:
         told = found("rules", Machine(settings, prometheus=url))
         assert "many-to-many" in told[0].text
-        assert told[0].verdict is Verdict.WRONG
+        assert told[0].verdict is CheckStatus.WRONG
 
 
 def test_alerts_without_an_alertmanager_are_told(settings: Settings) -> None:
     with answering(prometheus_says("alertmanagers", {"activeAlertmanagers": []})) as url:
-        assert verdicts("alertmanager", Machine(settings, prometheus=url)) == {Verdict.WRONG}
+        assert verdicts("alertmanager", Machine(settings, prometheus=url)) == {CheckStatus.WRONG}
 
 
 def test_alerts_that_fire_are_told_for_the_run_alone(settings: Settings) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.finding import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -20,14 +20,14 @@ def test_no_run_is_wrong_but_only_unknown_where_another_machine_is_asked(
     settings: Settings,
 ) -> None:
     assert "mp_agent.init()" in only("runs", Machine(settings)).remedy
-    assert verdicts("runs", Machine(settings, scrape="http://node7:9464")) == {Verdict.UNKNOWN}
+    assert verdicts("runs", Machine(settings, scrape="http://node7:9464")) == {CheckStatus.UNKNOWN}
 
 
 def test_living_and_dead_ranks_are_counted(start_rank: StartRank, settings: Settings) -> None:
     start_rank(0, world_size=2)
     start_rank(1, world_size=2).kill()
     finding = only("runs", Machine(settings))
-    assert finding.verdict is Verdict.OK
+    assert finding.verdict is CheckStatus.OK
     assert finding.text == "run llama: ranks on this node: 1 alive, 1 gone"
 
 
@@ -35,33 +35,33 @@ def test_a_run_that_is_over_is_not_taken_for_a_living_one(
     start_rank: StartRank, settings: Settings
 ) -> None:
     start_rank().kill()
-    assert verdicts("runs", Machine(settings)) == {Verdict.UNKNOWN}
-    assert verdicts("node-agent", Machine(settings)) == {Verdict.UNKNOWN}
+    assert verdicts("runs", Machine(settings)) == {CheckStatus.UNKNOWN}
+    assert verdicts("node-agent", Machine(settings)) == {CheckStatus.UNKNOWN}
 
 
 def test_only_the_run_that_was_named_is_looked_at(
     start_rank: StartRank, settings: Settings
 ) -> None:
     start_rank()
-    assert verdicts("runs", Machine(settings, run="llama")) == {Verdict.OK}
+    assert verdicts("runs", Machine(settings, run="llama")) == {CheckStatus.OK}
     other = only("runs", Machine(settings, run="gpt"))
-    assert other.verdict is Verdict.WRONG
+    assert other.verdict is CheckStatus.WRONG
     assert "'gpt'" in other.text
 
 
 def test_the_runs_of_a_supervised_job_are_found(settings: Settings) -> None:
     base = settings.dir / "exec-k3_x9zab"
     with FakeRank(locations.run_directory(base, "llama")):
-        assert verdicts("runs", Machine(settings)) == {Verdict.OK}
+        assert verdicts("runs", Machine(settings)) == {CheckStatus.OK}
 
 
 def test_a_ring_of_another_version_is_told(start_rank: StartRank, settings: Settings) -> None:
     rank = start_rank()
-    assert verdicts("rings", Machine(settings)) == {Verdict.OK}
+    assert verdicts("rings", Machine(settings)) == {CheckStatus.OK}
     with rank.path.open("r+b") as file:
         file.write(b"another!")
     finding = only("rings", Machine(settings))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert str(rank.path) in finding.text
 
 
@@ -82,14 +82,14 @@ def test_a_run_that_nobody_watches_is_told_by_who_should(
     start_rank()
     machine = Machine(settings.model_copy(update={"node_agent": node_agent}))
     finding = only("node-agent", machine)
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert hint in finding.remedy
 
 
 def test_a_run_with_its_node_agent_is_fine(watched: Settings) -> None:
     machine = Machine(watched)
     assert "its node agent lives, pid" in only("node-agent", machine).text
-    assert verdicts("port", machine) == {Verdict.OK}
+    assert verdicts("port", machine) == {CheckStatus.OK}
 
 
 def test_a_port_that_another_program_has_is_told(
@@ -100,7 +100,7 @@ def test_a_port_that_another_program_has_is_told(
         taken = settings.model_copy(update={"port": other.getsockname()[1]})
         agent = start(port=taken.port)
         findings = found("port", Machine(taken))
-    assert {finding.verdict for finding in findings} == {Verdict.WRONG}
+    assert {finding.verdict for finding in findings} == {CheckStatus.WRONG}
     assert f"pid {agent.pid} serves no port" in findings[0].text
     assert findings[1].text == f"port {taken.port} is another program's"
 
@@ -109,7 +109,7 @@ def test_an_agent_that_moved_to_another_port_is_told(watched: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     finding = only("port", Machine(watched.model_copy(update={"port": free})))
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert f"not on {free}" in finding.text
 
 
@@ -120,11 +120,11 @@ def test_errors_in_the_log_are_shown_and_warnings_mentioned(
     log = settings.log_dir / f"{run_dir.name}.log"
     log.parent.mkdir()
     log.write_text("2026 INFO fine\n")
-    assert verdicts("log", Machine(settings)) == {Verdict.OK}
+    assert verdicts("log", Machine(settings)) == {CheckStatus.OK}
     log.write_text("2026 CRITICAL condition=MpAgentGradientExplosion state=firing step=7\n")
-    assert verdicts("log", Machine(settings)) == {Verdict.OK}
+    assert verdicts("log", Machine(settings)) == {CheckStatus.OK}
     log.write_text("2026 WARNING odd\n2026 INFO fine\n2026 ERROR no metrics are served\n")
     odd, broken = found("log", Machine(settings))
-    assert odd.verdict is Verdict.UNKNOWN
-    assert broken.verdict is Verdict.WRONG
+    assert odd.verdict is CheckStatus.UNKNOWN
+    assert broken.verdict is CheckStatus.WRONG
     assert broken.text.endswith("ERROR no metrics are served")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.doctor.finding import Verdict
+from mp_agent.doctor.finding import CheckStatus
 from mp_agent.doctor.machine import Machine, settings_and_ignored
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
@@ -40,7 +40,7 @@ def test_an_ignored_value_is_named_and_a_secret_one_hidden(
 ) -> None:
     machine = machine_here(monkeypatch, MP_AGENT_LAYER_INTERVAL="soon", MP_AGENT_TOKEN="two words")
     findings = found("ignored-settings", machine)
-    assert {finding.verdict for finding in findings} == {Verdict.WRONG}
+    assert {finding.verdict for finding in findings} == {CheckStatus.WRONG}
     text = " ".join(finding.text for finding in findings)
     assert "MP_AGENT_LAYER_INTERVAL has value 'soon'" in text
     assert "MP_AGENT_TOKEN has value (hidden)" in text
@@ -52,20 +52,20 @@ def test_nothing_set_is_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_here(monkeypatch)
     names = ("settings", "ignored-settings", "variables", "kubernetes-service", "enabled")
     for name in (*names, "node-agent-setting", "exporters"):
-        assert verdicts(name, machine) == {Verdict.OK}
+        assert verdicts(name, machine) == {CheckStatus.OK}
 
 
 def test_a_misspelt_variable_is_told_with_the_one_that_was_meant() -> None:
     machine = Machine(Settings(), environ={"MP_AGENT_LAYER_INTERVALL": "5", "MP_AGENT_DIR": "/x"})
     finding = only("variables", machine)
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "MP_AGENT_LAYER_INTERVALL" in finding.text
     assert "MP_AGENT_LAYER_INTERVAL?" in finding.remedy
 
 
 def test_a_variable_like_no_setting_is_only_mentioned() -> None:
     assert verdicts("variables", Machine(Settings(), environ={"MP_AGENT_FOO_BAR": "1"})) == {
-        Verdict.UNKNOWN
+        CheckStatus.UNKNOWN
     }
 
 
@@ -81,28 +81,28 @@ SERVICE = {
 def test_a_kubernetes_service_of_that_name_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_here(monkeypatch, **SERVICE)
     finding = only("kubernetes-service", machine)
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "enableServiceLinks: false" in finding.remedy
-    assert verdicts("variables", machine) == {Verdict.OK}
+    assert verdicts("variables", machine) == {CheckStatus.OK}
     assert "MP_AGENT_PORT has value" in only("ignored-settings", machine).text
 
 
 @pytest.mark.parametrize(
     ("check", "changes", "verdict"),
     [
-        ("enabled", {"enabled": False}, Verdict.WRONG),
-        ("node-agent-setting", {"node_agent": "none"}, Verdict.WRONG),
-        ("node-agent-setting", {"node_agent": "external"}, Verdict.OK),
-        ("exporters", {"exporters": ()}, Verdict.WRONG),
-        ("exporters", {"exporters": ("otlp",)}, Verdict.UNKNOWN),
+        ("enabled", {"enabled": False}, CheckStatus.WRONG),
+        ("node-agent-setting", {"node_agent": "none"}, CheckStatus.WRONG),
+        ("node-agent-setting", {"node_agent": "external"}, CheckStatus.OK),
+        ("exporters", {"exporters": ()}, CheckStatus.WRONG),
+        ("exporters", {"exporters": ("otlp",)}, CheckStatus.UNKNOWN),
     ],
 )
 def test_settings_that_keep_series_away_are_told(
-    check: str, changes: dict[str, object], verdict: Verdict
+    check: str, changes: dict[str, object], verdict: CheckStatus
 ) -> None:
     finding = only(check, Machine(Settings().model_copy(update=changes)))
     assert finding.verdict is verdict
-    assert finding.remedy or verdict is Verdict.OK
+    assert finding.remedy or verdict is CheckStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_what_the_port_asks_for_is_said(
     changes: dict[str, object], said: str, settings: Settings
 ) -> None:
     machine = Machine(settings.model_copy(update=changes))
-    assert (only("access", machine).verdict, only("access", machine).text) == (Verdict.OK, said)
+    assert (only("access", machine).verdict, only("access", machine).text) == (CheckStatus.OK, said)
 
 
 def test_settings_of_the_port_that_contradict_are_told(settings: Settings) -> None:
     for changes in ({"basic_auth_user": "a"}, {"tls_client_ca": Path("/nowhere/ca.pem")}):
         finding = only("access", Machine(settings.model_copy(update=changes)))
-        assert finding.verdict is Verdict.WRONG
+        assert finding.verdict is CheckStatus.WRONG
         assert "is set, but" in finding.text or "is not set" in finding.text
 
 
@@ -134,5 +134,5 @@ def test_an_override_of_alerts_that_is_none_is_ignored_by_name(
 ) -> None:
     machine = machine_here(monkeypatch, MP_AGENT_ALERTS='{"stall_windoww": "20m"}')
     finding = only("ignored-settings", machine)
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckStatus.WRONG
     assert "stall_windoww" in finding.text

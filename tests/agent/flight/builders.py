@@ -11,8 +11,8 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.flight.case import Case
 from mp_agent.flight.diagnose import diagnose
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.findings import Finding
-from mp_agent.flight.history import History, LayerHistory
+from mp_agent.flight.findings import Diagnosis
+from mp_agent.flight.history import LayerHistory, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
@@ -85,7 +85,7 @@ def findings_of(
     ranks: Sequence[RankLog] = (),
     precision: str = "fp16",
     read_unix_seconds: float = 0.0,
-) -> dict[str, Finding]:
+) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
     steps = tuple(steps)
     incident = IncidentTracker()
@@ -99,7 +99,7 @@ def findings_of(
         thresholds=DEFAULTS,
         read_unix_seconds=read_unix_seconds,
     )
-    history = History(
+    history = RunHistory(
         steps=steps,
         tables=tuple(tables),
         first_nonfinite=incident.first,

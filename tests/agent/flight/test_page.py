@@ -15,7 +15,7 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.flight.document import as_dict, as_json
 from mp_agent.flight.evidence import Evidence
 from mp_agent.flight.findings import Causes
-from mp_agent.flight.history import History
+from mp_agent.flight.history import RunHistory
 from mp_agent.flight.page import as_html
 from mp_agent.flight.story import remedies_for, tell
 from mp_agent.flight.svg import LINEAR, LOG2, LOG10, Line, Point, Span, chart
@@ -39,7 +39,7 @@ def story_of(*steps, tables=(), run="llama", name="weight"):
         conditions=(condition,),
         notes=(name,),
     )
-    return tell(evidence, History(steps=steps, tables=tables or (table,)))
+    return tell(evidence, RunHistory(steps=steps, tables=tables or (table,)))
 
 
 def exploding(**names: str):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
@@ -150,6 +150,6 @@ def make_export(**changes: Any) -> RunExport:
         "ranks": (),
         "faded_ranks": frozenset(),
         "agent": make_agent_view(),
-        "counters": CounterBook(),
+        "counters": CounterStore(),
     }
     return RunExport(**{**facts, **changes})

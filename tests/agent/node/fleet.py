@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
-from mp_agent.node.cluster.reports import Reporter
-from mp_agent.node.cluster.root import MergedTable, RootMerge
+from mp_agent.node.cluster.reports import ReportBuilder
+from mp_agent.node.cluster.root import MergedTable, RootMerger
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
-from mp_agent.node.merge.schema_index import NodeBook
+from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import (
     NodeReport,
@@ -50,8 +50,8 @@ class SimNode:
 
     def restart(self) -> None:
         """Begin anew as the agent after this one, from what is settled."""
-        self.book = NodeBook()
-        self.reporter = Reporter(self.book, position=self._settled)
+        self.schema_index = SchemaIndex()
+        self.reporter = ReportBuilder(self.schema_index, position=self._settled)
         for sequence in range(self._settled + 1, self._written + 1):
             self._add(sequence)
 
@@ -67,7 +67,7 @@ class SimNode:
         self._add(self._written)
 
     def write_layers(self, sequence: int, tables: Iterable[RankLayers]) -> None:
-        self.reporter.tables.add(reduce_layers(sequence, list(tables), self.book))
+        self.reporter.tables.add(reduce_layers(sequence, list(tables), self.schema_index))
         self.reporter.tables.advance(sequence)
 
     def end(self, reason: EndReason = EndReason.COMPLETED) -> None:
@@ -88,7 +88,7 @@ class SimNode:
             expected_ranks=tuple(self.ranks),
             known_ranks=tuple(self.ranks),
             statuses=tuple(map(self._status, self.ranks)),
-            held=self.book.holdings[self.book.holding(plans)],
+            held=self.schema_index.holdings[self.schema_index.holding(plans)],
             probe_errors=0,
             records_dropped=0,
         )
@@ -104,7 +104,7 @@ class SimNode:
         present = [rank for rank in self.ranks if rank not in self._missing[sequence]]
         steps = [self._rank_step(rank, sequence) for rank in present]
         if steps:
-            self.reporter.steps.add(reduce_step(steps, self.book))
+            self.reporter.steps.add(reduce_step(steps, self.schema_index))
         self.reporter.steps.advance(sequence)
 
     def _status(self, rank: int) -> RankStatus:
@@ -118,13 +118,13 @@ class SimNode:
         )
 
 
-def make_root(world_size: int, **options: object) -> RootMerge:
+def make_root(world_size: int, **options: object) -> RootMerger:
     settings = {"deadline_seconds": 20.0, "grace_seconds": 10.0, **options}
-    return RootMerge(world_size, **settings)  # type: ignore[arg-type]
+    return RootMerger(world_size, **settings)  # type: ignore[arg-type]
 
 
 def push(
-    root: RootMerge, node: SimNode, now_seconds: float = 0.0, time_unix_seconds: float = 5_000.0
+    root: RootMerger, node: SimNode, now_seconds: float = 0.0, time_unix_seconds: float = 5_000.0
 ) -> Receipt:
     """Send one report of a node and its receipt back; node 0 is the root's own."""
     own = node.number == 0

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from mp_agent.node.merge.coverage import AssumedShares, Roster, make_roster
+from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
-from mp_agent.node.merge.run_layers import LayerMerge, LayerTerms, MergedLayers
-from mp_agent.node.merge.run_steps import StepMerge, Terms
-from mp_agent.node.merge.schema_index import NodeBook
+from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
+from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
+from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.merged import MergedStep
 
 
@@ -29,12 +29,14 @@ def merge_nodes(
     world_size = world_size or len(present)
     merge = StepMerge(present[0].record.sequence, world_size)
     for number, node in enumerate(nodes):
-        book = NodeBook()
-        step = reduce_step(node, book)
-        terms = Terms(book.step_columns, book.gradient_columns, book.shares)
+        schema_index = SchemaIndex()
+        step = reduce_step(node, schema_index)
+        terms = ReportColumns(
+            schema_index.step_columns, schema_index.gradient_columns, schema_index.shares
+        )
         merge.add(step, terms, arrived_unix_seconds=50.0 if number else None)
-    roster = _roster([*present, *absent], world_size)
-    return merge.merged(roster, assumed or AssumedShares())
+    expected_shares = _expected_shares([*present, *absent], world_size)
+    return merge.merged(expected_shares, assumed or AssumedShares())
 
 
 def merge_node_layers(
@@ -50,16 +52,21 @@ def merge_node_layers(
     world_size = world_size or len(tables)
     merge = LayerMerge(world_size)
     for node in nodes:
-        book = NodeBook()
-        table = reduce_layers(1, node, book)
-        merge.add(table, LayerTerms(book.gradient_columns, book.shares, book.layouts))
-    roster = _roster(tables, world_size)
-    return merge.merged(roster, assumed or AssumedShares(), names or LayerNames())
+        schema_index = SchemaIndex()
+        table = reduce_layers(1, node, schema_index)
+        merge.add(
+            table,
+            ReportLayerColumns(
+                schema_index.gradient_columns, schema_index.shares, schema_index.layouts
+            ),
+        )
+    expected_shares = _expected_shares(tables, world_size)
+    return merge.merged(expected_shares, assumed or AssumedShares(), names or LayerNames())
 
 
-def _roster(ranks: Sequence[RankStep | RankLayers], world_size: int) -> Roster:
-    book = NodeBook()
+def _expected_shares(ranks: Sequence[RankStep | RankLayers], world_size: int) -> ExpectedShares:
+    schema_index = SchemaIndex()
     for rank in ranks:
-        book.plan(rank.schema)
+        schema_index.plan(rank.schema)
     known = len({rank.rank for rank in ranks})
-    return make_roster(book.shares, ranks_known=known, world_size=world_size)
+    return make_expected_shares(schema_index.shares, ranks_known=known, world_size=world_size)

@@ -7,7 +7,7 @@ import pytest
 
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.http.scrapers import ScrapeLog
-from mp_agent.node.supervisor import FIRST_RING_SECONDS, RunWatch
+from mp_agent.node.supervisor import FIRST_RING_SECONDS, RunSupervisor
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -17,20 +17,22 @@ LINGER_SECONDS = 60.0
 
 
 @pytest.fixture
-def watch(run_dir: Path, settings: Settings) -> RunWatch:
+def watch(run_dir: Path, settings: Settings) -> RunSupervisor:
     run_dir.mkdir(parents=True)
     lock_fd = locations.hold_agent_lock(run_dir)
     assert lock_fd is not None
-    return RunWatch(run_dir, lock_fd, settings, setting_errors=0, now_seconds=0.0)
+    return RunSupervisor(run_dir, lock_fd, settings, setting_errors=0, now_seconds=0.0)
 
 
-def test_a_run_whose_ranks_never_show_up_is_given_up(watch: RunWatch):
+def test_a_run_whose_ranks_never_show_up_is_given_up(watch: RunSupervisor):
     watch.poll(0.0)
     assert not watch.over(FIRST_RING_SECONDS - 1)
     assert watch.over(FIRST_RING_SECONDS)
 
 
-def test_a_run_is_over_when_the_linger_after_its_end_is(watch: RunWatch, start_rank: StartRank):
+def test_a_run_is_over_when_the_linger_after_its_end_is(
+    watch: RunSupervisor, start_rank: StartRank
+):
     rank = start_rank()
     watch.poll(0.0)
     assert not watch.over(10_000.0)
@@ -41,7 +43,9 @@ def test_a_run_is_over_when_the_linger_after_its_end_is(watch: RunWatch, start_r
     assert watch.over(10_000.0 + LINGER_SECONDS)
 
 
-def test_what_is_over_leaves_nothing_behind(watch: RunWatch, start_rank: StartRank, run_dir: Path):
+def test_what_is_over_leaves_nothing_behind(
+    watch: RunSupervisor, start_rank: StartRank, run_dir: Path
+):
     start_rank().kill()
     watch.poll(0.0)
     watch.commit(0.0)
@@ -53,7 +57,7 @@ def test_what_is_over_leaves_nothing_behind(watch: RunWatch, start_rank: StartRa
 
 
 def test_an_attempt_that_begins_while_files_are_removed_is_taken_up(
-    watch: RunWatch, start_rank: StartRank, run_dir: Path
+    watch: RunSupervisor, start_rank: StartRank, run_dir: Path
 ):
     start_rank().kill()
     watch.poll(0.0)
@@ -69,7 +73,9 @@ def test_an_attempt_that_begins_while_files_are_removed_is_taken_up(
     assert locations.ledger_path(run_dir).exists()
 
 
-def test_the_end_is_exported_once_a_scrape_has_shown_it(watch: RunWatch, start_rank: StartRank):
+def test_the_end_is_exported_once_a_scrape_has_shown_it(
+    watch: RunSupervisor, start_rank: StartRank
+):
     rank, scrapes = start_rank(), ScrapeLog()
     watch.poll(0.0)
     watch.note_scrape("p", final=False)
@@ -82,7 +88,7 @@ def test_the_end_is_exported_once_a_scrape_has_shown_it(watch: RunWatch, start_r
 
 
 def test_a_look_by_hand_does_not_stand_for_the_server_that_scrapes(
-    watch: RunWatch, start_rank: StartRank
+    watch: RunSupervisor, start_rank: StartRank
 ):
     rank, scrapes = start_rank(), ScrapeLog()
     for time in (0.0, 15.0):
@@ -98,7 +104,7 @@ def test_a_look_by_hand_does_not_stand_for_the_server_that_scrapes(
     assert watch.final_exported(scrapes, 30.0)
 
 
-def test_a_new_attempt_has_an_end_of_its_own(watch: RunWatch, start_rank: StartRank):
+def test_a_new_attempt_has_an_end_of_its_own(watch: RunSupervisor, start_rank: StartRank):
     rank, scrapes = start_rank(), ScrapeLog()
     rank.end(EndReason.FAILED)
     watch.poll(0.0)
@@ -112,11 +118,11 @@ def test_a_new_attempt_has_an_end_of_its_own(watch: RunWatch, start_rank: StartR
 
 
 def test_scrapes_are_counted_on_from_the_agent_before(
-    watch: RunWatch, run_dir: Path, settings: Settings
+    watch: RunSupervisor, run_dir: Path, settings: Settings
 ):
     watch.note_scrape("p", final=False)
     watch.publish(None, final_exported=False)
-    successor = RunWatch(run_dir, -1, settings, setting_errors=0, now_seconds=0.0)
+    successor = RunSupervisor(run_dir, -1, settings, setting_errors=0, now_seconds=0.0)
     successor.note_scrape("p", final=False)
     successor.publish(None, final_exported=False)
 
@@ -126,7 +132,7 @@ def test_scrapes_are_counted_on_from_the_agent_before(
 
 
 def test_a_failing_look_is_logged_once_and_the_watch_goes_on(
-    watch: RunWatch, start_rank: StartRank, monkeypatch, caplog
+    watch: RunSupervisor, start_rank: StartRank, monkeypatch, caplog
 ):
     def fail(now_seconds: float) -> None:
         raise ZeroDivisionError(f"at {now_seconds}")

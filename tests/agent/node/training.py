@@ -6,7 +6,7 @@ from typing import Any
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, Progress
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.pace import Standstill
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.conditions.tracker import ConditionTracker
@@ -25,7 +25,7 @@ class Training:
         self.account = Accumulator(
             resolve({}),
             progress=earlier.get("progress", Progress()),
-            counters=earlier.get("counters", CounterBook()),
+            counters=earlier.get("counters", CounterStore()),
             norms=ValueWindow(120.0),
         )
         self.tracker = ConditionTracker(

@@ -2,7 +2,7 @@
 
 import torch
 
-from mp_agent.probe.step.open_step import SeenStep
+from mp_agent.probe.step.open_step import ObservedStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
 
@@ -35,10 +35,10 @@ class Mark:
         return self.clock.now >= self.number
 
 
-def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> SeenStep:
+def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> ObservedStep:
     totals_GC = torch.arange(12, dtype=torch.float64).reshape(2, 6) + sequence
     totals_GC[:, 3:5] = torch.tensor([nan_elements, 0.0])
-    return SeenStep(
+    return ObservedStep(
         sequence=sequence,
         step=sequence,
         time_unix_ns=sequence,

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.probe.isolation import guard
-from mp_agent.probe.processes.condition_callbacks import ConditionWatch
+from mp_agent.probe.processes.condition_callbacks import ConditionCallbacks
 from mp_agent.ring.interruptions import interruption_in
 from mp_agent.ring.reader import RingReader
 
@@ -203,7 +203,7 @@ def test_a_callback_that_is_interrupted_passes_it_on_and_one_that_fails_does_not
         raise TimeoutError
 
     failures: list[int] = []
-    watch = ConditionWatch(
+    watch = ConditionCallbacks(
         tmp_path,
         [lambda _: 1 / 0, lambda _: signal.raise_signal(signal.SIGALRM)],
         logs=False,

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.probe.delivery import base
 from mp_agent.probe.optimizers import measurement, plan
-from mp_agent.probe.optimizers.watched import Subject
+from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
@@ -175,7 +175,7 @@ def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):
     """Else the tests above would prove nothing."""
     watched = device_watch()
     wait = torch.Tensor.item
-    monkeypatch.setattr(Subject, "learning_rate", lambda _: wait(torch.ones(1).to("meta")))
+    monkeypatch.setattr(WatchedOptimizer, "learning_rate", lambda _: wait(torch.ones(1).to("meta")))
     model = nn.Linear(4, 3).to("meta")
     model(torch.ones(2, 4, device="meta")).sum().backward()
     Still(model.parameters()).step()

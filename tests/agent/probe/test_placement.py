@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.identity.world import describe_ranks
 from mp_agent.probe.placement import Survey, declarations
-from mp_agent.probe.placement.axes import Axis, Grid, Spread
+from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.probe.placement.survey import PARTIAL
 from mp_agent.records.schema import Share
 
@@ -39,8 +39,8 @@ def test_scattered_ranks_get_a_short_name_of_their_own():
 class TestGrid:
     """Rank 5 of 2 replicas × 2 shards × …, rank = 4 · stage + 2 · replica + shard."""
 
-    split = Axis(Spread.SPLIT, (4, 5), "tp", "1")
-    copied = Axis(Spread.COPIED, (5, 7), "ddp")
+    split = PlacementAxis(Spread.SPLIT, (4, 5), "tp", "1")
+    copied = PlacementAxis(Spread.COPIED, (5, 7), "ddp")
 
     def test_of_two_axes_spans_all_their_ranks(self):
         grid = Grid(5).crossed_by(self.split).crossed_by(self.copied)
@@ -55,14 +55,14 @@ class TestGrid:
         )
 
     def test_is_told_alike_by_all_its_ranks(self):
-        grid = Grid(6).crossed_by(Axis(Spread.SPLIT, (6, 7), "tp", "1"))
-        grid = grid.crossed_by(Axis(Spread.COPIED, (4, 6), "ddp"))
+        grid = Grid(6).crossed_by(PlacementAxis(Spread.SPLIT, (6, 7), "tp", "1"))
+        grid = grid.crossed_by(PlacementAxis(Spread.COPIED, (4, 6), "ddp"))
         other = Grid(5).crossed_by(self.split).crossed_by(self.copied)
         assert grid.share().group == other.share().group
         assert grid.share().home == other.share().home
 
     def test_takes_no_second_axis_along_the_same_ranks(self):
-        everybody = Axis(Spread.COPIED, tuple(range(8)), "ddp")
+        everybody = PlacementAxis(Spread.COPIED, tuple(range(8)), "ddp")
         grid = Grid(5).crossed_by(self.split).crossed_by(everybody)
         assert grid.axes == (self.split,)
 

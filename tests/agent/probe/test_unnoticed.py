@@ -16,7 +16,7 @@ from mp_agent.probe import attachment
 from mp_agent.probe.attachment import Attachment
 from mp_agent.probe.processes import node_agent
 from mp_agent.probe.processes.detached import start_detached
-from mp_agent.probe.processes.exit import ExitWatch
+from mp_agent.probe.processes.exit import ExitHandler
 from mp_agent.probe.processes.node_agent import NodeAgentLauncher
 from mp_agent.probe.processes.signals import SignalLog
 from mp_agent.ring import locations
@@ -98,7 +98,7 @@ def test_a_ring_that_cannot_be_made_yet_is_made_later(tmp_path, monkeypatch):
 
 def test_sys_exit_is_pickled_by_its_name():
     before = sys.exit
-    watch = ExitWatch(lambda reason: None)
+    watch = ExitHandler(lambda reason: None)
     watch.install()
     try:
         assert sys.exit is not before

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from mp_agent.exporters.otlp.environment import OtlpEnvironment, Signal, read_environment
+from mp_agent.exporters.otlp.environment import OtlpEnvironment, OtlpSignal, read_environment
 
 
 def read(**variables: str) -> OtlpEnvironment:
@@ -11,11 +11,11 @@ def read(**variables: str) -> OtlpEnvironment:
 
 def test_the_defaults_are_http_every_15_seconds():
     environment = read()
-    assert set(environment.transports) == set(Signal)
+    assert set(environment.transports) == set(OtlpSignal)
     assert environment.interval_seconds == 15.0
     assert environment.export_timeout_seconds == 30.0
-    assert not environment.transports[Signal.METRICS].grpc
-    assert environment.transports[Signal.METRICS].timeout_seconds == 10.0
+    assert not environment.transports[OtlpSignal.METRICS].grpc
+    assert environment.transports[OtlpSignal.METRICS].timeout_seconds == 10.0
 
 
 def test_the_interval_is_in_milliseconds():
@@ -32,15 +32,18 @@ def test_a_signals_own_variables_win():
         EXPORTER_OTLP_COMPRESSION="gzip",
         EXPORTER_OTLP_METRICS_COMPRESSION="none",
     )
-    metrics, logs = environment.transports[Signal.METRICS], environment.transports[Signal.LOGS]
+    metrics, logs = (
+        environment.transports[OtlpSignal.METRICS],
+        environment.transports[OtlpSignal.LOGS],
+    )
     assert (metrics.grpc, metrics.timeout_seconds, metrics.gzip_over_grpc) == (True, 7.5, False)
     assert (logs.grpc, logs.timeout_seconds) == (False, 3.0)
-    assert environment.transports[Signal.TRACES].gzip_over_grpc
+    assert environment.transports[OtlpSignal.TRACES].gzip_over_grpc
 
 
 def test_a_timeout_meant_in_milliseconds_is_held_to_that_of_the_push():
     environment = read(EXPORTER_OTLP_TIMEOUT="10000", METRIC_EXPORT_TIMEOUT="20000")
-    assert environment.transports[Signal.METRICS].timeout_seconds == 20.0
+    assert environment.transports[OtlpSignal.METRICS].timeout_seconds == 20.0
 
 
 @pytest.mark.parametrize("value", ["true", "TRUE", " True "])
@@ -50,7 +53,7 @@ def test_the_sdk_can_be_disabled(value):
 
 def test_each_signal_can_be_switched_off():
     environment = read(METRICS_EXPORTER="none", TRACES_EXPORTER="NONE", LOGS_EXPORTER="otlp")
-    assert set(environment.transports) == {Signal.LOGS}
+    assert set(environment.transports) == {OtlpSignal.LOGS}
 
 
 @pytest.mark.parametrize(
@@ -86,13 +89,13 @@ def test_a_signals_own_value_that_is_wrong_leaves_that_of_all_signals():
         EXPORTER_OTLP_METRICS_COMPRESSION="zstd",
         EXPORTER_OTLP_COMPRESSION="gzip",
     )
-    metrics = environment.transports[Signal.METRICS]
+    metrics = environment.transports[OtlpSignal.METRICS]
     assert (metrics.grpc, metrics.gzip_over_grpc) == (True, True)
 
 
 def test_deflate_is_for_http(caplog):
     environment = read(EXPORTER_OTLP_METRICS_PROTOCOL="grpc", EXPORTER_OTLP_COMPRESSION="deflate")
-    assert not environment.transports[Signal.METRICS].gzip_over_grpc
+    assert not environment.transports[OtlpSignal.METRICS].gzip_over_grpc
     (record,) = caplog.records
     assert "metrics are sent by gRPC as they are" in record.getMessage()
 

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, Progress
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
@@ -18,7 +18,7 @@ from tests.agent.node.builders import gradient_row, make_run_view, merged_step
 @pytest.fixture
 def account() -> Accumulator:
     return Accumulator(
-        resolve({}), progress=Progress(), counters=CounterBook(), norms=ValueWindow(120.0)
+        resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
     )
 
 
@@ -281,7 +281,7 @@ def test_a_successor_goes_on_where_the_account_stood(account):
     successor = Accumulator(
         resolve({}),
         progress=progress,
-        counters=CounterBook(*account.counters.dump()),
+        counters=CounterStore(*account.counters.dump()),
         norms=ValueWindow(120.0),
     )
     assert successor.health() == account.health()

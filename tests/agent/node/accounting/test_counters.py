@@ -4,7 +4,7 @@ import pytest
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.node.accounting import counters
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 
 STEPS = Metric(
     name="mp_agent.x.steps",
@@ -37,39 +37,39 @@ def only(monkeypatch):
 
 def test_counts_add_up_and_begin_at_zero(only):
     only(STEPS)
-    book = CounterBook()
-    assert book.total(STEPS, ()) == 0.0
+    schema_index = CounterStore()
+    assert schema_index.total(STEPS, ()) == 0.0
     for value in (1.0, None, 2.0):
-        book.count(Scope.RUN, (), value)
+        schema_index.count(Scope.RUN, (), value)
 
-    assert book.total(STEPS, ()) == 3.0
+    assert schema_index.total(STEPS, ()) == 3.0
 
 
 def test_a_labelled_reading_counts_each_label(only):
     only(STEPS)
-    book = CounterBook()
-    book.count(Scope.RUN, (), {("100",): 1.0, ("1000",): 0.0})
-    book.count(Scope.RUN, (), {("100",): 1.0, ("1000",): 1.0})
+    schema_index = CounterStore()
+    schema_index.count(Scope.RUN, (), {("100",): 1.0, ("1000",): 0.0})
+    schema_index.count(Scope.RUN, (), {("100",): 1.0, ("1000",): 1.0})
 
-    assert [book.total(STEPS, (bound,)) for bound in ("100", "1000")] == [2.0, 1.0]
+    assert [schema_index.total(STEPS, (bound,)) for bound in ("100", "1000")] == [2.0, 1.0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_a_counter_never_falls_and_stays_finite(only, value):
     only(STEPS)
-    book = CounterBook()
-    book.count(Scope.RUN, (), 1.0)
-    book.count(Scope.RUN, (), value)
+    schema_index = CounterStore()
+    schema_index.count(Scope.RUN, (), 1.0)
+    schema_index.count(Scope.RUN, (), value)
 
-    assert book.total(STEPS, ()) == 1.0
+    assert schema_index.total(STEPS, ()) == 1.0
 
 
 def test_histogram_buckets_are_cumulative_and_take_their_own_bound_in(only):
     only(DURATION)
-    book = CounterBook()
+    schema_index = CounterStore()
     for seconds in (0.5, 1.0, 7.0, 50.0):
-        book.count(Scope.RUN, (), seconds)
-    value = book.histogram(DURATION, ())
+        schema_index.count(Scope.RUN, (), seconds)
+    value = schema_index.histogram(DURATION, ())
 
     assert value.bounds == (1.0, 10.0, float("inf"))
     assert value.cumulative_counts == (2, 3, 4)
@@ -86,26 +86,26 @@ def test_a_count_function_that_raises_loses_only_its_own_addition(only, caplog):
         count=lambda change: change.no_such_thing,
     )
     only(broken, STEPS)
-    book = CounterBook()
+    schema_index = CounterStore()
     with caplog.at_level(logging.ERROR):
-        book.count(Scope.RUN, (), 1.0)
-        book.count(Scope.RUN, (), 1.0)
+        schema_index.count(Scope.RUN, (), 1.0)
+        schema_index.count(Scope.RUN, (), 1.0)
 
-    assert book.total(STEPS, ()) == 2.0
+    assert schema_index.total(STEPS, ()) == 2.0
     assert sum("mp_agent.broken" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_dump_makes_an_equal_book(only):
     only(STEPS, DURATION)
-    book = CounterBook()
-    book.count(Scope.RUN, ("layer\n",), 0.1)
-    again = CounterBook(*book.dump())
+    schema_index = CounterStore()
+    schema_index.count(Scope.RUN, ("layer\n",), 0.1)
+    again = CounterStore(*schema_index.dump())
 
-    assert again.dump() == book.dump()
+    assert again.dump() == schema_index.dump()
     assert again.total(STEPS, ("layer\n",)) == 0.1
 
 
 def test_cells_of_other_bounds_start_anew():
-    book = CounterBook(histograms=[(DURATION.name, (), [1.0, 2.0])])
+    schema_index = CounterStore(histograms=[(DURATION.name, (), [1.0, 2.0])])
 
-    assert book.histogram(DURATION, ()).cumulative_counts == (0, 0, 0)
+    assert schema_index.histogram(DURATION, ()).cumulative_counts == (0, 0, 0)

@@ -8,7 +8,7 @@ from mp_agent.catalog.snapshot import HistogramValue
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
 from mp_agent.node.accounting.accumulator import Accumulator, Progress
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
@@ -42,7 +42,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterBook(), norms=ValueWindow(120.0)
+            resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
         )
 
     def fold(self, *steps: MergedStep) -> dict[str, float]:

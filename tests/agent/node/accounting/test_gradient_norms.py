@@ -4,14 +4,14 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.gradient_norms import ACCEPT_STEPS, MAIN, NormWatch
+from mp_agent.node.accounting.gradient_norms import ACCEPT_STEPS, MAIN, NormTracker
 from mp_agent.records.merged import OptimizerStep
 from tests.agent.node.builders import NO_GRADIENTS, merged_step
 
 THRESHOLDS = resolve({})
 
 
-def fold(watch: NormWatch, *norms: float, risen: bool = False) -> int:
+def fold(watch: NormTracker, *norms: float, risen: bool = False) -> int:
     """Add norms; return how many of them exploded."""
     count = 0
     for norm in norms:
@@ -25,8 +25,8 @@ def jitter(count: int, norm: float, spread: float = 0.2) -> list[float]:
     return [norm * random.lognormvariate(0, spread) for _ in range(count)]
 
 
-def watched(*norms: float) -> NormWatch:
-    watch = NormWatch()
+def watched(*norms: float) -> NormTracker:
+    watch = NormTracker()
     fold(watch, *norms)
     return watch
 
@@ -37,18 +37,18 @@ def test_a_norm_far_above_the_usual_one_exploded():
 
 @pytest.mark.parametrize("norm", [3e-7, 4000.0, 4e5])
 def test_what_was_so_from_the_first_step_is_usual(norm):
-    watch = NormWatch()
+    watch = NormTracker()
     assert fold(watch, *jitter(2000, norm)) == 0
     course = watch.course()
     assert course is not None and course.usual == pytest.approx(norm, rel=0.2)
 
 
 def test_large_norms_of_the_first_steps_are_start_up():
-    assert fold(NormWatch(), *[400 * 0.7**step + 12 for step in range(100)]) == 0
+    assert fold(NormTracker(), *[400 * 0.7**step + 12 for step in range(100)]) == 0
 
 
 def test_a_run_that_explodes_in_its_first_steps_is_found():
-    assert fold(NormWatch(), 1.0, 1.2, 1.1, 1.5, 80.0, 3000.0, 9e4) == 3
+    assert fold(NormTracker(), 1.0, 1.2, 1.1, 1.5, 80.0, 3000.0, 9e4) == 3
 
 
 def test_slow_growth_by_a_thousand_is_found_although_the_usual_norm_follows():
@@ -57,7 +57,7 @@ def test_slow_growth_by_a_thousand_is_found_although_the_usual_norm_follows():
 
 
 def test_a_norm_that_grows_by_two_percent_a_step_is_found():
-    assert fold(NormWatch(), *[1.02**step for step in range(350)]) > 150
+    assert fold(NormTracker(), *[1.02**step for step in range(350)]) > 150
 
 
 def test_norms_that_wreck_the_loss_never_become_usual():
@@ -78,7 +78,7 @@ def test_widely_scattered_norms_must_grow_more():
 
 
 def test_another_optimizers_explosion_is_seen_by_its_own_past():
-    watch = NormWatch()
+    watch = NormTracker()
 
     def step(critic: float) -> None:
         values = {**NO_GRADIENTS, "sum_squares": critic**2, "elements": 10.0}
@@ -109,7 +109,7 @@ def test_steps_below_the_low_limits_are_counted_in_a_row():
 
 def test_it_goes_through_the_ledger():
     watch = watched(*jitter(300, 2.0), 900.0)
-    adapter = TypeAdapter(NormWatch)
+    adapter = TypeAdapter(NormTracker)
     assert adapter.validate_json(adapter.dump_json(watch)) == watch
 
 

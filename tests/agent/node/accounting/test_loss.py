@@ -13,7 +13,7 @@ from mp_agent.node.accounting.loss import (
     TREND_BLOCKS,
     WARM_UP_STEPS,
     WINDOW_STEPS,
-    LossWatch,
+    LossTracker,
 )
 from mp_agent.records.merged import MergedStep
 from tests.agent.node.builders import merged_step
@@ -21,7 +21,7 @@ from tests.agent.node.builders import merged_step
 THRESHOLDS = resolve({})
 
 
-def fold(watch: LossWatch, *losses: float) -> list[bool]:
+def fold(watch: LossTracker, *losses: float) -> list[bool]:
     """Take losses in; return on which steps the watch said that it is a spike."""
     spikes = []
     for loss in losses:
@@ -37,7 +37,7 @@ def noisy(count: int, mean: float = 2.0, scatter: float = 0.05, seed: int = 0) -
 
 def test_level_and_bound_are_those_of_numpy_over_the_last_losses():
     losses = noisy(1000)
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *losses)
     level = watch.level(THRESHOLDS)
 
@@ -51,14 +51,14 @@ def test_level_and_bound_are_those_of_numpy_over_the_last_losses():
 
 
 def test_a_spike_is_judged_by_the_losses_before_it():
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *noisy(200))
 
     assert fold(watch, 5.0, 5.0, 5.0) == [False, True, True]
 
 
 def test_a_single_odd_batch_is_no_spike_and_two_of_three_are():
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *noisy(200))
 
     assert fold(watch, 9.0, 2.0, 2.0, 9.0, 2.0, 2.0) == [False] * 6
@@ -68,25 +68,25 @@ def test_a_single_odd_batch_is_no_spike_and_two_of_three_are():
 def test_healthy_noise_with_heavy_tails_makes_few_spikes():
     random = Random(3)
     losses = [2.0 + 0.05 * random.gauss(0, 1) / max(random.random(), 0.05) for _ in range(5000)]
-    watch = LossWatch()
+    watch = LossTracker()
 
     assert sum(fold(watch, *losses)) < 50
 
 
 def test_nothing_is_judged_before_the_warm_up():
-    watch = LossWatch()
+    watch = LossTracker()
 
     assert not any(fold(watch, *([2.0, 1000.0] * (WARM_UP_STEPS // 2))))
-    assert LossWatch().level(THRESHOLDS) is None
+    assert LossTracker().level(THRESHOLDS) is None
     assert watch.level(THRESHOLDS) is not None
 
 
 def test_a_steep_fall_is_no_spike():
-    assert not any(fold(LossWatch(), *(10.0 * 0.99**step for step in range(800))))
+    assert not any(fold(LossTracker(), *(10.0 * 0.99**step for step in range(800))))
 
 
 def test_of_a_constant_loss_the_floor_is_the_deviation():
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *([2.0] * 300))
     level = watch.level(THRESHOLDS)
 
@@ -97,7 +97,7 @@ def test_of_a_constant_loss_the_floor_is_the_deviation():
 
 
 def test_a_loss_of_zero_throughout_tells_no_scale():
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *([0.0] * 300))
 
     assert watch.level(THRESHOLDS) is None
@@ -105,7 +105,7 @@ def test_a_loss_of_zero_throughout_tells_no_scale():
 
 
 def test_a_negative_loss_has_a_bound_above_it():
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *([-2.0] * 300))
     level = watch.level(THRESHOLDS)
 
@@ -115,7 +115,7 @@ def test_a_negative_loss_has_a_bound_above_it():
 
 @pytest.mark.parametrize("size", [float_info.max, 1e308, 1e-320])
 def test_everything_stays_finite_at_the_ends_of_float64(size):
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *([size, -size] * 700))
     level, trend = watch.level(THRESHOLDS), watch.trend(THRESHOLDS)
 
@@ -134,17 +134,17 @@ def test_everything_stays_finite_at_the_ends_of_float64(size):
     ids=["no loss", "skipped", "not finite on a rank"],
 )
 def test_what_does_not_count_enters_nothing_and_is_no_spike(step):
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *noisy(200))
-    before = TypeAdapter(LossWatch).dump_json(watch)
+    before = TypeAdapter(LossTracker).dump_json(watch)
     watch.fold(step, THRESHOLDS)
 
     assert not watch.spiking
-    assert TypeAdapter(LossWatch).dump_json(watch) == before
+    assert TypeAdapter(LossTracker).dump_json(watch) == before
 
 
 def trend(losses: list[float]) -> float | None:
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *losses)
     return watch.trend(THRESHOLDS)
 
@@ -200,9 +200,9 @@ def test_a_rise_from_nothing_has_no_scale():
 
 
 def test_memory_is_bounded_and_survives_the_ledger():
-    watch = LossWatch()
+    watch = LossTracker()
     fold(watch, *noisy(5000))
-    adapter = TypeAdapter(LossWatch)
+    adapter = TypeAdapter(LossTracker)
     copy = adapter.validate_json(adapter.dump_json(watch))
 
     assert len(watch.window) == WINDOW_STEPS
@@ -220,7 +220,7 @@ def of_ranks(count: int, loss: float) -> MergedStep:
 
 def test_the_loss_of_the_ranks_that_are_left_is_judged() -> None:
     """A node agent is dead: the ranks of the others lose what they had learned all the same."""
-    watch = LossWatch()
+    watch = LossTracker()
     for loss in noisy(300):
         watch.fold(of_ranks(8, loss), THRESHOLDS)
     for loss in noisy(100, seed=1):
@@ -232,7 +232,7 @@ def test_the_loss_of_the_ranks_that_are_left_is_judged() -> None:
 
 
 def test_the_scatter_of_far_fewer_ranks_is_no_spike_and_becomes_usual() -> None:
-    watch = LossWatch()
+    watch = LossTracker()
     for loss in noisy(300, scatter=0.01):
         watch.fold(of_ranks(8, loss), THRESHOLDS)
     for loss in noisy(300, scatter=0.3, seed=1):

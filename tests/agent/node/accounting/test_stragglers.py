@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from mp_agent.node.accounting.stragglers import BLOCK_STEPS, BLOCKS, StragglerWatch, slowest
+from mp_agent.node.accounting.stragglers import BLOCK_STEPS, BLOCKS, StragglerTracker, slowest
 from mp_agent.records.health import Straggler
 
 
 def watch(*rows: dict[int, float]) -> Straggler | None:
-    stragglers = StragglerWatch()
+    stragglers = StragglerTracker()
     for row in rows:
         stragglers.fold(row)
     return stragglers.worst
@@ -96,7 +96,7 @@ def test_ranks_that_take_no_time_at_all_have_no_ratio():
 
 def test_what_was_found_outlives_a_restart():
     straggler = Straggler(rank=3, slowdown=1.6, delay_seconds=0.2)
-    again = StragglerWatch(straggler)
+    again = StragglerTracker(straggler)
     again.fold({0: 1.0, 1: 1.0})
 
     assert again.worst == straggler

@@ -1,7 +1,7 @@
 """Rows wait for the root, within bounds, and are sent again when they are asked for."""
 
 from mp_agent.node.cluster import reports as reporter_module
-from mp_agent.node.cluster.reports import Outbox
+from mp_agent.node.cluster.reports import RowQueue
 from mp_agent.records.rows import NodeStep, Receipt
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.fleet import SimNode
@@ -20,8 +20,8 @@ def row(sequence: int) -> NodeStep:
     )
 
 
-def outbox(*sequences: int, limit: int = 100) -> Outbox[NodeStep]:
-    box: Outbox[NodeStep] = Outbox(limit, 0, 0, 0)
+def outbox(*sequences: int, limit: int = 100) -> RowQueue[NodeStep]:
+    box: RowQueue[NodeStep] = RowQueue(limit, 0, 0, 0)
     for sequence in sequences:
         box.add(row(sequence))
     return box

@@ -1,6 +1,6 @@
 import numpy as np
 
-from mp_agent.node.collect.layer_table_cache import TableShelf
+from mp_agent.node.collect.layer_table_cache import LayerTableCache
 from mp_agent.records.steps import LayerTable
 from tests.agent.node.builders import gradient_row, make_schema
 
@@ -12,11 +12,11 @@ def table(sequence: int) -> LayerTable:
 
 
 def test_tables_are_kept_by_step_until_they_are_too_many():
-    schema, shelf = make_schema(), TableShelf(bytes_max=4 * TABLE_BYTES)
+    schema, layer_tables = make_schema(), LayerTableCache(bytes_max=4 * TABLE_BYTES)
     for sequence in (1, 2, 3):
         for rank in (0, 1):
-            shelf.put(rank, schema, [table(sequence)])
-    assert [(kept.table.sequence, kept.rank) for kept in shelf.tables] == [
+            layer_tables.put(rank, schema, [table(sequence)])
+    assert [(kept.table.sequence, kept.rank) for kept in layer_tables.tables] == [
         (2, 0),
         (2, 1),
         (3, 0),
@@ -25,6 +25,6 @@ def test_tables_are_kept_by_step_until_they_are_too_many():
 
 
 def test_a_table_larger_than_all_room_is_not_kept():
-    shelf = TableShelf(bytes_max=TABLE_BYTES - 1)
-    shelf.put(0, make_schema(), [table(1)])
-    assert shelf.tables == ()
+    layer_tables = LayerTableCache(bytes_max=TABLE_BYTES - 1)
+    layer_tables.put(0, make_schema(), [table(1)])
+    assert layer_tables.tables == ()

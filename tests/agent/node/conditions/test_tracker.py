@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.conditions import tracker as module
 from mp_agent.records.conditions import ConditionEvent
 from mp_agent.ring.conditions_file import conditions_path, read_conditions
@@ -182,7 +182,7 @@ class TestSuccessor:
             return Training(
                 run_dir,
                 dataclasses.replace(before.tracker.memory),
-                counters=CounterBook(totals, histograms),
+                counters=CounterStore(totals, histograms),
                 progress=before.account.progress,
                 sequence=before.sequence,
             )

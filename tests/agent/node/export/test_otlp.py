@@ -234,12 +234,12 @@ def test_the_environment_can_switch_it_off(tmp_path, monkeypatch, caplog):
 
 def test_the_age_of_a_run_is_that_of_its_lock(run_dir: Path, settings: Settings):
     from mp_agent.node.export.otlp import _born_unix_ns
-    from mp_agent.node.supervisor import RunWatch
+    from mp_agent.node.supervisor import RunSupervisor
 
     run_dir.mkdir(parents=True, mode=0o700)
     lock_fd = locations.hold_agent_lock(run_dir)
     assert lock_fd is not None
-    watch = RunWatch(run_dir, lock_fd, settings, setting_errors=0, now_seconds=0.0)
+    watch = RunSupervisor(run_dir, lock_fd, settings, setting_errors=0, now_seconds=0.0)
     born = _born_unix_ns(watch)
     assert born == locations.agent_lock_path(run_dir).stat().st_mtime_ns
     watch.release()

@@ -6,8 +6,8 @@ RUNNING = EndReason.RUNNING
 
 
 def reason(policy: FlightPolicy, now_seconds: float, end: EndReason = RUNNING, session: str = "a"):
-    occasion = policy.due(end, session, now_seconds)
-    return occasion and occasion.reason
+    trigger = policy.due(end, session, now_seconds)
+    return trigger and trigger.reason
 
 
 def test_a_critical_condition_brings_one_record_however_often_it_fires():
@@ -56,6 +56,6 @@ def test_completion_brings_none():
 def test_a_record_of_the_end_names_the_condition_that_was_pending():
     policy = FlightPolicy()
     policy.on_condition(make_event(name="MpAgentX"))
-    occasion = policy.due(EndReason.FAILED, "a", 0.0)
-    assert occasion.reason == "failed"
-    assert occasion.trigger.condition.name == "MpAgentX"
+    trigger = policy.due(EndReason.FAILED, "a", 0.0)
+    assert trigger.reason == "failed"
+    assert trigger.trigger.condition.name == "MpAgentX"

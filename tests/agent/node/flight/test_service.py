@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.flight.load import load
 from mp_agent.node.flight.requests import DumpRequest, take_answer, write_request
-from mp_agent.node.flight.service import BUSY_SECONDS_MAX, FlightRecorder
+from mp_agent.node.flight.service import BUSY_SECONDS_MAX, FlightService
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.rows import Receipt, decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
@@ -31,20 +31,20 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def recorder(settings: Settings) -> FlightRecorder:
-    return FlightRecorder(settings)
+def recorder(settings: Settings) -> FlightService:
+    return FlightService(settings)
 
 
 def records(settings: Settings) -> list[Path]:
     return sorted(settings.flight_dir.glob("*/*/node*.npz"))
 
 
-def settled(recorder: FlightRecorder, run, *, written: int) -> None:
+def settled(recorder: FlightService, run, *, written: int) -> None:
     wait_until(lambda: sum(counts(recorder, run)) >= written, what=f"{written} record(s)")
     assert not recorder.busy(run, 0.0)
 
 
-def counts(recorder: FlightRecorder, run) -> tuple[int, int]:
+def counts(recorder: FlightService, run) -> tuple[int, int]:
     """Return how many records were written, and how many could not be."""
     recorder.tick(0.0)
     view = recorder.shown(run, run.export(0.0, 0.0).agent)
@@ -57,7 +57,7 @@ def tell(run) -> None:
         listener(make_event(name="MpAgentX"))
 
 
-def look(recorder: FlightRecorder, run, now_seconds: float = 0.0) -> None:
+def look(recorder: FlightService, run, now_seconds: float = 0.0) -> None:
     run.poll(now_seconds)
     recorder.look(run, now_seconds)
 
@@ -148,7 +148,7 @@ def test_a_request_is_answered_with_the_file(start_rank, open_run, run_dir, reco
 def test_records_that_are_switched_off_are_refused_on_request(
     start_rank, open_run, run_dir, settings
 ):
-    recorder = FlightRecorder(settings.model_copy(update={"flight_records_max": 0}))
+    recorder = FlightService(settings.model_copy(update={"flight_records_max": 0}))
     rank, run = start_rank(), open_run()
     rank.steps(3)
     asked = DumpRequest(id="x", requested_unix_seconds=0.0)

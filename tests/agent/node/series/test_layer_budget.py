@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.node.accounting.counters import CounterBook
-from mp_agent.node.series.layer_budget import LayerGovernor
+from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.node.series.rollup import depth_that_fits, rollup_label, union
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS
@@ -31,13 +31,13 @@ class Counts:
         self.of[name] = self.of.get(name, 0.0) + count
 
     @property
-    def book(self) -> CounterBook:
-        return CounterBook([(COUNTER.name, (name,), count) for name, count in self.of.items()])
+    def schema_index(self) -> CounterStore:
+        return CounterStore([(COUNTER.name, (name,), count) for name, count in self.of.items()])
 
 
-def govern(governor: LayerGovernor, layers: list[LayerView], counts: Counts, room: int):
+def govern(layer_budget: LayerBudget, layers: list[LayerView], counts: Counts, room: int):
     """Return what is shown: name → (norm, counter)."""
-    views, counters = governor.govern(layers, counts.book, [COUNTER], room)
+    views, counters = layer_budget.govern(layers, counts.schema_index, [COUNTER], room)
     assert len(views) <= room
     assert len({view.name for view in views}) == len(views)
     return {
@@ -89,7 +89,7 @@ def test_with_room_for_all_every_layer_has_its_own_series():
     counts = Counts()
     counts.add("m.a", 3)
 
-    assert govern(LayerGovernor(), [layer("m.a"), layer("m.b")], counts, 2) == {
+    assert govern(LayerBudget(), [layer("m.a"), layer("m.b")], counts, 2) == {
         "m.a": (1.0, 3.0),
         "m.b": (1.0, 0.0),
     }
@@ -97,7 +97,7 @@ def test_with_room_for_all_every_layer_has_its_own_series():
 
 def test_a_roll_up_stands_for_exactly_the_children_that_are_not_shown():
     layers = [layer(f"m{i % 2}.l{i}", norm=float(i)) for i in range(1, 9)]
-    shown = govern(LayerGovernor(), layers, Counts(), 6)
+    shown = govern(LayerBudget(), layers, Counts(), 6)
 
     assert list(shown) == ["m1.l5", "m0.l6", "m1.l7", "m0.l8", "m1.*", "m0.*"]
     assert shown["m1.*"][0] == pytest.approx(math.hypot(1, 3))
@@ -107,67 +107,67 @@ def test_a_roll_up_stands_for_exactly_the_children_that_are_not_shown():
 def test_layers_that_had_nonfinite_elements_come_before_large_ones():
     counts = Counts()
     counts.add("m.l1", 5)
-    shown = govern(LayerGovernor(), [layer(f"m.l{i}", float(i)) for i in range(5)], counts, 3)
+    shown = govern(LayerBudget(), [layer(f"m.l{i}", float(i)) for i in range(5)], counts, 3)
 
     assert list(shown) == ["m.l1", "m.l4", "m.*"]
     assert shown["m.l1"][1] == 5.0
 
 
 def test_without_room_nothing_is_shown():
-    assert govern(LayerGovernor(), [layer("m.a"), layer("m.b")], Counts(), 0) == {}
-    assert list(govern(LayerGovernor(), [layer("m.a"), layer("m.b")], Counts(), 1)) == ["m.*"]
+    assert govern(LayerBudget(), [layer("m.a"), layer("m.b")], Counts(), 0) == {}
+    assert list(govern(LayerBudget(), [layer("m.a"), layer("m.b")], Counts(), 1)) == ["m.*"]
 
 
 def test_norms_that_change_places_do_not_change_the_series():
-    governor = LayerGovernor()
-    first = govern(governor, [layer(f"m.l{i}", 1.0 + i / 10) for i in range(10)], Counts(), 5)
-    again = govern(governor, [layer(f"m.l{i}", 2.0 - i / 10) for i in range(10)], Counts(), 5)
+    layer_budget = LayerBudget()
+    first = govern(layer_budget, [layer(f"m.l{i}", 1.0 + i / 10) for i in range(10)], Counts(), 5)
+    again = govern(layer_budget, [layer(f"m.l{i}", 2.0 - i / 10) for i in range(10)], Counts(), 5)
 
     assert list(again) == list(first)
 
 
 def test_a_layer_that_is_much_worse_takes_the_series_of_the_least_bad():
-    governor = LayerGovernor()
+    layer_budget = LayerBudget()
     layers = [layer(f"m.l{i}", 1.0 + i / 10) for i in range(10)]
-    assert list(govern(governor, layers, Counts(), 3)) == ["m.l8", "m.l9", "m.*"]
+    assert list(govern(layer_budget, layers, Counts(), 3)) == ["m.l8", "m.l9", "m.*"]
 
     layers[0] = layer("m.l0", 100.0)
-    assert list(govern(governor, layers, Counts(), 3)) == ["m.l0", "m.l9", "m.*"]
+    assert list(govern(layer_budget, layers, Counts(), 3)) == ["m.l0", "m.l9", "m.*"]
 
 
 def test_a_little_more_or_less_room_changes_nothing():
-    governor = LayerGovernor()
+    layer_budget = LayerBudget()
     layers = [layer(f"m.l{i}", float(i)) for i in range(200)]
-    first = govern(governor, layers, Counts(), 100)
+    first = govern(layer_budget, layers, Counts(), 100)
     assert len(first) == 95
 
-    assert list(govern(governor, layers, Counts(), 96)) == list(first)
-    assert list(govern(governor, layers, Counts(), 110)) == list(first)
-    assert len(govern(governor, layers, Counts(), 80)) == 76
+    assert list(govern(layer_budget, layers, Counts(), 96)) == list(first)
+    assert list(govern(layer_budget, layers, Counts(), 110)) == list(first)
+    assert len(govern(layer_budget, layers, Counts(), 80)) == 76
 
 
 def test_a_layer_that_goes_bad_is_shown_by_itself_from_its_first_bad_element():
-    governor, counts = LayerGovernor(), Counts()
+    layer_budget, counts = LayerBudget(), Counts()
     layers = [layer(f"m.l{i}", float(i)) for i in range(5)]
-    assert "m.l0" not in govern(governor, layers, counts, 3)
+    assert "m.l0" not in govern(layer_budget, layers, counts, 3)
 
     counts.add("m.l0", 7)
-    shown = govern(governor, layers, counts, 3)
+    shown = govern(layer_budget, layers, counts, 3)
     assert shown["m.l0"][1] == 7.0
     assert shown["m.*"][1] == 0.0, "an event is shown once"
 
 
 def test_layers_that_become_too_many_keep_what_was_shown_of_them_out_of_the_roll_up():
-    governor, counts = LayerGovernor(), Counts()
+    layer_budget, counts = LayerBudget(), Counts()
     counts.add("m.l1", 3)
     counts.add("m.l2", 4)
-    govern(governor, [layer(f"m.l{i}") for i in range(3)], counts, 3)
-    shown = govern(governor, [layer(f"m.l{i}") for i in range(9)], counts, 3)
+    govern(layer_budget, [layer(f"m.l{i}") for i in range(3)], counts, 3)
+    shown = govern(layer_budget, [layer(f"m.l{i}") for i in range(9)], counts, 3)
 
     assert shown["m.*"][1] == 0.0
     counts.add("m.l8", 2)
     counts.add("m.l7", 1)
-    assert sum(count for _, count in govern(governor, layers_of(9), counts, 2).values()) >= 3.0
+    assert sum(count for _, count in govern(layer_budget, layers_of(9), counts, 2).values()) >= 3.0
 
 
 def layers_of(count: int) -> list[LayerView]:
@@ -178,7 +178,7 @@ def layers_of(count: int) -> list[LayerView]:
 @given(st.data())
 def test_no_counter_falls_and_every_event_is_shown_once(data):
     """Whatever goes bad, whenever it is scraped, and when the agent restarts in between."""
-    governor, counts = LayerGovernor(), Counts()
+    layer_budget, counts = LayerBudget(), Counts()
     norms = {f"m{i % 3}.l{i}": 1.0 for i in range(12)}
     before: dict[str, float] = {}
     high: dict[str, float] = {}
@@ -190,10 +190,10 @@ def test_no_counter_falls_and_every_event_is_shown_once(data):
             case "norm":
                 norms[name] = data.draw(st.sampled_from([0.1, 1.0, 10.0, 1e3]))
             case "restart":
-                governor = LayerGovernor(governor.state)
+                layer_budget = LayerBudget(layer_budget.state)
         room = data.draw(st.sampled_from([6, 7, 7, 7, 9]))
         layers = [layer(name, norm) for name, norm in norms.items()]
-        found = govern(governor, layers, counts, room)
+        found = govern(layer_budget, layers, counts, room)
         after = {name: count for name, (_, count) in found.items()}
         for name in before.keys() & after.keys():
             assert after[name] >= before[name]

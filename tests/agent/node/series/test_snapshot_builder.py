@@ -8,7 +8,7 @@ from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.counters import CounterBook
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.series import snapshot_builder
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.records.views import ExportAccount, LayerView, RankView
@@ -149,7 +149,7 @@ def test_a_reading_that_is_not_finite_is_left_out(builder, monkeypatch, value):
 
 
 class TestMaxSeries:
-    def build(self, layers: list[LayerView], room_for: int, counters: CounterBook):
+    def build(self, layers: list[LayerView], room_for: int, counters: CounterStore):
         fixed = sum(
             self.count(f) for f in SnapshotBuilder(resolve({}), 10**6).build([export(layers=[])], 0)
         )
@@ -168,7 +168,7 @@ class TestMaxSeries:
 
     def test_the_worst_layers_stay_the_rest_is_rolled_up_and_counted(self):
         layers = [layer(f"block.l{norm}", norm) for norm in (3, 1, 4, 2)]
-        builder, kept = self.build(layers, 3, CounterBook())
+        builder, kept = self.build(layers, 3, CounterStore())
 
         assert kept == ["block.l3", "block.l4", "block.*"]
         assert builder.take_dropped("llama") == 2 * 4
@@ -185,6 +185,6 @@ class TestMaxSeries:
         assert (shown.count("a"), shown.count("b")) == (4, 4)
 
     def test_without_room_no_layer_is_exported(self):
-        _, kept = self.build([layer("w")], 0, CounterBook())
+        _, kept = self.build([layer("w")], 0, CounterStore())
 
         assert kept == []

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from mp_agent.node.transport import handlers, wire
 from mp_agent.node.transport.client import PushClient, Reply
-from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.handlers import ReportHandlers
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.wire import pack
 from mp_agent.records.rows import decode_receipt
@@ -42,7 +42,7 @@ def visit(
     async def meet() -> tuple[Reply, RootLink]:
         client = PushClient()
         link = RootLink(run, settings or Settings(), client, {})
-        async with serving(Inbox(named(link)).routes()) as endpoint:
+        async with serving(ReportHandlers(named(link)).routes()) as endpoint:
             link.tick(0.0, endpoint)
             try:
                 return await act(client, endpoint.url), link
@@ -81,7 +81,7 @@ def test_a_token_opens_its_own_run_alone(tmp_path, run):
     async def meet() -> list[int]:
         client = PushClient()
         links = [RootLink(r, Settings(), client, {}) for r in (run, other)]
-        async with serving(Inbox(named(*links)).routes()) as endpoint:
+        async with serving(ReportHandlers(named(*links)).routes()) as endpoint:
             for link in links:
                 link.tick(0.0, endpoint)
             pairs = (("secret", "llama"), ("secret", "other"), ("others", "llama"))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.transport.pending_report import Outbox
+from mp_agent.node.transport.pending_report import PendingReport
 from mp_agent.node.transport.wire import pack, unpack
 from mp_agent.records.rows import NodeLayers
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report
@@ -14,14 +14,14 @@ def run(tmp_path: Path) -> StubRun:
     return StubRun(tmp_path / "run", root=False)
 
 
-def sent(outbox: Outbox) -> int | None:
+def sent(outbox: PendingReport) -> int | None:
     body = asyncio.run(outbox.next_body())
     return None if body is None else unpack(body).position
 
 
 def test_a_report_is_sent_again_until_it_is_answered(run):
     run.waiting = [make_report(1), make_report(2)]
-    outbox = Outbox(run)
+    outbox = PendingReport(run)
     assert [sent(outbox), sent(outbox)] == [1, 1]
     receipt = make_receipt(make_report(1))
     outbox.answered(receipt)
@@ -31,7 +31,7 @@ def test_a_report_is_sent_again_until_it_is_answered(run):
 
 def test_a_report_of_an_attempt_that_is_over_is_not_sent(run):
     run.waiting = [make_report(1)]
-    outbox = Outbox(run)
+    outbox = PendingReport(run)
     assert sent(outbox) == 1
     run.session = "second"
     assert sent(outbox) is None
@@ -40,7 +40,7 @@ def test_a_report_of_an_attempt_that_is_over_is_not_sent(run):
 
 def test_a_report_that_nobody_can_read_is_given_up_and_counted(run):
     run.waiting = [make_report(1), make_report(2)]
-    outbox = Outbox(run)
+    outbox = PendingReport(run)
     assert sent(outbox) == 1
     outbox.refused()
     assert sent(outbox) == 2
@@ -52,7 +52,7 @@ def test_what_is_too_large_goes_without_its_layers_and_then_not_at_all(run):
     with_layers = make_report(1, layers=layers, layers_position=1)
     without = make_report(1, layers_position=1)
     run.waiting = [with_layers, make_report(2, url="".join(map(chr, range(256, 4000))))]
-    outbox = Outbox(run, body_bytes_max=len(pack(without)))
+    outbox = PendingReport(run, body_bytes_max=len(pack(without)))
     body = asyncio.run(outbox.next_body())
     assert body is not None
     assert unpack(body) == without

@@ -12,7 +12,7 @@ import pytest
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.transport import root_link as link_module
 from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.handlers import Inbox
+from mp_agent.node.transport.handlers import ReportHandlers
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.root_link import RootLink
@@ -46,10 +46,10 @@ async def until(link: RootLink, holds: Callable[[], object], what: str) -> None:
 
 
 @asynccontextmanager
-async def door(root: StubRun, client: PushClient, port: int = 0) -> "Iterator[RootLink]":
+async def port_opener(root: StubRun, client: PushClient, port: int = 0) -> "Iterator[RootLink]":
     """Let the root listen, on a port that it has noted down."""
     link = RootLink(root, SETTINGS, client, {})
-    async with serving(Inbox(named(link)).routes(), port=port) as endpoint:
+    async with serving(ReportHandlers(named(link)).routes(), port=port) as endpoint:
         root.note(url=endpoint.url)
         link.tick(time.monotonic(), endpoint)
         yield link
@@ -68,7 +68,7 @@ def play(act: Callable[[PushClient], Awaitable[None]]) -> None:
 
 def test_reports_reach_the_root_in_their_order_and_are_answered(root, node):
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             node.note(url=there.own_url())
             node.waiting = [make_report(n) for n in (1, 2, 3)]
             link = RootLink(node, SETTINGS, client, {})
@@ -84,7 +84,7 @@ def test_reports_reach_the_root_in_their_order_and_are_answered(root, node):
 
 def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, node, caplog):
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             url = there.own_url()
         node.note(url=url)
         node.waiting = [make_report(1)]
@@ -92,7 +92,7 @@ def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, 
         await until(link, lambda: link.view.push_failures >= 2, "failures")
         assert node.receipts == []
         port = int(url.rpartition(":")[2])
-        async with door(root, client, port):
+        async with port_opener(root, client, port):
             await until(link, lambda: node.receipts, "the receipt")
         assert [report.position for report in root.received] == [1]
 
@@ -106,7 +106,7 @@ def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, 
 
 def test_the_end_is_pushed_at_once_and_then_owed_no_more(root, node):
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             node.note(url=there.own_url())
             slow = Settings(push_interval_seconds=3600)
             link = RootLink(node, slow, client, {})
@@ -124,7 +124,7 @@ def test_the_end_is_pushed_at_once_and_then_owed_no_more(root, node):
 
 def test_trouble_is_pushed_at_once_but_not_without_end(root, node):
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             node.note(url=there.own_url())
             link = RootLink(node, Settings(push_interval_seconds=3600), client, {})
             node.waiting = [make_report(1)]
@@ -144,7 +144,7 @@ def test_trouble_is_pushed_at_once_but_not_without_end(root, node):
 def test_rows_that_the_root_refuses_are_not_sent_in_an_endless_loop(root, node):
     async def act(client: PushClient) -> None:
         root.takes = False
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             node.note(url=there.own_url())
             node.waiting = [make_report(1) for _ in range(1000)]
             link = RootLink(node, Settings(push_interval_seconds=3600), client, {})
@@ -158,7 +158,7 @@ def test_rows_that_the_root_refuses_are_not_sent_in_an_endless_loop(root, node):
 
 def test_a_note_of_another_attempt_is_no_address(root, node):
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             node.note(url=there.own_url(), asked_by_unix_ns=4_000)
             node.waiting = [make_report(1)]
             link = RootLink(node, SETTINGS, client, {})
@@ -178,7 +178,7 @@ def test_when_the_run_goes_on_under_another_root_the_one_that_was_left_is_told(
     second = StubRun(tmp_path / "second", root=True)
 
     async def act(client: PushClient) -> None:
-        async with door(root, client) as left, door(second, client) as there:
+        async with port_opener(root, client) as left, port_opener(second, client) as there:
             node.note(url=left.own_url())
             link = RootLink(node, SETTINGS, client, {})
             node.waiting = [make_report(1)]
@@ -202,14 +202,14 @@ def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
 
     async def act(client: PushClient) -> None:
         link = RootLink(node, SETTINGS, client, {})
-        async with serving(Inbox(named(link)).routes()) as nodes_door:
-            async with door(root, client) as there:
+        async with serving(ReportHandlers(named(link)).routes()) as nodes_door:
+            async with port_opener(root, client) as there:
                 node.note(url=there.own_url())
                 root.nodes = (known(0, there.own_url()), known(1, nodes_door.url))
                 there.tick(time.monotonic(), there._endpoint)
             root.nodes = ()
             successor = RootLink(root, SETTINGS, client, {})
-            async with serving(Inbox(named(successor)).routes()) as moved:
+            async with serving(ReportHandlers(named(successor)).routes()) as moved:
                 assert moved.url != there.own_url()
                 successor.tick(time.monotonic(), moved)
                 node.waiting = [make_report(1)]
@@ -234,7 +234,7 @@ def test_without_a_token_nothing_is_sent_and_the_log_says_what_to_set(
     monkeypatch.setattr(link_module, "STORE_SECONDS", 0.05)
 
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             url = there.own_url()
             node.note(url=url, token="", problem="no store")
             node.waiting = [make_report(1)]
@@ -297,7 +297,7 @@ def test_others_are_told_the_address_that_was_set_or_is_known(node, bind, advert
 
 def test_agents_that_start_together_do_not_push_together(root, tmp_path):
     async def act(client: PushClient) -> None:
-        async with door(root, client) as there:
+        async with port_opener(root, client) as there:
             nodes = [StubRun(tmp_path / f"node{number}", root=False) for number in range(20)]
             pushers = [Pusher(node, client, 1000.0) for node in nodes]
             for node, pusher in zip(nodes, pushers, strict=True):

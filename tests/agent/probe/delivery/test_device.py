@@ -9,9 +9,9 @@ import torch
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.probe.delivery.device import DeviceDelivery
-from mp_agent.probe.delivery.pinned_copies import Mailbox
+from mp_agent.probe.delivery.pinned_copies import PinnedCopies
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import SeenStep
+from mp_agent.probe.step.open_step import ObservedStep
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.seen_steps import CPU, SCHEMA, step
 
@@ -19,7 +19,7 @@ from tests.agent.probe.seen_steps import CPU, SCHEMA, step
 @pytest.fixture
 def delivery(writer, clock) -> DeviceDelivery:
     schedule = LayerSchedule(1000, DEFAULTS)
-    mailbox = Mailbox(CPU, clock.mark)
+    mailbox = PinnedCopies(CPU, clock.mark)
     return DeviceDelivery(writer, SCHEMA, schedule, mailbox, device=CPU, gradients_device=CPU)
 
 
@@ -138,7 +138,7 @@ def test_drain_publishes_what_is_open_and_waits_no_longer_than_told(delivery, wr
 
 
 def test_passes_on_a_step_without_gradients(delivery, writer, clock):
-    bare = SeenStep(
+    bare = ObservedStep(
         sequence=1,
         step=1,
         time_unix_ns=1,
@@ -164,20 +164,20 @@ class TestOffloadedGradients:
             writer,
             SCHEMA,
             LayerSchedule(1000, DEFAULTS),
-            Mailbox(CPU, clock.mark),
+            PinnedCopies(CPU, clock.mark),
             device=torch.device("meta"),
             gradients_device=CPU,
         )
 
     def test_wait_on_the_host_for_the_scalars(self, delivery, writer, clock, monkeypatch):
         sent = []
-        original = Mailbox.send
+        original = PinnedCopies.send
 
         def send(self, pool, payload_N, then):
             sent.append(payload_N.numel())
             return original(self, pool, torch.full((payload_N.numel(),), 6.0), then)
 
-        monkeypatch.setattr(Mailbox, "send", send)
+        monkeypatch.setattr(PinnedCopies, "send", send)
         seen = step(5, loss=torch.ones((), device="meta"), learning_rate=0.5)
         delivery.offer(seen, complete=True)
         assert sent == [1], "the totals are not sent to the device and back"

@@ -11,7 +11,7 @@ import torch
 import mp_agent
 from mp_agent.probe import api
 from mp_agent.probe.processes import condition_callbacks
-from mp_agent.probe.processes.condition_callbacks import ConditionWatch
+from mp_agent.probe.processes.condition_callbacks import ConditionCallbacks
 from mp_agent.records.conditions import Condition
 from mp_agent.records.steps import Phase
 from mp_agent.ring import locations
@@ -32,10 +32,10 @@ def told() -> list[Condition]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, told: list[Condition]) -> Callable[..., ConditionWatch]:
-    def start_(*callbacks: Callable[[Condition], object], logs: bool = False) -> ConditionWatch:
+def start(tmp_path: Path, told: list[Condition]) -> Callable[..., ConditionCallbacks]:
+    def start_(*callbacks: Callable[[Condition], object], logs: bool = False) -> ConditionCallbacks:
         failures: list[None] = []
-        watch = ConditionWatch(
+        watch = ConditionCallbacks(
             tmp_path,
             callbacks or (told.append,),
             logs=logs,

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.packing import fold_levels, make_layout
+from mp_agent.probe.statistics.packing import fold_levels, make_packed_layout
 
 ROWS, WIDTH = 8, 16
 
@@ -31,7 +31,7 @@ def test_folding_brings_every_row_into_its_own_group_once(rows_per_group: list[i
 def test_no_two_pieces_of_a_batch_share_a_row(sizes: list[list[int]]) -> None:
     scratch = torch.zeros(ROWS, WIDTH)
     shapes = tuple(tuple(torch.Size([size]) for size in group) for group in sizes)
-    layout = make_layout(shapes, scratch)
+    layout = make_packed_layout(shapes, scratch)
     assert layout.elements_G.tolist() == [float(sum(group)) for group in sizes]
     numbers = [size for group in sizes for size in group]
     for batch in layout.batches:
