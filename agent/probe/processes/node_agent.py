@@ -9,7 +9,6 @@ import os
 import time
 from pathlib import Path
 
-import mp_agent
 from mp_agent.probe.processes.detached import Starting, start_detached
 from mp_agent.probe.processes.rendezvous import LIFE_SECONDS
 from mp_agent.ring import locations
@@ -128,7 +127,8 @@ def _environment(settings: Settings) -> dict[str, str]:
     """Return the variables of a process that works with these settings."""
     environment = {**os.environ, **handed_over(settings)}
     environment.pop("MP_AGENT_ATTACH", None)
+    import_path = str(Path(locations.__file__).parents[2])  # where this process found mp_agent
     environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (environment.get("PYTHONPATH"), str(Path(mp_agent.__file__).parent.parent)))
+        filter(None, (environment.get("PYTHONPATH"), import_path))
     )
     return environment
