@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mp_agent.exporters.otlp import lane
+from mp_agent.exporters.otlp import signal_pusher
 from tests.exporters.otlp.receiver import Answer, OtlpReceiver
 from tests.exporters.otlp.samples import PHASE, event, everything, family, snapshot, steps
 from tests.exporters.otlp.service_loop import started
@@ -111,9 +111,9 @@ def test_a_rejection_is_counted_and_training_data_stays(status, receiver, answer
     [
         ({"status": 302, "headers": {"Location": "/login?key=s3cret"}}, "redirect"),
         ({"headers": {"Content-Type": "text/html"}, "body": b"<html>sign in</html>"}, "web page"),
-        ({"body": b"\xff\xff\xff"}, "no OTLP"),
+        ({"body": b"\xff\xff\xff"}, "other than OTLP"),
         # ExportMetricsServiceResponse{partial_success{rejected_data_points: 7, "too old"}}
-        ({"body": b"\n\x0b\x08\x07\x12\x07too old"}, "took all but 7: too old"),
+        ({"body": b"\n\x0b\x08\x07\x12\x07too old"}, "accepted all but 7: too old"),
     ],
 )
 def test_a_refusal_that_looks_like_success_is_a_failure(answer, said, answers, tmp_path, caplog):
@@ -272,7 +272,7 @@ def test_a_push_to_one_who_never_stops_answering_is_given_up(tmp_path, monkeypat
         while not over.wait(0.05):
             connection.sendall(b"x")
 
-    monkeypatch.setattr(lane, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(signal_pusher, "_GRACE_SECONDS", 0.2)
     monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", "200")
     with raw_server(trickle) as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
@@ -292,12 +292,14 @@ def test_given_up_pushes_do_not_pile_up(tmp_path, monkeypatch):
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(lane, "_GRACE_SECONDS", 0.0)
-    stuck = lane.Lane("otlp", lambda timeout_seconds=None: StuckClient(), limit_seconds=0.01)
+    monkeypatch.setattr(signal_pusher, "_GRACE_SECONDS", 0.0)
+    stuck = signal_pusher.SignalPusher(
+        "otlp", lambda timeout_seconds=None: StuckClient(), limit_seconds=0.01
+    )
     before = set(threading.enumerate())
     for _ in range(4):
         assert stuck.free
-        stuck.begin(lambda: [])
+        stuck.start(lambda: [])
         wait_until(stuck.settle)
     assert not stuck.free
     assert len(set(threading.enumerate()) - before) == 4
@@ -393,7 +395,7 @@ def test_no_secret_is_ever_shown(
         loop.service.on_condition(event())
         loop.push()
         loop.stop(seconds=1.0)
-        shown = f"{loop.service!r} {vars(loop.service)!r} {loop.service._lanes!r}"
+        shown = f"{loop.service!r} {vars(loop.service)!r} {loop.service._pushers!r}"
     output = capfd.readouterr()
     for text in (caplog.text, output.out, output.err, shown):
         assert "hunter2secret" not in text

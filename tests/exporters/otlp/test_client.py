@@ -13,11 +13,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from mp_agent.exporters.otlp import metrics_data
-from mp_agent.exporters.otlp.clients import SPLITS_IN_VAIN_MAX
-from mp_agent.exporters.otlp.halves import halves, size_of
+from mp_agent.exporters.otlp.client import SPLITS_WITHOUT_SUCCESS_MAX
 from mp_agent.exporters.otlp.metrics_data import Times, batches
+from mp_agent.exporters.otlp.request_split import request_size, split_request
 from mp_agent.exporters.otlp.resource import make_resource
-from mp_agent.exporters.otlp.vanished import NoRecordedValues
+from mp_agent.exporters.otlp.stale_series import NoRecordedValues
 from tests.exporters.otlp.grpc_collector import grpc_collector
 from tests.exporters.otlp.receiver import Answer, Posted
 from tests.exporters.otlp.samples import event, everything, snapshot, steps
@@ -98,7 +98,7 @@ def test_an_endpoint_that_refuses_everything_is_not_asked_about_every_point(rece
     with started(tmp_path) as loop:
         loop.push(many_layers(LAYERS))
         first = len(receiver.posted)
-        assert first <= 2 + 2 * SPLITS_IN_VAIN_MAX
+        assert first <= 2 + 2 * SPLITS_WITHOUT_SUCCESS_MAX
         assert loop.account().rejected == LAYERS + 1
         loop.push(many_layers(LAYERS))
         assert len(receiver.posted) == first + 2, "and at the next push once per request"
@@ -172,11 +172,11 @@ def test_halves_hold_every_point_once_and_are_of_the_same_kind(tmp_path, monkeyp
     (whole,) = batches(everything(), Times(0, {}, {}), make_resource(tmp_path))
     gone = NoRecordedValues(whole.resource_metrics)
 
-    assert [type(half) for half in halves(gone)] == [NoRecordedValues] * 2
+    assert [type(half) for half in split_request(gone)] == [NoRecordedValues] * 2
     pieces = [whole]
-    while any(map(halves, pieces)):
-        pieces = [part for piece in pieces for part in (halves(piece) or (piece,))]
-    assert [size_of(piece) for piece in pieces] == [1] * size_of(whole)
+    while any(map(split_request, pieces)):
+        pieces = [part for piece in pieces for part in (split_request(piece) or (piece,))]
+    assert [request_size(piece) for piece in pieces] == [1] * request_size(whole)
 
     def points(requests: list[Any]) -> list[Any]:
         return [
