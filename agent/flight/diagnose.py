@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.causes import DETECTIVES
-from mp_agent.flight.findings import POSSIBLE, Cause, Causes, Diagnosis
+from mp_agent.flight.causes import DETECTORS
+from mp_agent.flight.diagnosis import POSSIBLE, Cause, Causes, Diagnosis
 
 _BIRTHS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
 _SCALE = (Causes.LOSS_SCALE_COLLAPSE, Causes.LOSS_SCALE_FALLING)
@@ -29,7 +29,7 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
 
 def diagnose(case: Case) -> tuple[Diagnosis, ...]:
     """Return what is found, the most likely cause first, consequences last; none in a clean run."""
-    found = [finding for look in DETECTIVES for finding in look(case) if finding.score > 0]
+    found = [finding for look in DETECTORS for finding in look(case) if finding.score > 0]
     by_cause = {finding.cause: finding for finding in found}
     explained = [_explained(finding, by_cause) for finding in found]
     return tuple(sorted(explained, key=lambda f: (bool(f.follows), -f.score, f.sequence)))

@@ -10,7 +10,7 @@ from mp_agent.records.views import FirstNonfinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerHistory:
+class LayerSample:
     """All layers at one sampled step, in module order: values [L, C], finite."""
 
     sequence: int
@@ -39,7 +39,7 @@ class RunHistory:
     """Steps and tables ascend; there may be tables of steps before the first one kept."""
 
     steps: tuple[MergedStep, ...]
-    tables: tuple[LayerHistory, ...] = ()
+    tables: tuple[LayerSample, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
     """Where the latest incident began, as the live agent tells it."""
     first_nonfinite_sequence: int = 0

@@ -1,23 +1,29 @@
-"""A story as one HTML file: no script, nothing loaded from anywhere."""
+"""A analysis as one HTML file: no script, nothing loaded from anywhere."""
 
 from html import escape
 
-from mp_agent.flight.findings import NOT_MEASURED, Diagnosis
+from mp_agent.flight.analysis import Analysis
+from mp_agent.flight.diagnosis import NOT_MEASURED, Diagnosis
 from mp_agent.flight.page_parts import section, table
 from mp_agent.flight.page_plots import LANES_MAX, curves, layer_bars, rank_lanes
 from mp_agent.flight.page_style import STYLE
-from mp_agent.flight.story import Story
-from mp_agent.flight.words import NAMES, STEP_HEADINGS, facts, number, step_cells, verdict
+from mp_agent.flight.text import NAMES, STEP_HEADINGS, facts, number, step_cells, verdict
 from mp_agent.records.steps import EndReason
 
 
-def as_html(story: Story) -> str:
+def as_html(analysis: Analysis) -> str:
     """Return the page."""
-    identity = story.evidence.identity
-    sections = [_head(story), _findings(story), _remedies(story)]
-    if story.history.steps:
-        sections += [curves(story), rank_lanes(story)]
-    sections += [layer_bars(story), _moves(story), _steps(story), _ranks(story), _foot(story)]
+    identity = analysis.evidence.identity
+    sections = [_head(analysis), _findings(analysis), _remedies(analysis)]
+    if analysis.history.steps:
+        sections += [curves(analysis), rank_lanes(analysis)]
+    sections += [
+        layer_bars(analysis),
+        _moves(analysis),
+        _steps(analysis),
+        _ranks(analysis),
+        _foot(analysis),
+    ]
     title = escape(f"Post-mortem of {identity.run}")
     return (
         "<!doctype html>\n"
@@ -28,20 +34,22 @@ def as_html(story: Story) -> str:
     )
 
 
-def _head(story: Story) -> str:
-    kind = "bad" if story.first_bad else "good"
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts(story))
+def _head(analysis: Analysis) -> str:
+    kind = "bad" if analysis.first_bad else "good"
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts(analysis)
+    )
     return (
         f'<header><p class="kicker">mp_agent post-mortem</p>'
-        f"<h1>{escape(story.evidence.identity.run)}</h1>"
-        f'<p class="verdict {kind}">{escape(verdict(story))}</p><dl>{rows}</dl></header>'
+        f"<h1>{escape(analysis.evidence.identity.run)}</h1>"
+        f'<p class="verdict {kind}">{escape(verdict(analysis))}</p><dl>{rows}</dl></header>'
     )
 
 
-def _findings(story: Story) -> str:
-    if not story.findings:
+def _findings(analysis: Analysis) -> str:
+    if not analysis.findings:
         return ""
-    return section("Likely causes", "".join(map(_finding, story.findings)))
+    return section("Likely causes", "".join(map(_finding, analysis.findings)))
 
 
 def _finding(finding: Diagnosis) -> str:
@@ -49,7 +57,10 @@ def _finding(finding: Diagnosis) -> str:
     follows = f"; follows from {finding.follows}" if finding.follows else ""
     arguments = "".join(
         f'<li class="{kind}">{escape(argument.text)}</li>'
-        for kind, arguments in (("for", finding.speaks_for), ("against", finding.speaks_against))
+        for kind, arguments in (
+            ("for", finding.arguments_for),
+            ("against", finding.arguments_against),
+        )
         for argument in arguments
     )
     return (
@@ -59,40 +70,40 @@ def _finding(finding: Diagnosis) -> str:
     )
 
 
-def _remedies(story: Story) -> str:
-    if not story.remedies:
+def _remedies(analysis: Analysis) -> str:
+    if not analysis.remedies:
         return ""
     items = "".join(
-        f"<li>{escape(text)}</li>" for remedy in story.remedies for text in remedy.remedies
+        f"<li>{escape(text)}</li>" for remedy in analysis.remedies for text in remedy.remedies
     )
-    first = story.remedies[0]
+    first = analysis.remedies[0]
     why = f'<p class="muted">{escape(first.why)}</p>'
     confirm = f'<p class="muted">To make sure: {escape(first.confirm)}</p>'
     return section("What to do", f"<ol>{items}</ol>{why}{confirm}")
 
 
-def _moves(story: Story) -> str:
-    if not story.moves:
+def _moves(analysis: Analysis) -> str:
+    if not analysis.moves:
         return ""
     rows = [
         (NAMES[m.name], number(m.long_before), number(m.just_before), number(m.at))
-        for m in story.moves
+        for m in analysis.moves
     ]
     headings = ("", "6–50 steps before", "1–5 steps before", "at the step")
-    marked = {index for index, move in enumerate(story.moves) if move.moved}
+    marked = {index for index, move in enumerate(analysis.moves) if move.moved}
     return section("What moved before it", table(headings, rows, marked, kind="numeric"))
 
 
-def _steps(story: Story) -> str:
-    rows = [step_cells(step) for step in story.around]
-    bad = story.first_bad.sequence if story.first_bad else None
-    marked = {index for index, step in enumerate(story.around) if step.sequence == bad}
-    title = "The steps around it" if story.findings else "The last steps"
+def _steps(analysis: Analysis) -> str:
+    rows = [step_cells(step) for step in analysis.around]
+    bad = analysis.first_bad.sequence if analysis.first_bad else None
+    marked = {index for index, step in enumerate(analysis.around) if step.sequence == bad}
+    title = "The steps around it" if analysis.findings else "The last steps"
     return section(title, table(STEP_HEADINGS, rows, marked, kind="numeric remarks"))
 
 
-def _ranks(story: Story) -> str:
-    logs = story.evidence.ranks
+def _ranks(analysis: Analysis) -> str:
+    logs = analysis.evidence.ranks
     remarkable = [log for log in logs if log.end is not EndReason.COMPLETED]
     rows = [
         (
@@ -107,8 +118,8 @@ def _ranks(story: Story) -> str:
     return section("Where each rank stood", table(("rank", "host", "end", "in", "step"), rows))
 
 
-def _foot(story: Story) -> str:
-    evidence = story.evidence
+def _foot(analysis: Analysis) -> str:
+    evidence = analysis.evidence
     conditions = "".join(
         f"<li>{escape(c.name)} ({escape(c.severity)}) since step {c.since_step}. "
         f"{escape(c.description)}</li>"

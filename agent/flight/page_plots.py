@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from math import log10
 
+from mp_agent.flight.analysis import Analysis, LayerSummary
 from mp_agent.flight.case import headroom_bits
 from mp_agent.flight.page_parts import figure, section
-from mp_agent.flight.story import LayerStanding, Story
 from mp_agent.flight.svg import LINEAR, LOG2, LOG10, Line, Point, Span, bars, chart, lanes
-from mp_agent.flight.words import number
+from mp_agent.flight.text import number
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 
@@ -26,9 +26,9 @@ _LIMIT_NAMES = {
 }
 
 
-def curves(story: Story) -> str:
+def curves(analysis: Analysis) -> str:
     """Return loss, gradient norm and, with a scaler, loss scale and headroom over the steps."""
-    span, steps = _span(story), story.history.steps
+    span, steps = _span(analysis), analysis.history.steps
     losses = [step.get("loss") for step in steps]
     positive = [loss for loss in losses if loss is not None and loss > 0]
     wide = len(positive) == sum(loss is not None for loss in losses) and bool(positive)
@@ -49,7 +49,7 @@ def curves(story: Story) -> str:
         figure(
             "Gradient norm",
             "unscaled, before clipping; × marks steps with NaN or Inf gradients",
-            _norm_chart(story, span),
+            _norm_chart(analysis, span),
         ),
     ]
     rates = [step.get("learning_rate") for step in steps]
@@ -76,10 +76,10 @@ def _rate_plot(span: Span, steps: Sequence[MergedStep], rates: Sequence[float | 
     )
 
 
-def rank_lanes(story: Story) -> str:
+def rank_lanes(analysis: Analysis) -> str:
     """Return what each rank delivered, per step."""
-    span = _span(story)
-    marked = [(log, _cells(log, story.history.steps)) for log in story.evidence.ranks]
+    span = _span(analysis)
+    marked = [(log, _cells(log, analysis.history.steps)) for log in analysis.evidence.ranks]
     remarkable = [item for item in marked if any(kind != "fine" for _, kind, _ in item[1])]
     shown = marked if len(marked) <= LANES_MAX else (remarkable or marked)[:LANES_MAX]
     rows = [(f"rank {log.identity.rank}", cells) for log, cells in shown]
@@ -98,25 +98,25 @@ def rank_lanes(story: Story) -> str:
     return section("Ranks", f'<p class="legend">{legend}</p><figure>{plot}</figure>{note}')
 
 
-def layer_bars(story: Story) -> str:
+def layer_bars(analysis: Analysis) -> str:
     """Return the worst layers; nothing where none was looked at."""
-    if not story.layers:
+    if not analysis.layers:
         return ""
-    norms = [layer.norm for layer in story.layers if layer.norm > 0]
+    norms = [layer.norm for layer in analysis.layers if layer.norm > 0]
     low, high = (log10(min(norms)), log10(max(norms))) if norms else (0.0, 0.0)
-    rows = [_layer_bar(layer, low, high) for layer in story.layers]
+    rows = [_layer_bar(layer, low, high) for layer in analysis.layers]
     plot = bars(rows, title="Gradient norm of the worst layers")
     note = (
-        f"at step {story.layers_step}; blue: gradient norm, logarithmic; red: share of elements "
+        f"at step {analysis.layers_step}; blue: gradient norm, logarithmic; red: share of elements "
         "that are NaN or Inf"
     )
     return section("The worst layers", figure("", note, plot))
 
 
-def _norm_chart(story: Story, span: Span) -> str:
-    steps = story.history.steps
+def _norm_chart(analysis: Analysis, span: Span) -> str:
+    steps = analysis.history.steps
     norms = [step.grad_norm if step.gradients_judged else None for step in steps]
-    limits = [Line(value, f"{_LIMIT_NAMES[name]}: {value:g}") for name, value in story.limits]
+    limits = [Line(value, f"{_LIMIT_NAMES[name]}: {value:g}") for name, value in analysis.limits]
     clip = next((c for s in steps if (c := s.get("clip_max_norm")) is not None), None)
     if clip is not None:
         limits.append(Line(clip, f"clipped at {clip:g}"))
@@ -183,7 +183,7 @@ def _cells(log: RankLog, steps: Sequence[MergedStep]) -> list[tuple[int, str, st
     return cells
 
 
-def _layer_bar(layer: LayerStanding, low: float, high: float) -> tuple[str, float, str, str]:
+def _layer_bar(layer: LayerSummary, low: float, high: float) -> tuple[str, float, str, str]:
     """Return the bar of a layer, given the logarithms of the smallest and largest norm."""
     if layer.nonfinite_elements > 0:
         share = layer.nonfinite_elements / max(layer.elements, 1.0)
@@ -195,11 +195,11 @@ def _layer_bar(layer: LayerStanding, low: float, high: float) -> tuple[str, floa
     return layer.name, length, "fine", number(layer.norm)
 
 
-def _span(story: Story) -> Span:
-    steps = story.history.steps
+def _span(analysis: Analysis) -> Span:
+    steps = analysis.history.steps
     first, last = steps[0].sequence, steps[-1].sequence
     labels = {step.sequence: step.step for step in steps}
-    bad = story.first_bad.sequence if story.first_bad else None
+    bad = analysis.first_bad.sequence if analysis.first_bad else None
     if bad is not None:
         first, last = min(first, bad), max(last, bad)
     return Span(first, last, bad, lambda sequence: labels.get(sequence, sequence))

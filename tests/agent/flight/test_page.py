@@ -11,15 +11,14 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.flight.analysis import analyse, remedies_for
+from mp_agent.flight.diagnosis import Causes
 from mp_agent.flight.document import as_dict, as_json
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.findings import Causes
 from mp_agent.flight.history import RunHistory
 from mp_agent.flight.page import as_html
-from mp_agent.flight.story import remedies_for, tell
 from mp_agent.flight.svg import LINEAR, LOG2, LOG10, Line, Point, Span, chart
-from mp_agent.flight.terminal import print_story
+from mp_agent.flight.terminal import print_analysis
 from tests.agent.flight.builders import calm, layers, make_log, make_segment, overflow
 from tests.agent.node.builders import merged_step
 from tests.agent.records.samples import make_condition
@@ -27,24 +26,23 @@ from tests.agent.records.samples import make_condition
 EVIL = "<script>alert(1)</script>&\"'"
 
 
-def story_of(*steps, tables=(), run="llama", name="weight"):
+def analysis_of(*steps, tables=(), run="llama", name="weight"):
     table = layers(63, {name: {"sum_squares": 4.0, "elements": 9.0}, "b": {"nan_elements": 1.0}})
     condition = make_condition(run=run, description=name)
     evidence = Evidence(
         source=Path(f"/records/{run}"),
         ranks=(make_log(segments=(make_segment(),), run=run, host=name),),
-        thresholds=DEFAULTS,
         read_unix_seconds=0.0,
         reasons=(run,),
         conditions=(condition,),
         notes=(name,),
     )
-    return tell(evidence, RunHistory(steps=steps, tables=tables or (table,)))
+    return analyse(evidence, RunHistory(steps=steps, tables=tables or (table,)))
 
 
 def exploding(**names: str):
     growing = [merged_step(61 + i, norm=50.0 * 2.0**i, loss=2.0 + i) for i in range(8)]
-    return story_of(*calm(60), *growing, **names)
+    return analysis_of(*calm(60), *growing, **names)
 
 
 def test_the_page_loads_nothing_and_runs_nothing():
@@ -60,7 +58,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup():
 
 def test_every_plot_is_well_formed_and_holds_finite_numbers_alone():
     steps = [*calm(60, loss_scale=65536.0), *[overflow(61 + n, 2.0 ** (16 - n)) for n in range(20)]]
-    page = as_html(story_of(*steps))
+    page = as_html(analysis_of(*steps))
     plots = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(plots) == 5
     for plot in plots:
@@ -98,10 +96,10 @@ def test_a_line_does_not_cross_steps_without_a_value():
 
 
 def test_the_document_is_json_that_any_reader_takes():
-    story = exploding(run=EVIL)
-    steps = (*story.history.steps, merged_step(99, loss_scale=0.0, abs_max=0.0))
-    story = replace(story, history=replace(story.history, steps=steps))
-    document = json.loads(as_json(story), parse_constant=pytest.fail)
+    analysis = exploding(run=EVIL)
+    steps = (*analysis.history.steps, merged_step(99, loss_scale=0.0, abs_max=0.0))
+    analysis = replace(analysis, history=replace(analysis.history, steps=steps))
+    document = json.loads(as_json(analysis), parse_constant=pytest.fail)
     assert (document["format"], document["version"]) == ("mp_agent postmortem", 1)
     assert document["first_bad"]["cause"] == "gradient_explosion"
     assert document["first_bad"]["step"] == 63
@@ -121,26 +119,26 @@ def test_the_keys_of_the_document_stay():
 
 
 def test_a_clean_story_accuses_nobody_anywhere():
-    story = story_of(*calm(60))
-    assert as_dict(story)["first_bad"] is None
-    assert "Nothing found" in as_html(story)
+    analysis = analysis_of(*calm(60))
+    assert as_dict(analysis)["first_bad"] is None
+    assert "Nothing found" in as_html(analysis)
     console = Console(width=100, record=True, file=io.StringIO())
-    print_story(story, console)
+    print_analysis(analysis, console)
     assert "Nothing found" in console.export_text()
 
 
 def test_the_terminal_shows_names_with_brackets_as_they_are():
     console = Console(width=200, record=True, file=io.StringIO())
-    print_story(exploding(run="[bold]run[/bold]", name="layer[0]"), console)
+    print_analysis(exploding(run="[bold]run[/bold]", name="layer[0]"), console)
     text = console.export_text()
     assert "[bold]run[/bold], attempt 0" in text
     assert "layer[0]" in text
 
 
 def test_a_story_without_steps_can_be_told():
-    story = story_of()
-    assert "was running" not in as_html(story)
-    json.loads(as_json(story))
+    analysis = analysis_of()
+    assert "was running" not in as_html(analysis)
+    json.loads(as_json(analysis))
 
 
 @pytest.mark.parametrize("cause", Causes)

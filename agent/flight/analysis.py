@@ -1,4 +1,4 @@
-"""The story of a run: what went wrong first, what moved before it, why, and what to do."""
+"""The analysis of a run: what went wrong first, what changed before it, why, and what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.flight.case import Case, headroom_bits
 from mp_agent.flight.diagnose import diagnose
+from mp_agent.flight.diagnosis import Cause, Diagnosis
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.findings import Cause, Diagnosis
-from mp_agent.flight.history import LayerHistory, RunHistory
+from mp_agent.flight.history import LayerSample, RunHistory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 
@@ -61,7 +61,7 @@ class RemedyAdvice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerStanding:
+class LayerSummary:
     """A layer at the step that is looked at."""
 
     name: str
@@ -72,7 +72,7 @@ class LayerStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Story:
+class Analysis:
     """Everything that a post-mortem says. `first_bad` is the first of `findings`, if any."""
 
     evidence: Evidence
@@ -85,7 +85,7 @@ class Story:
     moves: tuple[Move, ...]
     around: tuple[MergedStep, ...]
     """Steps before and after the first bad one; the last ones when there is none."""
-    layers: tuple[LayerStanding, ...]
+    layers: tuple[LayerSummary, ...]
     """The worst layers, at `layers_step`."""
     layers_step: int
     """In the trainer's count; the first bad one, or the one looked at last before it."""
@@ -103,13 +103,13 @@ class Story:
         return self.history.steps[-1].time_unix_seconds if self.history.steps else None
 
 
-def tell(evidence: Evidence, history: RunHistory) -> Story:
-    """Return the story of an attempt."""
+def analyse(evidence: Evidence, history: RunHistory) -> Analysis:
+    """Return the analysis of an attempt."""
     case = Case(evidence, history)
     findings = diagnose(case)
     first = findings[0] if findings else None
     table = _table_for(case, first)
-    return Story(
+    return Analysis(
         evidence=evidence,
         history=history,
         end=run_end([log.end for log in evidence.ranks]),
@@ -144,21 +144,18 @@ def _facts_of(case: Case) -> Lookup:
 
 
 def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[RemedyAdvice, ...]:
-    """Return the catalog's remedies for a cause; an alert that is not in the catalog is left out.
+    """Return the catalog's remedies for a cause, each once.
 
-    What two alerts both advise is said once. lookup: finds the series of the run, of which those
-    that do not fit it are left out.
+    lookup: finds the series of the run; remedies that do not fit it are omitted.
     """
     known = {condition.name: condition for condition in CONDITIONS}
-    said: set[str] = set()
+    given: set[str] = set()
     found = []
     for name in cause.conditions:
-        if name not in known:
-            continue
         condition = known[name]
         fits = condition.remedies if lookup is None else fitting(condition.remedies, lookup)
-        new = tuple(remedy for remedy in fits if remedy not in said)
-        said.update(new)
+        new = tuple(remedy for remedy in fits if remedy not in given)
+        given.update(new)
         if new:
             found.append(
                 RemedyAdvice(
@@ -212,7 +209,7 @@ def _around(case: Case, first: Diagnosis | None) -> tuple[MergedStep, ...]:
     return found or case.steps[-shown:]
 
 
-def _table_for(case: Case, first: Diagnosis | None) -> LayerHistory | None:
+def _table_for(case: Case, first: Diagnosis | None) -> LayerSample | None:
     """Return the layers at the first bad step, else those looked at last before it."""
     tables = case.history.tables
     if not tables:
@@ -223,10 +220,10 @@ def _table_for(case: Case, first: Diagnosis | None) -> LayerHistory | None:
     return case.layers_at(first.sequence) or (earlier[-1] if earlier else tables[0])
 
 
-def _worst_layers(table: LayerHistory) -> tuple[LayerStanding, ...]:
+def _worst_layers(table: LayerSample) -> tuple[LayerSummary, ...]:
     """Return the layers with most NaN and Inf, then with the largest norm."""
     standing = [
-        LayerStanding(
+        LayerSummary(
             name=name, norm=squares**0.5, abs_max=largest, nonfinite_elements=bad, elements=elements
         )
         for name, squares, largest, bad, elements in zip(

@@ -1,9 +1,9 @@
-"""How a story's parts are put into words, for the terminal and the page alike."""
+"""How a analysis's parts are put into words, for the terminal and the page alike."""
 
 from datetime import datetime, timezone
 
+from mp_agent.flight.analysis import Analysis
 from mp_agent.flight.case import headroom_bits
-from mp_agent.flight.story import Story
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 
@@ -39,28 +39,28 @@ def moment(time_unix_seconds: float | None) -> str:
     return f"{datetime.fromtimestamp(time_unix_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def verdict(story: Story) -> str:
-    """Return the story in one sentence."""
-    first = story.first_bad
+def verdict(analysis: Analysis) -> str:
+    """Return the analysis in one sentence."""
+    first = analysis.first_bad
     if first is None:
         return "Nothing found: the numbers of this run were in order."
     where = f" ({first.place})" if first.place else ""
     return f"{first.cause.title}, since step {first.step}{where}."
 
 
-def ending(story: Story) -> str:
+def ending(analysis: Analysis) -> str:
     """Return when and how the run ended."""
-    when = moment(story.ended_unix_seconds)
-    steps = story.history.steps
+    when = moment(analysis.ended_unix_seconds)
+    steps = analysis.history.steps
     last = f"step {steps[-1].step}" if steps else "no step"
-    if story.end is EndReason.RUNNING:
+    if analysis.end is EndReason.RUNNING:
         return f"was running; {last}, {when}"
-    return f"{story.end.name.lower()} after {last}, {when}"
+    return f"{analysis.end.name.lower()} after {last}, {when}"
 
 
-def facts(story: Story) -> list[tuple[str, str]]:
+def facts(analysis: Analysis) -> list[tuple[str, str]]:
     """Return what is known of the run, by name."""
-    evidence, identity = story.evidence, story.evidence.identity
+    evidence, identity = analysis.evidence, analysis.evidence.identity
     known = evidence.facts
     hosts = sorted({log.identity.host for log in evidence.ranks})
     versions = dict(evidence.versions) or {
@@ -69,7 +69,7 @@ def facts(story: Story) -> list[tuple[str, str]]:
     }
     rows = [
         ("run", f"{identity.run}, attempt {identity.attempt}"),
-        ("ended", ending(story)),
+        ("ended", ending(analysis)),
         ("ranks", f"{len(evidence.ranks)} of {identity.world_size}, on {', '.join(hosts)}"),
         (
             "training",
