@@ -15,9 +15,9 @@ from mp_agent.errors import FlightError, MpAgentError, SettingError
 from mp_agent.flight.analysis import Analysis, analyse
 from mp_agent.flight.document import as_json
 from mp_agent.flight.evidence import Evidence
+from mp_agent.flight.html.page import as_html
 from mp_agent.flight.limits import with_assignments
 from mp_agent.flight.load import load
-from mp_agent.flight.page import as_html
 from mp_agent.flight.store import record_name
 from mp_agent.flight.terminal import print_analysis
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings
