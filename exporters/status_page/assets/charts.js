@@ -1,8 +1,8 @@
-// The curves of the last steps, on uPlot: one axis of steps for all, limits of the alerts drawn.
+// The curves of the last steps, on uPlot: one axis of steps for all, with the limits of the alerts.
 const CHART_HEIGHT = 220;
-const LOWEST_LOSS_SCALE = 2 ** -4; // Far below the floor, a scale says nothing more.
+const LOWEST_LOSS_SCALE = 2 ** -4; // A scale far below the floor carries no more information.
 
-// Each limit: name of a threshold, severity. A log axis takes in those of `reaches`.
+// Each limit: name of a threshold, severity. A log axis always includes those of `reaches`.
 const CHARTS = {
   "chart-loss": { column: "loss", label: "loss", limits: [], reaches: [] },
   "chart-scale": {
@@ -35,7 +35,7 @@ const axisWidth = (plot, texts) => Math.max(
   AXIS_WIDTH, TICK_WIDTH + CHARACTER_WIDTH * Math.max(0, ...(texts ?? []).map((text) => text.length)),
 );
 
-// Powers of a base, some seven of them, however many there are between two ends.
+// About seven powers of a base, however many there are between two ends.
 const powersBetween = (base) => (plot, axis, low, high) => {
   const exponent = (value) => Math.log(value) / Math.log(base);
   const first = Math.ceil(exponent(low) - 1e-9), last = Math.floor(exponent(high) + 1e-9);
@@ -75,7 +75,7 @@ const drawLimits = (limits) => (plot) => {
     ctx.moveTo(bbox.left, y);
     ctx.lineTo(bbox.left + bbox.width, y);
     ctx.stroke();
-    // At the old end: what happens now is at the other.
+    // At the left end: the newest steps are at the right.
     ctx.fillText(text, bbox.left + 2 * devicePixelRatio, y - devicePixelRatio);
   }
   ctx.restore();
@@ -109,7 +109,7 @@ const newCharts = (source) => {
     ? { distr: 3, log: chart.log, range: logRange(chart, () => source().thresholds) }
     : { range: linearRange(() => source().spikeBound) });
 
-  // Where no pointer is, the legend tells the last step.
+  // Without a pointer, the legend shows the last step.
   const showLast = (plot) => {
     if (!isKnown(plot.cursor.idx) && plot.data[0].length) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
   };
