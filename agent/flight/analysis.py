@@ -19,15 +19,15 @@ _STEPS_BEFORE, _STEPS_AFTER = 8, 5
 _LONG_BEFORE, _JUST_BEFORE = 50, 5
 _MOVED = 1.5
 _MOVED_TIME = 3.0
-"""Step times vary by themselves."""
+"""Step times vary more."""
 _LAYERS_SHOWN = 10
 
-_GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
+_WORST_FIRST = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """How one quantity stood long before the first bad step, just before it, and at it.
+    """The values of a quantity long before the first bad step, just before it, and at it.
 
     Medians over steps 6 to 50 and 1 to 5 before; None where nothing was observed.
     """
@@ -62,7 +62,7 @@ class RemedyAdvice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSummary:
-    """A layer at the step that is looked at."""
+    """A layer at the step that the analysis shows."""
 
     name: str
     norm: float
@@ -73,12 +73,12 @@ class LayerSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Analysis:
-    """Everything that a post-mortem says. `first_bad` is the first of `findings`, if any."""
+    """The result of a post-mortem. `first_bad` is the first of `findings`, if any."""
 
     evidence: Evidence
     history: RunHistory
     end: EndReason
-    """RUNNING if it went on when the record was made."""
+    """RUNNING if the run continued when the record was made."""
     findings: tuple[Diagnosis, ...]
     remedies: tuple[RemedyAdvice, ...]
     """Of the first finding."""
@@ -88,13 +88,13 @@ class Analysis:
     layers: tuple[LayerSummary, ...]
     """The worst layers, at `layers_step`."""
     layers_step: int
-    """In the trainer's count; the first bad one, or the one looked at last before it."""
+    """In the trainer's count; the first bad one, or the last sampled one before it."""
     limits: tuple[tuple[str, float], ...]
     """Thresholds of the gradient norm, by name."""
 
     @property
     def first_bad(self) -> Diagnosis | None:
-        """Return where it began."""
+        """Return the diagnosis of the first bad step."""
         return self.findings[0] if self.findings else None
 
     @property
@@ -127,14 +127,14 @@ def analyse(evidence: Evidence, history: RunHistory) -> Analysis:
 
 
 def run_end(ranks: Sequence[EndReason]) -> EndReason:
-    """Return how a run ended: the gravest of its ranks' ends; RUNNING while one goes on."""
+    """Return how a run ended: the worst of its ranks' ends; RUNNING while one is running."""
     if not ranks or EndReason.RUNNING in ranks:
         return EndReason.RUNNING
-    return next(reason for reason in _GRAVITY if reason in ranks)
+    return next(reason for reason in _WORST_FIRST if reason in ranks)
 
 
 def _facts_of(case: Case) -> Lookup:
-    """Return what finds the series that remedies ask for, as the run would have exposed them."""
+    """Return a lookup of the series that remedies depend on, as the run would have exposed them."""
     limits = any(step.get("clip_max_norm") is not None for step in case.steps)
     found: dict[str, list[Mapping[str, str]]] = {
         metrics.RUN_INFO.prometheus_name: [case.evidence.facts],
@@ -175,7 +175,7 @@ QUANTITIES: tuple[tuple[str, Callable[[MergedStep], float | None]], ...] = (
     ("learning_rate", lambda step: step.get("learning_rate")),
     ("step_seconds", lambda step: step.get("step_seconds")),
 )
-"""What is watched on the way to the first bad step."""
+"""The quantities that are compared before and at the first bad step."""
 
 
 def _moves(case: Case, sequence: int) -> list[Move]:
@@ -210,7 +210,7 @@ def _around(case: Case, first: Diagnosis | None) -> tuple[MergedStep, ...]:
 
 
 def _table_for(case: Case, first: Diagnosis | None) -> LayerSample | None:
-    """Return the layers at the first bad step, else those looked at last before it."""
+    """Return the layers at the first bad step, else the last sample before it."""
     tables = case.history.tables
     if not tables:
         return None
@@ -221,7 +221,7 @@ def _table_for(case: Case, first: Diagnosis | None) -> LayerSample | None:
 
 
 def _worst_layers(table: LayerSample) -> tuple[LayerSummary, ...]:
-    """Return the layers with most NaN and Inf, then with the largest norm."""
+    """Return the layers with the most NaN and Inf, then those with the largest norm."""
     standing = [
         LayerSummary(
             name=name, norm=squares**0.5, abs_max=largest, nonfinite_elements=bad, elements=elements

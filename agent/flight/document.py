@@ -1,4 +1,4 @@
-"""A analysis as JSON: what programs read. docs/flight-record.md describes it."""
+"""An analysis as JSON, for programs. docs/flight-record.md describes it."""
 
 import json
 from collections.abc import Mapping

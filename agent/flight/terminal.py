@@ -1,4 +1,4 @@
-"""A analysis in the terminal."""
+"""Prints an analysis in the terminal."""
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -40,13 +40,13 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
                 console.print(Padding(Text(f"• {text}"), (0, 0, 0, 2)))
         first = analysis.remedies[0]
         console.print(Padding(Text(first.why, style="dim"), (0, 0, 0, 2)))
-        console.print(Padding(Text(f"To make sure: {first.confirm}", style="dim"), (0, 0, 1, 2)))
+        console.print(Padding(Text(f"To confirm: {first.confirm}", style="dim"), (0, 0, 1, 2)))
     if analysis.moves:
-        console.print(Rule("What moved before it", align="left"))
+        console.print(Rule("What changed before it", align="left"))
         console.print(_moves(analysis))
     if analysis.around:
         console.print(
-            Rule("The steps around it" if analysis.findings else "The last steps", align="left")
+            Rule("Steps around it" if analysis.findings else "The last steps", align="left")
         )
         console.print(_steps(analysis))
     if analysis.layers:
@@ -56,7 +56,7 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
     for condition in analysis.evidence.conditions:
         console.print(
             Text(
-                f"In force: {condition.name} ({condition.severity}) since step "
+                f"Active: {condition.name} ({condition.severity}) since step "
                 f"{condition.since_step}. {condition.description}"
             )
         )
@@ -119,7 +119,7 @@ def _layers(analysis: Analysis) -> Group:
 
 
 def _ranks(analysis: Analysis) -> Table:
-    table = Table("rank", "host", "end", "stood in", "step", box=None)
+    table = Table("rank", "host", "end", "phase", "step", box=None)
     shown = [log for log in analysis.evidence.ranks if log.end.name != "COMPLETED"]
     for log in (shown or analysis.evidence.ranks)[:16]:
         identity, state = log.identity, log.state

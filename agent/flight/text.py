@@ -1,4 +1,4 @@
-"""How a analysis's parts are put into words, for the terminal and the page alike."""
+"""The texts of an analysis, for the terminal and the page alike."""
 
 from datetime import datetime, timezone
 
@@ -17,7 +17,7 @@ NAMES = {
     "learning_rate": "learning rate",
     "step_seconds": "step time (s)",
 }
-"""Of the quantities that a post-mortem follows."""
+"""Names of the quantities that a post-mortem follows."""
 
 _WHOLE_MAX = 1e7
 
@@ -25,7 +25,7 @@ STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "cli
 
 
 def number(value: float | None) -> str:
-    """Return a number to four digits, whole ones as they are; a dash for none."""
+    """Return a number with four digits, a whole one in full; a dash for none."""
     if value is None:
         return "–"
     whole = abs(value) < _WHOLE_MAX and value == int(value)
@@ -40,10 +40,10 @@ def moment(time_unix_seconds: float | None) -> str:
 
 
 def verdict(analysis: Analysis) -> str:
-    """Return the analysis in one sentence."""
+    """Return the result of the analysis in one sentence."""
     first = analysis.first_bad
     if first is None:
-        return "Nothing found: the numbers of this run were in order."
+        return "Nothing found: the numbers of this run were normal."
     where = f" ({first.place})" if first.place else ""
     return f"{first.cause.title}, since step {first.step}{where}."
 
@@ -59,7 +59,7 @@ def ending(analysis: Analysis) -> str:
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return what is known of the run, by name."""
+    """Return facts about the run, by name."""
     evidence, identity = analysis.evidence, analysis.evidence.identity
     known = evidence.facts
     hosts = sorted({log.identity.host for log in evidence.ranks})
@@ -78,10 +78,10 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
             ),
         ),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("from", f"{evidence.source}"),
+        ("source", f"{evidence.source}"),
     ]
     if evidence.reasons:
-        rows.insert(2, ("recorded for", ", ".join(evidence.reasons)))
+        rows.insert(2, ("recorded because of", ", ".join(evidence.reasons)))
     return [(name, text) for name, text in rows if text]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.flight.load import load
-from mp_agent.node.flight.requests import DumpRequest, take_answer, write_request
+from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
 from mp_agent.node.flight.service import BUSY_SECONDS_MAX, FlightService
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.rows import Receipt, decode_receipt, encode_receipt
@@ -140,7 +140,7 @@ def test_a_request_is_answered_with_the_file(start_rank, open_run, run_dir, reco
     asked = DumpRequest(id="x", requested_unix_seconds=0.0)
     write_request(run_dir, asked)
     look(recorder, run)
-    answer = wait_until(lambda: take_answer(run_dir, asked), what="an answer")
+    answer = wait_until(lambda: pop_answer(run_dir, asked), what="an answer")
     assert (answer.path, answer.problem) == (str(records(settings)[0]), "")
     assert sorted(path.name for path in run_dir.glob("flight*")) == []
 
@@ -156,7 +156,7 @@ def test_records_that_are_switched_off_are_refused_on_request(
     look(recorder, run)
     analyse(run)
     look(recorder, run)
-    assert "switched off" in take_answer(run_dir, asked).problem
+    assert "disabled" in pop_answer(run_dir, asked).problem
     rank.kill()
     look(recorder, run)
     assert not records(settings)
