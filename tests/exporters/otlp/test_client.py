@@ -12,15 +12,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from mp_agent.exporters.otlp import metrics_data
 from mp_agent.exporters.otlp.client import SPLITS_WITHOUT_SUCCESS_MAX
-from mp_agent.exporters.otlp.metrics_data import Times, batches
-from mp_agent.exporters.otlp.request_split import request_size, split_request
-from mp_agent.exporters.otlp.resource import make_resource
-from mp_agent.exporters.otlp.stale_series import NoRecordedValues
 from tests.exporters.otlp.grpc_collector import grpc_collector
 from tests.exporters.otlp.receiver import Answer, Posted
-from tests.exporters.otlp.samples import event, everything, snapshot, steps
+from tests.exporters.otlp.samples import event, snapshot, steps
 from tests.exporters.otlp.service_loop import started
 from tests.exporters.otlp.test_database import now
 from tests.exporters.otlp.test_metrics_data import many_layers
@@ -31,11 +26,7 @@ from tools.victoria import victoria_metrics
 LAYERS = 4500
 BAD = frozenset(f"model.layers.{index}.weight" for index in (0, 1, 700, 2999, 3998))
 
-
-@pytest.fixture(autouse=True)
-def short_timeout(monkeypatch) -> None:
-    """Give up before the first repetition, which the exporters make after a second."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+pytestmark = pytest.mark.usefixtures("short_timeout")
 
 
 def bad_points(message: Any) -> int:
@@ -165,28 +156,6 @@ def _push_by_grpc(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
-
-
-def test_halves_hold_every_point_once_and_are_of_the_same_kind(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics_data, "POINTS_MAX", 10**6)
-    (whole,) = batches(everything(), Times(0, {}, {}), make_resource(tmp_path))
-    gone = NoRecordedValues(whole.resource_metrics)
-
-    assert [type(half) for half in split_request(gone)] == [NoRecordedValues] * 2
-    pieces = [whole]
-    while any(map(split_request, pieces)):
-        pieces = [part for piece in pieces for part in (split_request(piece) or (piece,))]
-    assert [request_size(piece) for piece in pieces] == [1] * request_size(whole)
-
-    def points(requests: list[Any]) -> list[Any]:
-        return [
-            (metric.name, metric.unit, point)
-            for request in requests
-            for metric in request.resource_metrics[0].scope_metrics[0].metrics
-            for point in metric.data.data_points
-        ]
-
-    assert points(pieces) == points([whole])
 
 
 @pytest.mark.e2e

@@ -2,13 +2,11 @@
 
 import logging
 import os
-import time
 
 import pytest
 
 from mp_agent.exporters.otlp.redaction import LOGGERS
 from mp_agent.exporters.otlp.resource import instance_id
-from mp_agent.exporters.otlp.signal_sources import EventSource
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,
     event,
@@ -199,14 +197,3 @@ def test_a_forked_child_pushes_nothing(receiver, tmp_path):
         for message in receiver.messages()
     }
     assert len(resources) == 1
-
-
-def test_events_are_kept_for_an_hour_and_at_most_a_thousand(monkeypatch):
-    source = EventSource(lambda events, resource: list(events), None)
-    source.add(event(at=time.time() - 3700))
-    for number in range(1500):
-        source.add(event(at=time.time(), layer=str(number)))
-    make = source.next_push()
-    assert make is not None
-    ((*kept,),) = make()
-    assert len(kept) == 1000 and kept[-1].condition.layer == "1499"
