@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_PARTS = ("elements.js", "charts.js", "tables.js", "page.js")
+_SHARED_PARTS = ("elements.js", "axes.js")
+_PARTS = (*_SHARED_PARTS, "charts.js", "tables.js", "page.js")
 """The page's own script, in the order of its parts' dependencies."""
 
 
@@ -30,8 +31,7 @@ def status_page() -> Page:
     markup still could not run.
     """
     library, library_style = plot_library()
-    own = "\n".join(_asset(name) for name in _PARTS)
-    scripts = (library, f'"use strict";\n(() => {{\n{own}}})();\n')
+    scripts = (library, own_script(*map(_asset, _PARTS)))
     styles = (library_style, _asset("page.css"))
     html = _asset("page.html")
     html = html.replace("<!--styles-->", "".join(f"<style>{text}</style>" for text in styles))
@@ -50,6 +50,17 @@ def status_page() -> Page:
 def plot_library() -> tuple[str, str]:
     """Return the plot library's script and style sheet, for a page that holds them itself."""
     return _asset("uplot.js"), _asset("uplot.css")
+
+
+def plot_helpers() -> tuple[str, ...]:
+    """Return the parts of the page's script that write numbers and draw axes."""
+    return tuple(map(_asset, _SHARED_PARTS))
+
+
+def own_script(*parts: str) -> str:
+    """Return parts of a script as one, with no name of theirs visible outside."""
+    joined = "\n".join(parts)
+    return f'"use strict";\n(() => {{\n{joined}}})();\n'
 
 
 def content_security_policy(scripts: Iterable[str], styles: Iterable[str]) -> str:

@@ -4,7 +4,12 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from mp_agent.exporters.status_page.page import content_security_policy, plot_library
+from mp_agent.exporters.status_page.page import (
+    content_security_policy,
+    own_script,
+    plot_helpers,
+    plot_library,
+)
 from mp_agent.flight.analysis import Analysis
 from mp_agent.flight.diagnosis import NOT_MEASURED
 from mp_agent.flight.html.layers import layer_bars
@@ -22,7 +27,7 @@ Table = dict[str, Any]
 def as_html(analysis: Analysis) -> str:
     """Return the page. It loads nothing; its policy lets only its own scripts run."""
     library, library_style = plot_library()
-    scripts = (library, f'"use strict";\n(() => {{\n{_asset("plots.js")}}})();\n')
+    scripts = (library, own_script(*plot_helpers(), _asset("plots.js")))
     styles = (library_style, _asset("page.css"))
     plots = plots_of(analysis)
     return _template().render(

@@ -20,31 +20,6 @@ const CHARTS = {
   },
 };
 
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-
-// As short as a tick can be: 1e7 for ten million, 0.001 as it is.
-const tickText = (value) => {
-  const size = Math.abs(value);
-  if (!size || (size < 1e6 && size >= 1e-3)) return number(value, 3);
-  return String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e");
-};
-
-// An axis is as wide as its longest tick asks for.
-const AXIS_WIDTH = 52, CHARACTER_WIDTH = 7, TICK_WIDTH = 20;
-const axisWidth = (plot, texts) => Math.max(
-  AXIS_WIDTH, TICK_WIDTH + CHARACTER_WIDTH * Math.max(0, ...(texts ?? []).map((text) => text.length)),
-);
-
-// About seven powers of a base, however many there are between two ends.
-const powersBetween = (base) => (plot, axis, low, high) => {
-  const exponent = (value) => Math.log(value) / Math.log(base);
-  const first = Math.ceil(exponent(low) - 1e-9), last = Math.floor(exponent(high) + 1e-9);
-  const stride = Math.max(1, Math.ceil((last - first) / 7));
-  const powers = [];
-  for (let at = first; at <= last; at += stride) powers.push(base ** at);
-  return powers;
-};
-
 // The ends of a log axis: powers that hold the data and the limits that are always shown.
 const logRange = ({ log, floor, reaches }, thresholds) => (plot, low, high) => {
   const ends = reaches.map((name) => thresholds()[name]).filter(isKnown);
@@ -116,14 +91,9 @@ const newCharts = (source) => {
 
   const make = (id) => {
     const chart = CHARTS[id], box = byId(id);
-    const axis = {
-      stroke: () => color("soft"),
-      grid: { stroke: () => color("grid"), width: 1 },
-      ticks: { stroke: () => color("grid") },
-    };
-    const steps = { ...axis, values: (plot, values) => values.map((value) => number(value)) };
-    const values = { ...axis, size: axisWidth, values: (plot, ticks) => ticks.map(tickText) };
-    if (chart.log) Object.assign(values, { splits: powersBetween(chart.log), filter: (plot, splits) => splits });
+    const steps = { ...AXIS_COLORS, values: (plot, values) => values.map((value) => number(value)) };
+    const values = { ...AXIS_COLORS, size: axisWidth, values: (plot, ticks) => ticks.map(tickText) };
+    if (chart.log) Object.assign(values, { splits: powersBetween(chart.log, 7), filter: (plot, splits) => splits });
     return new uPlot({
       width: box.clientWidth, height: CHART_HEIGHT,
       cursor: { drag: { x: true, y: false }, sync: { key: "steps", scales: ["x", null] } },

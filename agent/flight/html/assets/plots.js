@@ -1,21 +1,11 @@
 // Draws the plots of a post-mortem on uPlot. Names from the job enter the page as text only.
 const HEIGHT = 190, LANE_HEIGHT = 20, LANES_MARGIN = 67; // The margin holds the axis and the padding.
-const AXIS_WIDTH = 52, CHARACTER_WIDTH = 7, TICK_WIDTH = 20;
-const data = JSON.parse(document.getElementById("plot-data").textContent);
+const data = JSON.parse(byId("plot-data").textContent);
 const LANE_COLORS = { fine: "delivered", skipped: "warn", lost: "bad", absent: "line" };
 const LANE_TEXTS = { skipped: "skipped", lost: "loss NaN or Inf", absent: "not delivered" };
 
-const isKnown = (value) => value !== null && value !== undefined;
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const pixels = (size) => size * devicePixelRatio;
 
-const text = (value) => {
-  if (!isKnown(value)) return "–";
-  const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e7) return String(value);
-  if (size >= 1e-3 && size < 1e7) return String(Number(value.toPrecision(4)));
-  return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
-};
 const stepText = (sequence) => {
   const index = data.sequence.indexOf(sequence);
   return index < 0 ? "" : String(data.step[index]);
@@ -31,15 +21,6 @@ const stepSplits = (plot, axis, low, high, increment) => {
   const splits = [];
   for (let at = Math.ceil(low / stride) * stride; at <= high; at += stride) splits.push(at);
   return splits;
-};
-
-const powersBetween = (base) => (plot, axis, low, high) => {
-  const exponent = (value) => Math.log(value) / Math.log(base);
-  const first = Math.ceil(exponent(low) - 1e-9), last = Math.floor(exponent(high) + 1e-9);
-  const stride = Math.max(1, Math.ceil((last - first) / 5));
-  const powers = [];
-  for (let at = first; at <= last; at += stride) powers.push(base ** at);
-  return powers;
 };
 
 // The range of a curve holds its limits as well.
@@ -125,20 +106,13 @@ const drawLanes = drawing((plot, ctx, bbox) => {
   });
 });
 
-const axis = (options) => ({
-  stroke: () => color("muted"),
-  grid: { stroke: () => color("line"), width: 1 },
-  ticks: { stroke: () => color("line") },
-  ...options,
-});
-
 const makePlot = (box, { height, scale, values, series, draw }) => new uPlot({
   width: box.clientWidth, height,
   cursor: { drag: { x: true, y: false }, sync: { key: "steps", scales: ["x", null] } },
   scales: { x: { time: false }, y: scale },
   axes: [
-    axis({ splits: stepSplits, values: (plot, splits) => splits.map(stepText) }),
-    axis({ size: width, ...values }),
+    { ...AXIS_COLORS, splits: stepSplits, values: (plot, splits) => splits.map(stepText) },
+    { ...AXIS_COLORS, size: width, ...values },
   ],
   series: [{ label: "step", value: (plot, value) => stepText(value) }, ...series],
   hooks: { draw },
@@ -146,17 +120,17 @@ const makePlot = (box, { height, scale, values, series, draw }) => new uPlot({
 
 const makeCurve = (curve) => {
   const { log, limits, marks } = curve;
-  const ticks = { values: (plot, splits) => splits.map(text) };
-  if (log) Object.assign(ticks, { splits: powersBetween(log), filter: (plot, splits) => splits });
+  const ticks = { values: (plot, splits) => splits.map(tickText) };
+  if (log) Object.assign(ticks, { splits: powersBetween(log, 5), filter: (plot, splits) => splits });
   const remarks = {
     label: "×", data: data.sequence.map(() => null), points: { show: false },
     value: (plot, value, series, index) => marks[index] ?? "–",
   };
   const line = {
     label: curve.label, data: curve.values, stroke: () => color("series"), width: 1.6,
-    spanGaps: false, value: (plot, value) => text(value),
+    spanGaps: false, value: (plot, value) => number(value),
   };
-  return makePlot(document.getElementById(`plot-${curve.id}`), {
+  return makePlot(byId(`plot-${curve.id}`), {
     height: HEIGHT,
     scale: log ? { distr: 3, log, range: rangeOf(curve) } : { range: rangeOf(curve) },
     values: ticks,
@@ -174,7 +148,7 @@ const laneRemarks = (sequence) => {
 
 const makeLanes = () => {
   const lanes = data.lanes.length;
-  return makePlot(document.getElementById("plot-lanes"), {
+  return makePlot(byId("plot-lanes"), {
     height: lanes * LANE_HEIGHT + LANES_MARGIN,
     scale: { range: () => [0, lanes] },
     values: {

@@ -94,7 +94,7 @@ def test_the_values_under_the_pointer_are_told_in_all_plots(page: Page):
     assert box is not None
     # Step 61 of 1 to 80: the first that was skipped.
     page.mouse.move(box["x"] + box["width"] * 60 / 79, box["y"] + 40)
-    assert legend(page, "loss-scale") == "step 61 scale 65536 × skipped"
+    assert legend(page, "loss-scale") == "step 61 scale 65,536 × skipped"
     assert legend(page, "grad-norm") == "step 61 norm – × 3 NaN/Inf"
     assert legend(page, "lanes") == "step 61 ranks rank 0 skipped, rank 1 not delivered"
 
