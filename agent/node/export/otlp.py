@@ -16,7 +16,7 @@ from mp_agent.settings import Settings
 
 if TYPE_CHECKING:
     from mp_agent.exporters.otlp.service import OtlpService
-    from mp_agent.exporters.otlp.sources import MetricBatch
+    from mp_agent.exporters.otlp.signal_sources import MetricBatch
 
 log = logging.getLogger("mp_agent.node")
 
@@ -74,7 +74,7 @@ class OtlpPush:
             return
         self._service = OtlpService(
             environment,
-            self._harvest,
+            self._collect,
             self._directory(),
             span_events=self._settings.otlp_span_events,
         )
@@ -86,7 +86,7 @@ class OtlpPush:
             return
         ends = {watch for watch in self._shown() if watch.ended}
         if ends - self._ends:
-            self._service.urge()
+            self._service.push_metrics_soon()
         self._ends_pushed &= ends
         self._ends = ends
         self._service.tick(now_seconds)
@@ -96,8 +96,8 @@ class OtlpPush:
         if self._service is not None:
             await self._service.stop(deadline_seconds)
 
-    def _harvest(self) -> "MetricBatch":
-        from mp_agent.exporters.otlp.sources import MetricBatch
+    def _collect(self) -> "MetricBatch":
+        from mp_agent.exporters.otlp.signal_sources import MetricBatch
 
         shown = self._shown()
         ended = [watch for watch in shown if watch.ended]

@@ -1,1 +1,1 @@
-"""Flight records on a node: when they are due, how they are written, and the commands for them."""
+"""Flight records on a node: when they are due, and how they are written."""

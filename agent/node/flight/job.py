@@ -1,4 +1,4 @@
-"""One flight record of one node: what it is to hold, and how it is put together and written."""
+"""One flight record of one node: collects its contents and writes them."""
 
 import platform
 import socket
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from pydantic import SecretStr
 
-from mp_agent.catalog.thresholds import resolve
 from mp_agent.errors import FlightError
 from mp_agent.flight.evidence import Evidence, one_attempt
+from mp_agent.flight.limits import values_of
 from mp_agent.flight.store import write_record
 from mp_agent.node.collect.layer_table_cache import CachedTable
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
@@ -26,13 +26,13 @@ from mp_agent.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlightJob:
-    """A record that is to be written."""
+    """A record to write."""
 
     request: FlightRequest
     run_dir: Path
     conditions: tuple[ActiveCondition, ...] = ()
     tables: tuple[CachedTable, ...] = ()
-    """Layer tables that the rings may not have any more."""
+    """Layer tables that the rings may no longer hold."""
 
     def write(self, settings: Settings) -> Path:
         """Write the record and return its file.
@@ -78,19 +78,19 @@ def make_record(
             "numpy": np.__version__,
         },
         settings=public_settings(settings),
-        thresholds=resolve(settings.thresholds),
+        thresholds=dict(values_of(settings).limits),
         ranks=ranks,
     )
 
 
 def public_settings(settings: Settings) -> Mapping[str, Any]:
-    """Return all settings but the secrets."""
+    """Return all settings except secrets."""
     secret = {name for name in type(settings).model_fields if _is_secret(getattr(settings, name))}
     return settings.model_dump(mode="json", exclude=secret)
 
 
 def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
-    """Return what the rings in a run's directory say. Raises FlightError when they say nothing."""
+    """Return the evidence in a run's rings. Raises FlightError when they hold no step."""
     ranks, problems = read_rank_logs(
         locations.find_rings(run_dir), first=0, last=None, steps=settings.flight_steps
     )
@@ -101,7 +101,7 @@ def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
     return Evidence(
         source=run_dir,
         ranks=ranks,
-        thresholds=resolve(settings.thresholds),
+        values=values_of(settings),
         read_unix_seconds=time.time(),
         versions={"mp_agent": identity.version, "torch": identity.torch_version},
         notes=tuple(problems),
@@ -111,15 +111,15 @@ def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
 def with_tables(
     ranks: Sequence[RankLog], tables: Sequence[CachedTable], last: int
 ) -> tuple[RankLog, ...]:
-    """Return the ranks with tables up to a step that were kept beside their rings."""
+    """Return the ranks with cached tables up to a step added to those of their rings."""
     known = {log.identity.rank: log for log in ranks}
-    beside: dict[int, list[CachedTable]] = {}
+    cached: dict[int, list[CachedTable]] = {}
     for kept in tables:
         if kept.rank in known and kept.table.sequence <= last:
-            beside.setdefault(kept.rank, []).append(kept)
+            cached.setdefault(kept.rank, []).append(kept)
     extra = [
         replace(known[rank], segments=tuple(kept.segment() for kept in found))
-        for rank, found in beside.items()
+        for rank, found in cached.items()
     ]
     return one_attempt([*extra, *ranks])
 

@@ -1,4 +1,4 @@
-"""When a run's flight record is due: on a critical condition, on a bad end, on request."""
+"""Decides when a run's flight record is due: on a critical condition or a bad end."""
 
 from dataclasses import dataclass, field
 
@@ -6,9 +6,9 @@ from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.steps import EndReason
 
 COOL_DOWN_SECONDS = 600.0
-"""A condition that fires again within this time brings no further record."""
+"""A condition that fires again within this time triggers no further record."""
 GATHER_SECONDS = 30.0
-"""After a record, further conditions wait for this long and share the next one."""
+"""For this long after a record, further conditions wait, and then share the next one."""
 
 _BAD_ENDS = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN)
 
@@ -23,22 +23,22 @@ class Trigger:
 
 @dataclass(slots=True)
 class FlightPolicy:
-    """Remembers what one run has had records of."""
+    """Remembers what has triggered records of one run."""
 
     _pending: dict[str, ConditionEvent] = field(default_factory=dict)
-    _told_seconds: dict[str, float] = field(default_factory=dict)
+    _recorded_seconds: dict[str, float] = field(default_factory=dict)
     _last_seconds: float | None = None
     _ended_session: str | None = None
 
     def on_condition(self, event: ConditionEvent) -> None:
-        """Note a condition's coming; what is not critical is left alone."""
+        """Note that a condition began; only critical ones count."""
         if event.state == "firing" and event.condition.severity == "critical":
             self._pending.setdefault(event.condition.name, event)
 
     def due(self, end: EndReason, session: str, now_seconds: float) -> Trigger | None:
-        """Return why a record is due now, and take it for written; None when none is.
+        """Return why a record is due now, and count it as written; None if none is due.
 
-        end, session: how the present attempt ended, and its name.
+        end, session: how the current attempt ended, and its name.
         """
         if end in _BAD_ENDS and self._ended_session != session:
             self._ended_session = session
@@ -48,7 +48,8 @@ class FlightPolicy:
         self._pending = {
             name: event
             for name, event in self._pending.items()
-            if now_seconds - self._told_seconds.get(name, -COOL_DOWN_SECONDS) >= COOL_DOWN_SECONDS
+            if now_seconds - self._recorded_seconds.get(name, -COOL_DOWN_SECONDS)
+            >= COOL_DOWN_SECONDS
         }
         last_seconds = self._last_seconds
         gathering = last_seconds is not None and now_seconds - last_seconds < GATHER_SECONDS
@@ -59,6 +60,6 @@ class FlightPolicy:
         return Trigger(first.condition.name, first)
 
     def _note(self, now_seconds: float) -> None:
-        self._told_seconds.update(dict.fromkeys(self._pending, now_seconds))
+        self._recorded_seconds.update(dict.fromkeys(self._pending, now_seconds))
         self._pending.clear()
         self._last_seconds = now_seconds

@@ -1,4 +1,4 @@
-"""What the rings of a run hold, as a flight record keeps it. Reads alone, and waits for no rank."""
+"""Reads the rings of a run into logs for a flight record, without waiting for any rank."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -37,13 +37,13 @@ def read_rank_logs(
 
 
 def newest_sequence(ranks: Sequence[RankLog]) -> int:
-    """Return the last step that any rank wrote of."""
+    """Return the last step that any rank wrote."""
     segments = (segment for known in ranks for segment in known.segments)
     return max((step.sequence for segment in segments for step in segment.steps), default=0)
 
 
 def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> RankLog:
-    # Without a first step more than asked for: which one is the last, only all ranks together tell.
+    # Without a first step, read more: which step is the last depends on all ranks.
     after = reader.state.committed_sequence - 2 * steps if first is None else first - 1
     source = RankSource(path, reader, after=max(0, after))
     segments = [

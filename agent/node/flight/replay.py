@@ -1,9 +1,9 @@
-"""The rows of an attempt's ranks, merged once more by the code that merges live ones."""
+"""Merges the rows of an attempt's ranks again, with the code that merges live ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mp_agent.flight.history import LayerHistory, RunHistory
+from mp_agent.flight.history import LayerSample, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
@@ -18,7 +18,7 @@ from mp_agent.records.schema import Schema
 
 
 def replay(ranks: Sequence[RankLog]) -> RunHistory:
-    """Return the history of an attempt: numbers, incident and blame are those of the live agent."""
+    """Return the history of an attempt, with the numbers and incident of the live agent."""
     merge = _Replay(ranks)
     steps = tuple(merge.steps())
     tables = tuple(merge.tables())
@@ -33,7 +33,7 @@ def replay(ranks: Sequence[RankLog]) -> RunHistory:
 
 @dataclass(slots=True)
 class _Node:
-    """What the ranks of one node wrote, by sequence number."""
+    """The rows that the ranks of one node wrote, by sequence number."""
 
     holds_root: bool
     schema_index: SchemaIndex = field(default_factory=SchemaIndex)
@@ -47,10 +47,10 @@ class _Replay:
         self._world_size = ranks[0].identity.world_size
         self._assumed = AssumedShares()
         self._names = LayerNames()
-        self._rosters: dict[tuple[int, ...], ExpectedShares] = {}
+        self._expected: dict[tuple[int, ...], ExpectedShares] = {}
         self._nodes: dict[int, _Node] = {}
         for log in ranks:
-            self._take(log)
+            self._add(log)
 
     def steps(self) -> Iterator[MergedStep]:
         for sequence in sorted({s for node in self._nodes.values() for s in node.steps}):
@@ -88,7 +88,7 @@ class _Replay:
                 merge.merged(self._expected_shares(sequence), self._assumed, self._names),
             )
 
-    def _take(self, log: RankLog) -> None:
+    def _add(self, log: RankLog) -> None:
         identity = log.identity
         node = self._nodes.setdefault(identity.node_rank, _Node(holds_root=False))
         node.holds_root |= identity.rank == 0
@@ -101,21 +101,21 @@ class _Replay:
                 node.tables.setdefault(table.sequence, []).append(layers)
 
     def _expected_shares(self, sequence: int) -> ExpectedShares:
-        """Return what all ranks held at a step, those included that did not deliver it."""
+        """Return the shares of all ranks at a step, including ranks that did not deliver it."""
         schemas = [(log.identity.node_rank, _schema_at(log, sequence)) for log in self._ranks]
         known = [(node, schema) for node, schema in schemas if schema is not None]
         key = tuple(id(schema) for _, schema in known)
-        if key not in self._rosters:
+        if key not in self._expected:
             held = {
                 schema_index.shares[place.share]
                 for node, schema in known
                 for schema_index in (self._nodes[node].schema_index,)
                 for place in schema_index.plan(schema).places
             }
-            self._rosters[key] = make_expected_shares(
+            self._expected[key] = make_expected_shares(
                 held, ranks_known=len(known), world_size=self._world_size
             )
-        return self._rosters[key]
+        return self._expected[key]
 
 
 def _schema_at(log: RankLog, sequence: int) -> Schema | None:
@@ -140,8 +140,8 @@ def _incident(
     return incident
 
 
-def _layer_history(sequence: int, layers: MergedLayers) -> LayerHistory:
-    return LayerHistory(
+def _layer_history(sequence: int, layers: MergedLayers) -> LayerSample:
+    return LayerSample(
         sequence=sequence,
         names=layers.names,
         columns=layers.columns,

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpRequest:
-    """Somebody wants a flight record. `id` tells requests apart."""
+    """A request for a flight record, identified by `id`."""
 
     id: str
     requested_unix_seconds: float
@@ -36,12 +36,12 @@ class DumpAnswer:
 
 
 def write_request(run_dir: Path, request: DumpRequest) -> None:
-    """Ask the run's node agent. Raises OSError."""
+    """Send a request to the run's node agent. Raises OSError."""
     replace_atomically(_request_path(run_dir), msgspec.json.encode(request))
 
 
-def take_request(run_dir: Path) -> DumpRequest | None:
-    """Return what is asked for, once; None when nothing is, or nothing that can be read."""
+def pop_request(run_dir: Path) -> DumpRequest | None:
+    """Return and remove the request; None if there is none that can be read."""
     path = _request_path(run_dir)
     if not path.exists():
         return None
@@ -55,8 +55,8 @@ def write_answer(run_dir: Path, answer: DumpAnswer) -> None:
     replace_atomically(_answer_path(run_dir), msgspec.json.encode(answer))
 
 
-def take_answer(run_dir: Path, request: DumpRequest) -> DumpAnswer | None:
-    """Return the answer to a request, once; None while there is none."""
+def pop_answer(run_dir: Path, request: DumpRequest) -> DumpAnswer | None:
+    """Return and remove the answer to a request; None while there is none."""
     path = _answer_path(run_dir)
     answer = _read(path, DumpAnswer)
     if answer is None or answer.id != request.id:

@@ -1,4 +1,4 @@
-"""Has flight records written while the node agent works: decides when, and of which steps."""
+"""Requests flight records while the node agent runs: decides when, and of which steps."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from mp_agent.flight.store import record_name
 from mp_agent.node.flight.job import FlightJob
 from mp_agent.node.flight.policy import FlightPolicy, Trigger
-from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, take_request, write_answer
+from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, pop_request, write_answer
 from mp_agent.node.flight.writer import Done, FlightWriter
 from mp_agent.node.run.run import Run
 from mp_agent.records.conditions import ActiveCondition, ConditionEvent
@@ -20,7 +20,7 @@ from mp_agent.settings import Settings
 log = logging.getLogger("mp_agent.node")
 
 BUSY_SECONDS_MAX = 60.0
-"""Longest time that a disk which does not answer keeps the agent from letting a run go."""
+"""Longest time that an unresponsive disk keeps the agent from releasing a run."""
 _STOP_POLL_SECONDS = 0.02
 
 
@@ -28,8 +28,8 @@ _STOP_POLL_SECONDS = 0.02
 class _RunFlight:
     policy: FlightPolicy = field(default_factory=FlightPolicy)
     session: str = ""
-    taken: str = ""
-    """Name of the root's last request that this node has followed."""
+    followed: str = ""
+    """Name of the root's last request that this node has carried out."""
     queued_seconds: list[float] = field(default_factory=list)
     written: int = 0
     failed: int = 0
@@ -45,14 +45,14 @@ class FlightService:
         self._writer = FlightWriter(settings)
 
     def shown(self, run: Run, view: AgentView) -> AgentView:
-        """Return the agent's account of a run with its flight records in it."""
+        """Return the agent's view of a run with its flight records added."""
         state = self._runs.get(run.run_dir)
         if state is None:
             return view
         return replace(view, flight_records=state.written, flight_errors=state.failed)
 
     def look(self, run: Run, now_seconds: float) -> None:
-        """Ask for what is due of a run; called after each look at its rings, never blocks."""
+        """Request the records of a run that are due. Called after each poll of its rings."""
         self._settle()
         if not run.seen:
             return
@@ -61,7 +61,7 @@ class FlightService:
             state.session = run.session
             if run.is_root:
                 run.flight_request = None
-        if asked := take_request(run.run_dir):
+        if asked := pop_request(run.run_dir):
             self._dump(run, state, asked, now_seconds)
         if not self._enabled:
             return
@@ -70,7 +70,7 @@ class FlightService:
             self._record(run, state, trigger, now_seconds)
 
     def busy(self, run: Run, now_seconds: float) -> bool:
-        """Return whether a record of the run is still being written, for a while at most."""
+        """Return whether a record of the run is being written, for up to `BUSY_SECONDS_MAX`."""
         self._settle()
         state = self._runs.get(run.run_dir)
         return state is not None and any(
@@ -78,24 +78,24 @@ class FlightService:
         )
 
     def forget(self, run: Run) -> None:
-        """Drop what is known of a run that is over."""
+        """Drop the state of a run that is over."""
         self._runs.pop(run.run_dir, None)
 
     def start(self) -> None:
-        """Begin to work; the thread starts with the first record."""
+        """Do nothing: the thread starts with the first record."""
 
     def tick(self, now_seconds: float) -> None:
-        """Count what was written."""
+        """Count the records that were written."""
         self._settle()
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Wait until what is asked for is written, by the deadline at the latest."""
+        """Wait until all requested records are written, or until the deadline."""
         while self._writer.pending and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_STOP_POLL_SECONDS)
         self._settle()
 
     def _known(self, run: Run) -> _RunFlight:
-        """Return what is known of a run; from the first time on, hear of its conditions."""
+        """Return the state of a run; at first, subscribe to its conditions."""
         state = self._runs.get(run.run_dir)
         if state is None:
             state = self._runs[run.run_dir] = _RunFlight()
@@ -105,19 +105,19 @@ class FlightService:
         return state
 
     def _follow_root(self, run: Run, state: _RunFlight, now_seconds: float) -> None:
-        """Write the steps that the root asked this node for."""
+        """Write the steps that the root requested of this node."""
         request = run.flight_request
-        if run.is_root or request is None or request.name == state.taken:
+        if run.is_root or request is None or request.name == state.followed:
             return
-        state.taken = request.name
-        self._submit(run, state, request, now_seconds, done=_nobody)
+        state.followed = request.name
+        self._submit(run, state, request, now_seconds, done=_ignore_result)
 
     def _record(self, run: Run, state: _RunFlight, trigger: Trigger, now_seconds: float) -> None:
         request = self._make_request(run, trigger)
-        # Every node sees the end of its own ranks by itself.
+        # Every node detects the end of its own ranks.
         if run.is_root and trigger.trigger is not None:
             run.flight_request = request
-        self._submit(run, state, request, now_seconds, done=_nobody)
+        self._submit(run, state, request, now_seconds, done=_ignore_result)
 
     def _dump(self, run: Run, state: _RunFlight, asked: DumpRequest, now_seconds: float) -> None:
         def done(path: Path | None, problem: str) -> None:
@@ -125,10 +125,10 @@ class FlightService:
             try:
                 write_answer(run.run_dir, answer)
             except OSError as error:
-                log.warning("a request for a flight record goes unanswered: %s", error.strerror)
+                log.warning("a request for a flight record cannot be answered: %s", error.strerror)
 
         if not self._enabled:
-            done(None, "flight records are switched off: flight_records_max is 0")
+            done(None, "flight records are disabled: flight_records_max is 0")
             return
         request = self._make_request(run, Trigger("request"))
         if run.is_root:
@@ -160,11 +160,11 @@ class FlightService:
         if not self._writer.submit(job, run.name, done):
             state.queued_seconds.pop()
             state.failed += 1
-            log.warning("run %s: too many flight records at once; one is left out", run.name)
+            log.warning("run %s: too many flight records at once; one is skipped", run.name)
             done(None, "too many flight records at once")
 
     def _settle(self) -> None:
-        for run_dir, written in self._writer.take_results():
+        for run_dir, written in self._writer.pop_results():
             state = self._runs.get(run_dir)
             if state is None:
                 continue
@@ -175,7 +175,7 @@ class FlightService:
 
 
 def _begun(condition: ActiveCondition) -> ConditionEvent:
-    """Return the event with which a condition in force began."""
+    """Return the event with which an active condition began."""
     return ConditionEvent(
         state="firing",
         condition=condition,
@@ -184,5 +184,5 @@ def _begun(condition: ActiveCondition) -> ConditionEvent:
     )
 
 
-def _nobody(path: Path | None, problem: str) -> None:
-    """Tell nobody."""
+def _ignore_result(path: Path | None, problem: str) -> None:
+    """Do nothing: no caller waits for the result."""

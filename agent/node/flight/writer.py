@@ -1,4 +1,4 @@
-"""Writes flight records one after the other, aside: a disk may take its time."""
+"""Writes flight records one after another in a thread, since a disk may be slow."""
 
 import logging
 import queue
@@ -16,11 +16,11 @@ log = logging.getLogger("mp_agent.node")
 _QUEUE_MAX = 8
 
 Done = Callable[[Path | None, str], None]
-"""Told the file that was written, or the problem."""
+"""Called with the file that was written, or the problem."""
 
 
 class FlightWriter:
-    """A thread, from the first record on. It never keeps the process alive."""
+    """A daemon thread, started with the first record."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -28,10 +28,10 @@ class FlightWriter:
         self._results: queue.SimpleQueue[tuple[Path, bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.pending = 0
-        """Records asked for whose results were not taken yet."""
+        """Records submitted whose results were not popped yet."""
 
     def submit(self, job: FlightJob, run: str, done: Done) -> bool:
-        """Take a job on; False when too many wait."""
+        """Queue a job; return False when the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="flight", daemon=True)
             self._thread.start()
@@ -42,8 +42,8 @@ class FlightWriter:
         self.pending += 1
         return True
 
-    def take_results(self) -> list[tuple[Path, bool]]:
-        """Return, of the jobs that are done, the run's directory and whether it was written."""
+    def pop_results(self) -> list[tuple[Path, bool]]:
+        """Return each finished job's run directory and whether its record was written."""
         results = []
         while not self._results.empty():
             results.append(self._results.get())
@@ -57,7 +57,7 @@ class FlightWriter:
             self._results.put((job.run_dir, written))
 
     def _write(self, job: FlightJob, run: str, done: Done) -> bool:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             path = job.write(self._settings)
         except (OSError, RingError, FlightError) as error:
@@ -68,7 +68,7 @@ class FlightWriter:
             log.exception("flight record of run %s cannot be written", run)
             done(None, repr(error))
             return False
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         log.info("run %s: flight record %s (%s, %.2f s)", run, path, job.request.reason, seconds)
         done(path, "")
         return True

@@ -1,9 +1,9 @@
-"""How a story's parts are put into words, for the terminal and the page alike."""
+"""The texts of an analysis, for the terminal and the page alike."""
 
 from datetime import datetime, timezone
 
+from mp_agent.flight.analysis import Analysis
 from mp_agent.flight.case import headroom_bits
-from mp_agent.flight.story import Story
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 
@@ -17,7 +17,7 @@ NAMES = {
     "learning_rate": "learning rate",
     "step_seconds": "step time (s)",
 }
-"""Of the quantities that a post-mortem follows."""
+"""Names of the quantities that a post-mortem follows."""
 
 _WHOLE_MAX = 1e7
 
@@ -25,7 +25,7 @@ STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "cli
 
 
 def number(value: float | None) -> str:
-    """Return a number to four digits, whole ones as they are; a dash for none."""
+    """Return a number with four digits, a whole one in full; a dash for none."""
     if value is None:
         return "–"
     whole = abs(value) < _WHOLE_MAX and value == int(value)
@@ -39,28 +39,28 @@ def moment(time_unix_seconds: float | None) -> str:
     return f"{datetime.fromtimestamp(time_unix_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def verdict(story: Story) -> str:
-    """Return the story in one sentence."""
-    first = story.first_bad
+def verdict(analysis: Analysis) -> str:
+    """Return the result of the analysis in one sentence."""
+    first = analysis.first_bad
     if first is None:
-        return "Nothing found: the numbers of this run were in order."
+        return "Nothing found: the numbers of this run were normal."
     where = f" ({first.place})" if first.place else ""
     return f"{first.cause.title}, since step {first.step}{where}."
 
 
-def ending(story: Story) -> str:
+def ending(analysis: Analysis) -> str:
     """Return when and how the run ended."""
-    when = moment(story.ended_unix_seconds)
-    steps = story.history.steps
+    when = moment(analysis.ended_unix_seconds)
+    steps = analysis.history.steps
     last = f"step {steps[-1].step}" if steps else "no step"
-    if story.end is EndReason.RUNNING:
+    if analysis.end is EndReason.RUNNING:
         return f"was running; {last}, {when}"
-    return f"{story.end.name.lower()} after {last}, {when}"
+    return f"{analysis.end.name.lower()} after {last}, {when}"
 
 
-def facts(story: Story) -> list[tuple[str, str]]:
-    """Return what is known of the run, by name."""
-    evidence, identity = story.evidence, story.evidence.identity
+def facts(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return facts about the run, by name."""
+    evidence, identity = analysis.evidence, analysis.evidence.identity
     known = evidence.facts
     hosts = sorted({log.identity.host for log in evidence.ranks})
     versions = dict(evidence.versions) or {
@@ -69,7 +69,7 @@ def facts(story: Story) -> list[tuple[str, str]]:
     }
     rows = [
         ("run", f"{identity.run}, attempt {identity.attempt}"),
-        ("ended", ending(story)),
+        ("ended", ending(analysis)),
         ("ranks", f"{len(evidence.ranks)} of {identity.world_size}, on {', '.join(hosts)}"),
         (
             "training",
@@ -78,10 +78,10 @@ def facts(story: Story) -> list[tuple[str, str]]:
             ),
         ),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("from", f"{evidence.source}"),
+        ("source", f"{evidence.source}"),
     ]
     if evidence.reasons:
-        rows.insert(2, ("recorded for", ", ".join(evidence.reasons)))
+        rows.insert(2, ("recorded because of", ", ".join(evidence.reasons)))
     return [(name, text) for name, text in rows if text]
 
 

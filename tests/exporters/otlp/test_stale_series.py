@@ -2,17 +2,21 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.resources import Resource
 
-from mp_agent.exporters.otlp import vanished
-from mp_agent.exporters.otlp.clients import ExportError
-from mp_agent.exporters.otlp.sources import MetricSource
-from mp_agent.exporters.otlp.vanished import NoRecordedValues, SentSeries, flag_all
+from mp_agent.exporters.otlp import stale_series
+from mp_agent.exporters.otlp.exporter import ExportError
+from mp_agent.exporters.otlp.signal_sources import MetricSource
+from mp_agent.exporters.otlp.stale_series import (
+    NoRecordedValues,
+    SentSeries,
+    flag_no_recorded_value,
+)
 from tests.exporters.otlp.samples import (
     DURATION,
     PHASE,
+    batch_of,
     duration,
     everything,
     family,
-    harvest_of,
     snapshot,
     steps,
 )
@@ -25,18 +29,18 @@ class Source:
     def __init__(self) -> None:
         self.shown = snapshot()
         self.requests: list = []
-        self.source = MetricSource(lambda: harvest_of(self.shown), Resource({}))
+        self.source = MetricSource(lambda: batch_of(self.shown), Resource({}))
 
     def push(self, shown, error: ExportError | None = None) -> bool:
         """Push a snapshot; with an error it arrives all the same, and is not acknowledged."""
         self.shown = shown
-        make = self.source.take()
+        make = self.source.next_push()
         if make is None:
             return False
         for data in make():
             request = encode_metrics(data)
             self.requests.append(
-                flag_all(request) if isinstance(data, NoRecordedValues) else request
+                flag_no_recorded_value(request) if isinstance(data, NoRecordedValues) else request
             )
         self.source.settle(error)
         return True
@@ -103,8 +107,8 @@ def test_points_without_value_have_the_flag_and_no_value():
 
 @pytest.mark.parametrize("pushes", [50])
 def test_an_endpoint_that_never_answers_does_not_fill_the_memory(pushes, monkeypatch):
-    monkeypatch.setattr(vanished, "_REMEMBERED_MAX", 10)
+    monkeypatch.setattr(stale_series, "_REMEMBERED_MAX", 10)
     sent = SentSeries()
     for number in range(pushes):
         sent.pushed(phase(str(number)), delivered=False)
-    assert len(sent.vanished(snapshot()).families[0].samples) == 10
+    assert len(sent.stale(snapshot()).families[0].samples) == 10

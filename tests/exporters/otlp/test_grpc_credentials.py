@@ -122,7 +122,9 @@ def test_half_of_a_clients_certificate_is_refused_before_grpc_ends_the_process(
     with started(tmp_path) as loop:
         loop.push()
     assert loop.account().failures == 1
-    assert "set both" in caplog.text
+    assert (
+        "CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE must be set together" in caplog.text
+    )
 
 
 def test_a_file_that_is_missing_is_named(endpoint, tmp_path, monkeypatch, caplog):

@@ -12,15 +12,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from mp_agent.exporters.otlp import metrics_data
-from mp_agent.exporters.otlp.clients import SPLITS_IN_VAIN_MAX
-from mp_agent.exporters.otlp.halves import halves, size_of
-from mp_agent.exporters.otlp.metrics_data import Times, batches
-from mp_agent.exporters.otlp.resource import make_resource
-from mp_agent.exporters.otlp.vanished import NoRecordedValues
+from mp_agent.exporters.otlp.client import SPLITS_WITHOUT_SUCCESS_MAX
 from tests.exporters.otlp.grpc_collector import grpc_collector
 from tests.exporters.otlp.receiver import Answer, Posted
-from tests.exporters.otlp.samples import event, everything, snapshot, steps
+from tests.exporters.otlp.samples import event, snapshot, steps
 from tests.exporters.otlp.service_loop import started
 from tests.exporters.otlp.test_database import now
 from tests.exporters.otlp.test_metrics_data import many_layers
@@ -31,11 +26,7 @@ from tools.victoria import victoria_metrics
 LAYERS = 4500
 BAD = frozenset(f"model.layers.{index}.weight" for index in (0, 1, 700, 2999, 3998))
 
-
-@pytest.fixture(autouse=True)
-def short_timeout(monkeypatch) -> None:
-    """Give up before the first repetition, which the exporters make after a second."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+pytestmark = pytest.mark.usefixtures("short_timeout")
 
 
 def bad_points(message: Any) -> int:
@@ -98,7 +89,7 @@ def test_an_endpoint_that_refuses_everything_is_not_asked_about_every_point(rece
     with started(tmp_path) as loop:
         loop.push(many_layers(LAYERS))
         first = len(receiver.posted)
-        assert first <= 2 + 2 * SPLITS_IN_VAIN_MAX
+        assert first <= 2 + 2 * SPLITS_WITHOUT_SUCCESS_MAX
         assert loop.account().rejected == LAYERS + 1
         loop.push(many_layers(LAYERS))
         assert len(receiver.posted) == first + 2, "and at the next push once per request"
@@ -165,28 +156,6 @@ def _push_by_grpc(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
-
-
-def test_halves_hold_every_point_once_and_are_of_the_same_kind(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics_data, "POINTS_MAX", 10**6)
-    (whole,) = batches(everything(), Times(0, {}, {}), make_resource(tmp_path))
-    gone = NoRecordedValues(whole.resource_metrics)
-
-    assert [type(half) for half in halves(gone)] == [NoRecordedValues] * 2
-    pieces = [whole]
-    while any(map(halves, pieces)):
-        pieces = [part for piece in pieces for part in (halves(piece) or (piece,))]
-    assert [size_of(piece) for piece in pieces] == [1] * size_of(whole)
-
-    def points(requests: list[Any]) -> list[Any]:
-        return [
-            (metric.name, metric.unit, point)
-            for request in requests
-            for metric in request.resource_metrics[0].scope_metrics[0].metrics
-            for point in metric.data.data_points
-        ]
-
-    assert points(pieces) == points([whole])
 
 
 @pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""Cuts a refused request in two, so that what is refused for its own sake is found."""
+"""Splits a refused request in two, to isolate the points that cause the refusal."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,29 +7,29 @@ from typing import Any
 from opentelemetry.sdk.metrics.export import Metric, MetricsData
 
 
-def size_of(request: Any) -> int:
-    """Return how many data points, log records or spans a request holds."""
+def request_size(request: Any) -> int:
+    """Return the number of data points, log records or spans in a request."""
     if isinstance(request, MetricsData):
         return sum(len(metric.data.data_points) for metric in _metrics(request))
     return len(request) if isinstance(request, Sequence) else 1
 
 
-def halves(request: Any) -> tuple[Any, ...]:
-    """Return two requests that together hold what a request of metrics holds; else none."""
-    if not isinstance(request, MetricsData) or (size := size_of(request)) < 2:
+def split_request(request: Any) -> tuple[Any, ...]:
+    """Return a metrics request as two that hold half of its points each; nothing for others."""
+    if not isinstance(request, MetricsData) or (size := request_size(request)) < 2:
         return ()
     return _part(request, 0, size // 2), _part(request, size // 2, size)
 
 
 def _metrics(request: MetricsData) -> Sequence[Metric]:
-    """Return the metrics of a request: all are of one resource and one scope."""
+    """Return the metrics of a request, which has one resource and one scope."""
     (resource,) = request.resource_metrics
     (scope,) = resource.scope_metrics
     return scope.metrics
 
 
 def _part(request: MetricsData, begin: int, end: int) -> MetricsData:
-    """Return the points from `begin` to before `end`, as a request of the same kind."""
+    """Return points `begin` to `end` (exclusive), as a request of the same type."""
     (resource,) = request.resource_metrics
     (scope,) = resource.scope_metrics
     metrics, passed = [], 0

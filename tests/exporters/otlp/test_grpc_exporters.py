@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.exporters.otlp.metrics_data import OF_ONE_PROCESS
+from mp_agent.exporters.otlp.metrics_data import PROCESS_METRICS
 from mp_agent.version import __version__
 from tests.exporters.otlp.grpc_collector import Collector, grpc_collector
 from tests.exporters.otlp.samples import BORN_UNIX_NS, NOW, event, everything, snapshot, steps
@@ -55,7 +55,7 @@ def test_resource_scope_temporality_times_units_and_descriptions(collector, tmp_
         for point in getattr(found, kind).data_points:
             assert point.time_unix_nano == NOW * 10**9
             if kind != "gauge":
-                of_the_process = metric.name in OF_ONE_PROCESS
+                of_the_process = metric.name in PROCESS_METRICS
                 assert (point.start_time_unix_nano == BORN_UNIX_NS) is not of_the_process
         if kind != "gauge":
             temporality = getattr(found, kind).aggregation_temporality
@@ -100,7 +100,7 @@ def test_a_partial_success_is_a_failure(collector, tmp_path, caplog):
     with started(tmp_path) as loop:
         loop.push()
     assert loop.account().failures == 1
-    assert "took all but 3: too old" in caplog.text
+    assert "accepted all but 3: too old" in caplog.text
 
 
 @pytest.mark.parametrize(

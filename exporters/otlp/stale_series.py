@@ -1,7 +1,7 @@
-"""Series that were sent and are gone: told with the flag that OTLP has for it.
+"""Ends series that were sent and no longer exist, with OTLP's "no recorded value" flag.
 
-A scrape ends a series by not showing it any more. Whoever is pushed to keeps the last value for
-minutes instead, unless told that there is none; receivers store that as Prometheus' stale marker.
+A scrape ends a series by omitting it. The receiver of a push would keep the last value for minutes
+instead; it stores the flag as Prometheus' stale marker.
 """
 
 from collections.abc import Iterable
@@ -24,17 +24,17 @@ Series = dict[Metric, frozenset[tuple[str, ...]]]
 
 
 class NoRecordedValues(MetricsData):
-    """Points whose values count for nothing: they only say that there is none any more."""
+    """Points that end their series; their values are ignored."""
 
 
 @dataclass(slots=True)
 class SentSeries:
-    """Remembers what the other side may hold as current."""
+    """Remembers which series the receiver may hold as current."""
 
     _held: Series = field(default_factory=dict)
 
-    def vanished(self, snapshot: Snapshot) -> Snapshot:
-        """Return the series that the other side may hold and that `snapshot` lacks, at 0."""
+    def stale(self, snapshot: Snapshot) -> Snapshot:
+        """Return the series that the receiver may hold and that `snapshot` lacks, with value 0."""
         current = series_of(snapshot)
         families = (
             (metric, labels - current.get(metric, frozenset()))
@@ -46,7 +46,7 @@ class SentSeries:
         )
 
     def pushed(self, snapshot: Snapshot, *, delivered: bool) -> None:
-        """Note a push. Without an answer, what it held may have arrived or not: both are kept."""
+        """Record a push. If undelivered, its series may have arrived: old and new ones are kept."""
         current = series_of(snapshot)
         if delivered:
             self._held = current
@@ -64,10 +64,10 @@ def series_of(snapshot: Snapshot) -> Series:
     }
 
 
-def flag_all(request: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest:
-    """Flag every point of an encoded request as one without a value, and take the values out.
+def flag_no_recorded_value(request: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest:
+    """Flag every point of an encoded request as one without a value, and clear the values.
 
-    A histogram keeps its sum, 0: without one, VictoriaMetrics would leave `_sum` as it was.
+    A histogram keeps its sum, 0: without one, VictoriaMetrics would not end `_sum`.
     """
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
@@ -83,7 +83,7 @@ def flag_all(request: ExportMetricsServiceRequest) -> ExportMetricsServiceReques
 def _zeros(metric: Metric, labels: Iterable[tuple[str, ...]]) -> Family:
     value: float | HistogramValue = 0.0
     if metric.kind is Kind.HISTOGRAM:
-        # With its bounds, since each bucket is a series of its own to Prometheus.
+        # With its bounds, since each bucket is a series of its own in Prometheus.
         counts = (0,) * (len(metric.bounds) + 1)
         value = HistogramValue((*metric.bounds, float("inf")), counts, 0.0)
     return Family(metric, tuple(Sample(series, value) for series in sorted(labels)))

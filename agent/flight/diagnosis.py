@@ -1,19 +1,19 @@
-"""What a post-mortem may find: a cause, its place, and what speaks for and against it."""
+"""What a post-mortem may find: a cause, where it appeared, and arguments for and against it."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 LIKELY, POSSIBLE = 6, 3
-"""Weights from which on a finding is called so; below, it is unlikely."""
+"""Lowest scores of a likely and of a possible diagnosis; below, it is unlikely."""
 
 DECISIVE, STRONG, MEDIUM, WEAK = 6, 4, 2, 1
-"""Weights of arguments: what was seen itself; what hardly anything else explains; what fits this
-cause best; what merely fits it."""
+"""Weights of arguments: observed directly; hardly explained otherwise; best explained by this
+cause; merely consistent with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A kind of trouble by the taxonomy. `conditions`: alerts whose remedies help, best first."""
+    """A cause in the taxonomy. `conditions`: alerts whose remedies apply, best first."""
 
     name: str
     title: str
@@ -21,7 +21,7 @@ class Cause:
 
 
 class Causes(Enum):
-    """The taxonomy, as far as it can be told from what is measured."""
+    """The part of the taxonomy that the measured values can show."""
 
     NONFINITE_ON_ONE_RANK = Cause(
         "nonfinite_forward_one_rank",
@@ -31,11 +31,11 @@ class Causes(Enum):
     NONFINITE_FORWARD = Cause(
         "nonfinite_forward",
         "Non-finite values in the forward pass of all ranks: the model, its weights or its inputs",
-        ("MpAgentActivationNonFinite", "MpAgentLossNonFinite"),
+        ("MpAgentLossNonFinite", "MpAgentGradientNonFinite"),
     )
     NONFINITE_BACKWARD = Cause(
         "nonfinite_backward",
-        "Non-finite gradients born in the backward pass",
+        "Non-finite gradients that originate in the backward pass",
         ("MpAgentNonFiniteUpdate", "MpAgentLossNonFinite"),
     )
     NONFINITE_UPDATE = Cause(
@@ -85,7 +85,7 @@ class Causes(Enum):
     )
     RANK_FAILED = Cause("rank_failed", "The program ended with an error", ("MpAgentRunFailed",))
     RANK_STALLED = Cause(
-        "rank_stalled", "The run stands still", ("MpAgentRankStalled", "MpAgentRunStalled")
+        "rank_stalled", "The run is stalled", ("MpAgentRankStalled", "MpAgentRunStalled")
     )
 
 
@@ -101,7 +101,7 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One observation that speaks for or against a cause."""
+    """One observation for or against a cause."""
 
     text: str
     weight: int
@@ -109,25 +109,27 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A cause that something speaks for. Empty strings for what no evidence names."""
+    """A cause with its evidence. Empty strings for what no evidence identifies."""
 
     cause: Cause
     sequence: int
-    """Step since the probe attached at which it shows first."""
+    """First step at which it appears, counted since the probe attached."""
     step: int
     """The same step in the trainer's count."""
     rank: str = ""
     layer: str = ""
     phase: str = ""
-    speaks_for: tuple[Argument, ...] = ()
-    speaks_against: tuple[Argument, ...] = ()
+    arguments_for: tuple[Argument, ...] = ()
+    arguments_against: tuple[Argument, ...] = ()
     follows: str = ""
     """Name of the cause that explains this one; empty when nothing found does."""
 
     @property
     def score(self) -> int:
-        """Weight of what speaks for it, less that of what speaks against it."""
-        return sum(a.weight for a in self.speaks_for) - sum(a.weight for a in self.speaks_against)
+        """Total weight of the arguments for it, less that of those against it."""
+        return sum(a.weight for a in self.arguments_for) - sum(
+            a.weight for a in self.arguments_against
+        )
 
     @property
     def likelihood(self) -> str:
@@ -140,6 +142,6 @@ class Diagnosis:
 
     @property
     def place(self) -> str:
-        """Rank, layer and phase as far as they are known, in words."""
+        """Rank, layer and phase as far as they are known, as text."""
         named = (("rank", self.rank), ("layer", self.layer), ("phase", self.phase))
         return ", ".join(f"{what} {value}" for what, value in named if value)

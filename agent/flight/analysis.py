@@ -1,4 +1,4 @@
-"""The story of a run: what went wrong first, what moved before it, why, and what to do."""
+"""The analysis of a run: what went wrong first, what changed before it, why, and what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.flight.case import Case, headroom_bits
 from mp_agent.flight.diagnose import diagnose
+from mp_agent.flight.diagnosis import Cause, Diagnosis
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.findings import Cause, Diagnosis
-from mp_agent.flight.history import LayerHistory, RunHistory
+from mp_agent.flight.history import LayerSample, RunHistory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 
@@ -19,15 +19,15 @@ _STEPS_BEFORE, _STEPS_AFTER = 8, 5
 _LONG_BEFORE, _JUST_BEFORE = 50, 5
 _MOVED = 1.5
 _MOVED_TIME = 3.0
-"""Step times vary by themselves."""
+"""Step times vary more."""
 _LAYERS_SHOWN = 10
 
-_GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
+_WORST_FIRST = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """How one quantity stood long before the first bad step, just before it, and at it.
+    """The values of a quantity long before the first bad step, just before it, and at it.
 
     Medians over steps 6 to 50 and 1 to 5 before; None where nothing was observed.
     """
@@ -61,8 +61,8 @@ class RemedyAdvice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerStanding:
-    """A layer at the step that is looked at."""
+class LayerSummary:
+    """A layer at the step that the analysis shows."""
 
     name: str
     norm: float
@@ -72,29 +72,29 @@ class LayerStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Story:
-    """Everything that a post-mortem says. `first_bad` is the first of `findings`, if any."""
+class Analysis:
+    """The result of a post-mortem. `first_bad` is the first of `findings`, if any."""
 
     evidence: Evidence
     history: RunHistory
     end: EndReason
-    """RUNNING if it went on when the record was made."""
+    """RUNNING if the run continued when the record was made."""
     findings: tuple[Diagnosis, ...]
     remedies: tuple[RemedyAdvice, ...]
     """Of the first finding."""
     moves: tuple[Move, ...]
     around: tuple[MergedStep, ...]
     """Steps before and after the first bad one; the last ones when there is none."""
-    layers: tuple[LayerStanding, ...]
+    layers: tuple[LayerSummary, ...]
     """The worst layers, at `layers_step`."""
     layers_step: int
-    """In the trainer's count; the first bad one, or the one looked at last before it."""
+    """In the trainer's count; the first bad one, or the last sampled one before it."""
     limits: tuple[tuple[str, float], ...]
     """Thresholds of the gradient norm, by name."""
 
     @property
     def first_bad(self) -> Diagnosis | None:
-        """Return where it began."""
+        """Return the diagnosis of the first bad step."""
         return self.findings[0] if self.findings else None
 
     @property
@@ -103,13 +103,13 @@ class Story:
         return self.history.steps[-1].time_unix_seconds if self.history.steps else None
 
 
-def tell(evidence: Evidence, history: RunHistory) -> Story:
-    """Return the story of an attempt."""
+def analyse(evidence: Evidence, history: RunHistory) -> Analysis:
+    """Return the analysis of an attempt."""
     case = Case(evidence, history)
     findings = diagnose(case)
     first = findings[0] if findings else None
     table = _table_for(case, first)
-    return Story(
+    return Analysis(
         evidence=evidence,
         history=history,
         end=run_end([log.end for log in evidence.ranks]),
@@ -127,14 +127,14 @@ def tell(evidence: Evidence, history: RunHistory) -> Story:
 
 
 def run_end(ranks: Sequence[EndReason]) -> EndReason:
-    """Return how a run ended: the gravest of its ranks' ends; RUNNING while one goes on."""
+    """Return how a run ended: the worst of its ranks' ends; RUNNING while one is running."""
     if not ranks or EndReason.RUNNING in ranks:
         return EndReason.RUNNING
-    return next(reason for reason in _GRAVITY if reason in ranks)
+    return next(reason for reason in _WORST_FIRST if reason in ranks)
 
 
 def _facts_of(case: Case) -> Lookup:
-    """Return what finds the series that remedies ask for, as the run would have exposed them."""
+    """Return a lookup of the series that remedies depend on, as the run would have exposed them."""
     limits = any(step.get("clip_max_norm") is not None for step in case.steps)
     found: dict[str, list[Mapping[str, str]]] = {
         metrics.RUN_INFO.prometheus_name: [case.evidence.facts],
@@ -144,21 +144,18 @@ def _facts_of(case: Case) -> Lookup:
 
 
 def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[RemedyAdvice, ...]:
-    """Return the catalog's remedies for a cause; an alert that is not in the catalog is left out.
+    """Return the catalog's remedies for a cause, each once.
 
-    What two alerts both advise is said once. lookup: finds the series of the run, of which those
-    that do not fit it are left out.
+    lookup: finds the series of the run; remedies that do not fit it are omitted.
     """
     known = {condition.name: condition for condition in CONDITIONS}
-    said: set[str] = set()
+    given: set[str] = set()
     found = []
     for name in cause.conditions:
-        if name not in known:
-            continue
         condition = known[name]
         fits = condition.remedies if lookup is None else fitting(condition.remedies, lookup)
-        new = tuple(remedy for remedy in fits if remedy not in said)
-        said.update(new)
+        new = tuple(remedy for remedy in fits if remedy not in given)
+        given.update(new)
         if new:
             found.append(
                 RemedyAdvice(
@@ -178,7 +175,7 @@ QUANTITIES: tuple[tuple[str, Callable[[MergedStep], float | None]], ...] = (
     ("learning_rate", lambda step: step.get("learning_rate")),
     ("step_seconds", lambda step: step.get("step_seconds")),
 )
-"""What is watched on the way to the first bad step."""
+"""The quantities that are compared before and at the first bad step."""
 
 
 def _moves(case: Case, sequence: int) -> list[Move]:
@@ -212,8 +209,8 @@ def _around(case: Case, first: Diagnosis | None) -> tuple[MergedStep, ...]:
     return found or case.steps[-shown:]
 
 
-def _table_for(case: Case, first: Diagnosis | None) -> LayerHistory | None:
-    """Return the layers at the first bad step, else those looked at last before it."""
+def _table_for(case: Case, first: Diagnosis | None) -> LayerSample | None:
+    """Return the layers at the first bad step, else the last sample before it."""
     tables = case.history.tables
     if not tables:
         return None
@@ -223,10 +220,10 @@ def _table_for(case: Case, first: Diagnosis | None) -> LayerHistory | None:
     return case.layers_at(first.sequence) or (earlier[-1] if earlier else tables[0])
 
 
-def _worst_layers(table: LayerHistory) -> tuple[LayerStanding, ...]:
-    """Return the layers with most NaN and Inf, then with the largest norm."""
+def _worst_layers(table: LayerSample) -> tuple[LayerSummary, ...]:
+    """Return the layers with the most NaN and Inf, then those with the largest norm."""
     standing = [
-        LayerStanding(
+        LayerSummary(
             name=name, norm=squares**0.5, abs_max=largest, nonfinite_elements=bad, elements=elements
         )
         for name, squares, largest, bad, elements in zip(

@@ -1,8 +1,8 @@
-"""The session of the official exporters over HTTP: it knows a refusal when it gets one.
+"""The HTTP session of the official exporters: it detects refusals that they take for success.
 
-They count every status below 400 as delivered and do not look at the body, so that a redirect to
-a login page, or an answer that says how much was rejected, would pass for success. Besides, a
-session that is not told better prefers REQUESTS_CA_BUNDLE to OTEL_EXPORTER_OTLP_CERTIFICATE.
+They count every status below 400 as delivered and ignore the body, so that a redirect to a login
+page, or a response that rejects some points, would pass for success. Besides, a session prefers
+REQUESTS_CA_BUNDLE to OTEL_EXPORTER_OTLP_CERTIFICATE by default.
 """
 
 from collections.abc import Mapping
@@ -27,37 +27,37 @@ _RESPONSES: dict[OtlpSignal, tuple[Any, str]] = {
 _PROTOBUF = "application/x-protobuf"
 _WEB_PAGE = "text/html"
 _EXPLANATION_CHARACTERS_MAX = 200
-_MAY_CHANGE = {429, 502, 503, 504}
-"""Statuses after which the same request may be sent again; after no other, says OTLP/HTTP."""
-_OF_THE_CONTENT = {400, 413, 422}
-"""Statuses that may be due to a part of what was sent."""
+_RETRYABLE = {429, 502, 503, 504}
+"""The only statuses after which OTLP/HTTP lets a client retry the same request."""
+_DUE_TO_CONTENT = {400, 413, 422}
+"""Statuses that may be due to a part of the request."""
 
 
 class RefusedError(requests.RequestException):
-    """The other side answered, and did not take what was sent."""
+    """The endpoint answered, and did not accept the request."""
 
 
 class CheckedSession(requests.Session):
-    """A session that raises RefusedError for an answer that is a refusal in a 2xx or 3xx coat."""
+    """A session that raises RefusedError for a 2xx or 3xx response that is a refusal."""
 
     def __init__(self, signal: OtlpSignal) -> None:
         super().__init__()
         self._signal = signal
-        self.refused_for_good = False
-        """Whether the last answer says that sending the same again is of no use."""
-        self.perhaps_in_part = False
-        """Whether it may say so because of a part of what was sent."""
+        self.refused_permanently = False
+        """Whether sending the same again cannot succeed, by the last response."""
+        self.may_be_partly_acceptable = False
+        """Whether the refusal may be due to a part of the request."""
         self.rejected = 0
-        """How many points, records or spans the last answer rejects of a request that was taken."""
+        """Points, records or spans that the last response rejects of a request it accepts."""
         self.retry_after_seconds = 0.0
-        """How long the last answer asks to wait."""
+        """The delay that the last response asks for."""
         self.explanation = ""
-        """What the last answer says of its error, besides the status."""
+        """The text of the last error, besides its status."""
         self.hooks["response"].append(self._check)
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        """Send; without an answer nothing of an earlier one holds any more."""
-        self.refused_for_good = self.perhaps_in_part = False
+        """Send; the state of an earlier response is cleared."""
+        self.refused_permanently = self.may_be_partly_acceptable = False
         self.rejected = 0
         self.retry_after_seconds = 0.0
         self.explanation = ""
@@ -66,14 +66,14 @@ class CheckedSession(requests.Session):
     def merge_environment_settings(
         self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
     ) -> Any:
-        """Return settings of a request; the exporter's authority wins over the environment's."""
+        """Return a request's settings; the exporter's authority overrides the environment's."""
         chosen = self.verify if verify is None else verify
         return super().merge_environment_settings(url, proxies, stream, chosen, cert)
 
     def _check(self, response: requests.Response, **arguments: object) -> None:
         status = response.status_code
-        self.refused_for_good = status >= 300 and status not in _MAY_CHANGE
-        self.perhaps_in_part = status in _OF_THE_CONTENT
+        self.refused_permanently = status >= 300 and status not in _RETRYABLE
+        self.may_be_partly_acceptable = status in _DUE_TO_CONTENT
         self.retry_after_seconds = _retry_after_seconds(response.headers)
         if 300 <= status < 400:
             raise RefusedError(f"answered {status}, a redirect: is the endpoint right?")
@@ -92,21 +92,21 @@ class CheckedSession(requests.Session):
         try:
             partial = make.FromString(body).partial_success
         except DecodeError:
-            raise RefusedError("answered with what is no OTLP") from None
+            raise RefusedError("answered with something other than OTLP") from None
         if rejected := getattr(partial, rejected_field):
-            # What was taken would be there twice.
-            self.refused_for_good, self.rejected = True, rejected
-            raise RefusedError(f"took all but {rejected}: {partial.error_message}")
+            # A retry would duplicate what was accepted.
+            self.refused_permanently, self.rejected = True, rejected
+            raise RefusedError(f"accepted all but {rejected}: {partial.error_message}")
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """Return the seconds of a Retry-After header; a date in it is left to the exporter."""
+    """Return the seconds of a Retry-After header; a date is left to the exporter."""
     value = headers.get("Retry-After", "")
     return float(value) if value.isascii() and value.isdigit() else 0.0
 
 
 def _explanation(content_type: str, body: bytes) -> str:
-    """Return in one line what the body of an error says; a web page says nothing."""
+    """Return the text of an error's body in one line; nothing for a web page."""
     if content_type.startswith(_WEB_PAGE):
         return ""
     text = body.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Pushes of one signal: one at a time, each in a thread of its own that nothing waits for."""
+"""Pushes of one signal, one at a time, each in a daemon thread of its own."""
 
 import asyncio
 import logging
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from mp_agent.exporters.otlp.clients import Client, ExportError
+from mp_agent.exporters.otlp.client import Client
+from mp_agent.exporters.otlp.exporter import ExportError
 from mp_agent.records.views import ExportAccount
 
 log = logging.getLogger("mp_agent.otlp")
 
 _FINISH_POLL_SECONDS = 0.02
 _GRACE_SECONDS = 1.0
-_LOST_THREADS_MAX = 4
+_ABANDONED_THREADS_MAX = 4
 
 
 class OpenClient(Protocol):
@@ -26,7 +27,7 @@ class OpenClient(Protocol):
 
 
 class Push:
-    """One push under way."""
+    """A push in progress."""
 
     def __init__(
         self,
@@ -34,19 +35,19 @@ class Push:
         get_client: Callable[[], Client],
         limit_seconds: float,
     ) -> None:
-        """Begin; `make_requests` and `get_client` are called in the thread."""
+        """Start; `make_requests` and `get_client` are called in the thread."""
         self._make_requests = make_requests
         self._get_client = get_client
         self._limit_seconds = limit_seconds
         self.started_seconds = time.monotonic()
         self.error: ExportError | None = None
-        # Not an executor: its threads are waited for when the interpreter ends.
+        # Not an executor: the interpreter joins its threads at exit.
         self._thread = threading.Thread(target=self._run, name="otlp push", daemon=True)
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or with `error`."""
+        """Whether it has finished, successfully or with `error`."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -55,14 +56,14 @@ class Push:
         except ExportError as error:
             self.error = error
         except Exception as error:
-            log.exception("a push could not be made")
+            log.exception("a push failed unexpectedly")
             self.error = ExportError(type(error).__name__)
 
 
 class SignalPusher:
-    """All pushes of one signal, their account, and the client that they share.
+    """Runs the pushes of one signal, counts their outcomes, and holds the client they share.
 
-    Everything but the pushes themselves happens in the thread of the caller.
+    Everything but the pushes themselves happens in the caller's thread.
     """
 
     def __init__(self, name: str, open_client: OpenClient, *, limit_seconds: float) -> None:
@@ -72,7 +73,7 @@ class SignalPusher:
         self._limit_seconds = limit_seconds
         self._client: Client | None = None
         self._push: Push | None = None
-        self._lost: list[Push] = []
+        self._abandoned: list[Push] = []
         self._failures = 0
         self._rejected = 0
         self._failing = False
@@ -80,7 +81,7 @@ class SignalPusher:
 
     @property
     def account(self) -> ExportAccount:
-        """How the pushes went so far."""
+        """The outcomes of the pushes so far."""
         return ExportAccount(
             exporter=self._name,
             failures=self._failures,
@@ -90,27 +91,27 @@ class SignalPusher:
 
     @property
     def busy(self) -> bool:
-        """Whether a push is under way."""
+        """Whether a push is in progress."""
         return self._push is not None
 
     @property
     def free(self) -> bool:
-        """Whether a push can begin."""
-        return self._push is None and len(self._running()) < _LOST_THREADS_MAX
+        """Whether a push can start."""
+        return self._push is None and len(self._running()) < _ABANDONED_THREADS_MAX
 
     @property
-    def quiet(self) -> bool:
-        """Whether no thread is at work any more."""
+    def idle(self) -> bool:
+        """Whether no thread is running."""
         return (self._push is None or self._push.done) and not self._running()
 
-    def begin(self, make_requests: Callable[[], Iterable[Any]]) -> None:
-        """Begin a push. Only when `free`."""
+    def start(self, make_requests: Callable[[], Iterable[Any]]) -> None:
+        """Start a push. Only when `free`."""
         self._push = Push(make_requests, self._get_client, self._limit_seconds)
 
     def settle(self) -> Push | None:
-        """Return the push that has ended since this was last asked, and account for it.
+        """Return the push that has finished since the last call, and count its outcome.
 
-        One that is stuck, because the other side goes on answering without end, is given up.
+        One that is stuck, because the endpoint never stops answering, is abandoned.
         """
         push = self._push
         if push is None:
@@ -119,20 +120,20 @@ class SignalPusher:
             stuck_seconds = 2 * self._limit_seconds + _GRACE_SECONDS
             if time.monotonic() - push.started_seconds < stuck_seconds:
                 return None
-            self._lost.append(push)
+            self._abandoned.append(push)
             self._client = None
-            push.error = ExportError(f"no end of it after {stuck_seconds:g} s")
+            push.error = ExportError(f"not finished after {stuck_seconds:g} s")
         self._push = None
-        self._note(push.error)
+        self._record(push.error)
         return push
 
     async def finish(
         self, make_requests: Callable[[], Iterable[Any]] | None, deadline_seconds: float
     ) -> Push | None:
-        """Push once more, if there is something, and end by the deadline at the latest.
+        """Push once more, if there is data, and return by the deadline.
 
-        One under way is left to itself. The last push has a connection of its own: the one before
-        may wait for an answer that comes too late.
+        A push in progress is not waited for. The last push uses a new connection: the previous
+        one may be waiting for a response that comes too late.
         """
         if self._client is not None:
             self._client.close()
@@ -145,34 +146,34 @@ class SignalPusher:
         while not last.done and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_FINISH_POLL_SECONDS)
         if not last.done:
-            self._lost.append(last)
-            last.error = ExportError("no answer before the end")
+            self._abandoned.append(last)
+            last.error = ExportError("no response before shutdown")
         elif self._client is not None:
             self._client.close()
-        self._note(last.error)
+        self._record(last.error)
         return last
 
     def _running(self) -> list[Push]:
-        """Return those of the pushes given up whose threads are still there."""
-        self._lost = [push for push in self._lost if not push.done]
-        return self._lost
+        """Return the abandoned pushes whose threads are still running."""
+        self._abandoned = [push for push in self._abandoned if not push.done]
+        return self._abandoned
 
     def _get_client(self) -> Client:
         if self._client is None:
             self._client = self._open_client()
         return self._client
 
-    def _note(self, error: ExportError | None) -> None:
-        """Account for a push; only a change is logged, since an outage may last for hours."""
-        if error is None or error.arrived:
+    def _record(self, error: ExportError | None) -> None:
+        """Count the outcome of a push; only changes are logged, since an outage may last hours."""
+        if error is None or error.partial_success:
             self._last_success_unix_seconds = time.time()
         if error is None:
             if self._failing:
-                log.info("%s: pushes arrive again, after %d failures", self._name, self._failures)
+                log.info("%s: pushes succeed again, after %d failures", self._name, self._failures)
         else:
             self._failures += 1
             self._rejected += error.rejected
-            if not self._failing and error.arrived:
+            if not self._failing and error.partial_success:
                 log.warning(
                     "%s: %d items of a push were refused: %s", self._name, error.rejected, error
                 )
