@@ -47,11 +47,12 @@ def _overview() -> str:
             f"[`{condition.name}`](#{condition.name.lower()})",
             ", ".join(level.severity.value for level in condition.levels),
             condition.summary,
+            condition.remedies[0],
             f"[runbook](../{RUNBOOKS}/{page_file(condition.name)})",
         )
         for condition in CONDITIONS
     )
-    return markdown_table(("alert", "severity", "what", ""), rows)
+    return markdown_table(("alert", "severity", "what", "first remedy", ""), rows)
 
 
 def _thresholds() -> str:
