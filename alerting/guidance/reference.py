@@ -88,8 +88,8 @@ def _entry(condition: Condition, values: Values) -> str:
                     for level in condition.levels
                 ),
             ),
-            *(["Set by:", listed(numbers)] if numbers else []),
-            "Quiet on: " + "; ".join(quiet_titles(condition)) + ".",
+            *(["Thresholds and durations:", listed(numbers)] if numbers else []),
+            "Tested not to fire on: " + "; ".join(quiet_titles(condition)) + ".",
             f"[Runbook](../{RUNBOOKS}/{page_file(condition.name)})",
             *(expression(level, values) for level in condition.levels),
         )
