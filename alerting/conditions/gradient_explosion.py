@@ -37,7 +37,7 @@ def _all_clipped(bound: Limit) -> Predicate:
 
 
 def _loss_calm() -> Joined:
-    """Tell whether the loss stayed within its baseline; without one it is not calm.
+    """Return whether the loss stayed within its baseline; without one it is not calm.
 
     The rolling median follows the loss of a run that was thrown back; the best level does not.
     """

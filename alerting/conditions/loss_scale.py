@@ -22,7 +22,7 @@ _ALIVE = duration("alive_window")
 
 
 def hung() -> Predicate:
-    """Tell whether the run has ceased to make steps: its scale says nothing new."""
+    """Return whether the run has ceased to make steps: its scale says nothing new."""
     return standing(_ALIVE)
 
 

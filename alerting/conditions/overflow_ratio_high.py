@@ -44,7 +44,7 @@ def _judged(claim: Predicate) -> Joined:
 
 
 def _above(share: Limit, *others: Predicate) -> Joined:
-    """Tell whether the share is above a limit, over as many steps as it takes to say so."""
+    """Return whether the share is above a limit, over as many steps as it takes to say so."""
     return any_of(
         _judged(any_of(_over(_SHARE, share), *others) if others else _over(_SHARE, share)),
         all_of(

@@ -16,14 +16,14 @@ _COMPLETED = EndReason.COMPLETED.name.lower()
 
 
 def _ended(operator: Literal["=", "!="], window: Duration, *keep: str) -> Seen:
-    """Tell whether the run ended, its reason compared so with completion."""
+    """Return whether the run ended, its reason compared so with completion."""
     where = (Where("reason", operator, _COMPLETED),)
     end = Series(metric=metrics.RUN_END, over=("last_over_time", window), where=where, keep=keep)
     return Seen(end)
 
 
 def _failed(window: Duration) -> Joined:
-    """Tell whether the run failed, and neither goes on nor was completed in the same time."""
+    """Return whether the run failed, and neither goes on nor was completed in the same time."""
     return unless(
         _ended("!=", window, "reason"),
         Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1)),

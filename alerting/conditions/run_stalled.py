@@ -26,7 +26,7 @@ def _in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
 
 
 def _hung_in(limit: Duration, phase: Seen) -> Joined:
-    """Tell whether the run has been for longer than a limit in a phase outside training."""
+    """Return whether the run has been for longer than a limit in a phase outside training."""
     return all_of(Compare(STANDING, ">", Length(limit)), phase)
 
 

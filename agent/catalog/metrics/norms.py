@@ -1,4 +1,4 @@
-"""Run scope: gradient norms beside the run's own usual ones, and what clipping saw of them."""
+"""Run scope: gradient norms compared with the run's own usual ones, and as seen by clipping."""
 
 from collections.abc import Mapping
 
