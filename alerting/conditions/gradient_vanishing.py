@@ -32,7 +32,7 @@ def _below(bound: Limit) -> tuple[Predicate, Predicate]:
 
 
 def _small_by_nature() -> Predicate:
-    """Return whether the norm is about what it was when it was largest: the loss has small units."""
+    """Return whether the norm is close to its largest value so far: the loss has small units."""
     return Compare(
         _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=metrics.GRAD_NORM_PEAK)
     )

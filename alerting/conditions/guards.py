@@ -41,7 +41,7 @@ def calibrated(window: Duration) -> Predicate:
 
 
 def restarted() -> Predicate:
-    """Return whether the job was resumed a while ago: its scaler may start anew."""
+    """Return whether the job was resumed a while ago: its scaler may calibrate again."""
     resets = Series(metric=metrics.ATTEMPT_STEP, over=("resets", duration("restart_window")))
     return Compare(Recorded("run:mp_agent_attempt_step:resets", resets), ">", _ZERO)
 

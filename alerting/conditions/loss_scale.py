@@ -35,7 +35,7 @@ def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...
 
 
 def counted_anew(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
-    """Return, for examples, the step of a run that begins its count anew in minute 10."""
+    """Return, for examples, the step of a run that restarts its count in minute 10."""
     return (Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
 
 

@@ -20,7 +20,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
-    """Runbook text for whoever handles the alert.
+    """Runbook text for the person who handles the alert.
 
     harm: severity: what is lost while it lasts, and how soon to act.
     query: PromQL that confirms it, for the run named RUN; reading: how to interpret the result.

@@ -1,4 +1,4 @@
-"""Run scope: the loss compared with its own usual level, its trend, and steps on which it was not finite.
+"""Run scope: the loss against its own usual level, its trend, and steps with a non-finite loss.
 
 Only losses that count enter level and trend: finite on all ranks that delivered, of steps that were
 not skipped, and of at least half as many ranks as before.
