@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grafana.render import rendered_dashboards
 from mp_agent.alerting.rules import rendered_files
+from tools.api_reference import api_reference_files
 from tools.chart import chart_files
 from tools.marks import with_table
 from tools.reference import reference_files
@@ -29,6 +30,7 @@ def generated_files() -> dict[Path, str]:
         rendered_dashboards(),
         chart_files(),
         reference_files(),
+        api_reference_files(),
     ):
         files.update({ROOT / path: text for path, text in rendered.items()})
     return files
