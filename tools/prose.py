@@ -106,8 +106,9 @@ def markdown_texts(page: str) -> Iterator[tuple[int, str]]:
 def python_texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield string literals that hold sentences, and comments, with their line numbers."""
     for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and len(node.value.split()) >= _WORDS:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if len(node.value.split()) >= _WORDS:
             yield node.lineno, node.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
