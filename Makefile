@@ -8,7 +8,7 @@ FRAMEWORKS := $(VENV)/.frameworks
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format generate servers bench gpu-check clean
+.PHONY: help demo test test-fast check format generate servers bench gpu-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -35,11 +35,18 @@ test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests
 		--no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
-check: $(INSTALLED) ## Format, lint, types, layers, generated files up to date
+# On two cores these take at most three minutes: for every edit.
+test-fast: $(INSTALLED) servers ## Run the tests that start no processes and need no framework
+	$(BIN)/python -m pytest -m 'not slow and not e2e and not alone and not gpu' \
+		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e \
+		--numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+check: $(INSTALLED) ## Format, lint, types, layers, prose, generated files up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@set -o pipefail; $(BIN)/mypy | $(REAL_PATHS)
 	PYTHONPATH=.editable $(BIN)/lint-imports
+	$(BIN)/python -m tools.prose
 	$(BIN)/python -m tools.generate --check
 
 format: $(INSTALLED) ## Format and mend what can be mended by itself

@@ -77,9 +77,9 @@ def _large(
 ) -> Callable[[torch.device], list[torch.Tensor]]:
     def make(device: torch.device) -> list[torch.Tensor]:
         gradient = torch.randn(LARGE_ELEMENTS, device=device).mul_(1e-3)
-        for part in gradient.split(1_000_000):
+        for part in gradient.split(1_000_000):  # type: ignore[no-untyped-call]
             part[: int(part.numel() * zero_share)] = 0.0
-        return list(gradient.to(dtype).split(LARGE_ELEMENTS // parts))
+        return list(gradient.to(dtype).split(LARGE_ELEMENTS // parts))  # type: ignore[no-untyped-call]
 
     return make
 

@@ -8,30 +8,43 @@ makes an optimizer (a launcher, a data worker, pip) is left as it is. Nothing he
 import os
 import sys
 
+# Importing `typing` would delay the start of every interpreter.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
 _OFF = ("", "0", "false", "no", "off")
 
 
 class _TorchFinder:
     """Finds torch where the finders after it find it, and is called back once it is imported."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self,
+        name: "str",
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
         """Return torch's spec, whose loader calls back; None for anything else."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = None if find is None else find(name, path, target)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 self._watch(spec.loader)
                 return spec
         return None
 
-    def _watch(self, loader):
+    def _watch(self, loader: "Any") -> None:
         load = getattr(loader, "exec_module", None)
         if load is None:
             return
 
-        def exec_module(module):
+        def exec_module(module: "ModuleType") -> None:
             del loader.exec_module
             load(module)
             if self in sys.meta_path:
@@ -44,7 +57,7 @@ class _TorchFinder:
             return
 
 
-def _await_optimizer(torch):
+def _await_optimizer(torch: "ModuleType") -> None:
     """Attach when the first optimizer is made: before it has been stepped, and torch is whole."""
     kind = getattr(getattr(torch, "optim", None), "Optimizer", None)
     if kind is None:
@@ -54,7 +67,7 @@ def _await_optimizer(torch):
     original = kind.__init__
 
     @wraps(original)
-    def __init__(self, *args, **kwargs):
+    def __init__(self: "Any", *args: "Any", **kwargs: "Any") -> None:
         if kind.__init__ is __init__:
             kind.__init__ = original
             _attach()
@@ -63,7 +76,7 @@ def _await_optimizer(torch):
     kind.__init__ = __init__
 
 
-def _attach():
+def _attach() -> None:
     try:
         from mp_agent.probe import api
 

@@ -243,8 +243,12 @@ def marked_rules() -> str:
         seconds=defaults.seconds,
         selectors={name: f"@{name}_selector@" for name in defaults.selectors},
     )
-    bases = {"runbook_base": "@runbook_base@", "dashboard_base": "@dashboard_base@"}
-    rules = render_rules(marked, heading="Filled in by templates/_rules.tpl.", **bases)
+    rules = render_rules(
+        marked,
+        heading="Filled in by templates/_rules.tpl.",
+        runbook_base="@runbook_base@",
+        dashboard_base="@dashboard_base@",
+    )
     return yaml_text(
         {
             "thresholds": {t.name: defaults.bound_text(t) for t in THRESHOLDS},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grafana.render import rendered_dashboards
 from mp_agent.alerting.rules import rendered_files
+from tools.api_reference import api_reference_files
 from tools.chart import chart_files
 from tools.reference import reference_files
 from tools.settings_reference import settings_files
@@ -23,6 +24,7 @@ def generated_files() -> dict[Path, str]:
         chart_files(),
         reference_files(),
         settings_files(),
+        api_reference_files(),
     ):
         files.update({ROOT / path: text for path, text in rendered.items()})
     return files

@@ -68,8 +68,7 @@ def torchrun_job(
     else one of the job's own that is removed. wrapper: a command to start torchrun with.
     rendezvous: torchrun's options that say which nodes the job has.
     """
-    own = directory is None
-    place = Path(tempfile.mkdtemp(prefix="mp_agent-", dir=_base())) if own else directory
+    place = directory or Path(tempfile.mkdtemp(prefix="mp_agent-", dir=_base()))
     command = [
         *(*wrapper, sys.executable, "-m", "torch.distributed.run", *rendezvous),
         *("--nproc-per-node", str(ranks), *arguments),
@@ -80,7 +79,7 @@ def torchrun_job(
     finally:
         stop(job.process, seconds=30)
         stop_agent(job)
-        if own:
+        if directory is None:
             shutil.rmtree(place, ignore_errors=True)
 
 

@@ -3,7 +3,7 @@
 import gc
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -244,7 +244,7 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
     seconds, items = _timed(lambda: root.node.poll(now_seconds))
     steps = [item for item in items if isinstance(item, MergedStep)]
     tables = [item for item in items if isinstance(item, MergedTable)]
-    folding, _ = _timed(lambda: [root.fold(step) for step in steps])
+    folding, _ = _timed(lambda: _fold_all(root, steps))
     if period == 1:
         reports = max(len(bodies), 1)
         stages.unpack_report, stages.receive_report = unpacking / reports, receiving / reports
@@ -254,7 +254,7 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
         stages.take_table = (unpacking + receiving) / max(len(bodies), 1) - before
         closing, merged = _timed(lambda: list(root.node.member.close_all()))
         tables += [item for item in merged if isinstance(item, MergedTable)]
-        entering, _ = _timed(lambda: [root.fold(table) for table in tables])
+        entering, _ = _timed(lambda: _fold_all(root, tables))
         steps_seconds = stages.merge_step * len(steps)
         stages.merge_table = max(seconds - steps_seconds, 0.0) + closing + entering
 
@@ -263,12 +263,22 @@ def _rest(root: Root, stages: Stages) -> None:
     """Measure what goes on without any input."""
     moments = [100.0 + 2 * number for number in range(_RESTS)]
     looking, _ = _timed(lambda: [root.node.poll(20.0) for _ in moments])
-    judging, _ = _timed(lambda: [root.judge(moment) for moment in moments])
+    judging, _ = _timed(lambda: _judge_at_each(root, moments))
     stages.look, stages.judge = looking / _RESTS, judging / _RESTS
 
 
 def _receive(root: Root, report: NodeReport) -> None:
     decode_receipt(encode_receipt(root.node.receive(report)))
+
+
+def _fold_all(root: Root, items: Iterable[MergedStep | MergedTable]) -> None:
+    for item in items:
+        root.fold(item)
+
+
+def _judge_at_each(root: Root, moments_seconds: Iterable[float]) -> None:
+    for moment_seconds in moments_seconds:
+        root.judge(moment_seconds)
 
 
 def _timed(work: Callable[[], T]) -> tuple[float, T]:

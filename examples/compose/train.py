@@ -33,7 +33,7 @@ def main() -> None:
         scale = 1.0 if step < HEALTHY_STEPS else 1e7
         with torch.autocast("cpu", dtype=torch.float16):
             loss = cross_entropy(model(inputs * scale).float(), labels)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

@@ -30,7 +30,8 @@ class Attention(nn.Module):
             scores_BHTT = query.float() @ key.float().transpose(-2, -1)
             weights_BHTT = scores_BHTT.masked_fill(self.future, float("-inf")).softmax(-1)
         mixed = (weights_BHTT.to(value.dtype) @ value).transpose(1, 2)
-        return self.output(mixed.reshape(batch, length, WIDTH))
+        output: torch.Tensor = self.output(mixed.reshape(batch, length, WIDTH))
+        return output
 
 
 class Block(nn.Module):
@@ -47,7 +48,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTW: torch.Tensor) -> torch.Tensor:
         x_BTW = x_BTW + self.attention(self.attention_norm(x_BTW))
-        return x_BTW + self.feed_forward(self.feed_forward_norm(x_BTW))
+        x_BTW = x_BTW + self.feed_forward(self.feed_forward_norm(x_BTW))
+        return x_BTW
 
 
 class CharTransformer(nn.Module):
@@ -80,7 +82,8 @@ class CharTransformer(nn.Module):
         places = self.positions(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
         offset = self.offset(offsets_BT.float().unsqueeze(-1) * self.offset_scale)
         x_BTW = self.characters(tokens_BT) + places + offset
-        return self.head(self.norm(self.blocks(x_BTW)))
+        logits: torch.Tensor = self.head(self.norm(self.blocks(x_BTW)))
+        return logits
 
 
 def next_character_loss(logits: torch.Tensor, following_BT: torch.Tensor) -> torch.Tensor:

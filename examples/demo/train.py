@@ -46,7 +46,7 @@ def main() -> None:
         tokens, following, offsets = next(data)
         with torch.autocast("cpu", dtype=torch.float16):
             loss = next_character_loss(model(tokens, offsets), following)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

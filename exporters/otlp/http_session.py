@@ -76,6 +76,7 @@ class CheckedSession(requests.Session):
         self.may_be_partly_acceptable = status in _DUE_TO_CONTENT
         self.retry_after_seconds = _retry_after_seconds(response.headers)
         if 300 <= status < 400:
+            response.close()  # its body is not read, so its connection would stay open
             raise RefusedError(f"answered {status}, a redirect: is the endpoint right?")
         content_type = response.headers.get("Content-Type", "")
         if status >= 400:

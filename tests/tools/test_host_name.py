@@ -16,6 +16,7 @@ def test_a_machine_that_can_run_torchrun_has_no_problem():
     assert host_name_problem() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["", OF_ANOTHER_MACHINE])
 def test_a_host_name_that_is_not_this_machines_ends_the_tests_at_once_in_one_line(hosts, tmp_path):
     """In namespaces of its own, where the host name and /etc/hosts are others."""

@@ -79,6 +79,7 @@ def test_a_feature_that_is_not_supported_is_mentioned(settings: Settings) -> Non
     assert "sparse" in finding.text
 
 
+@pytest.mark.slow
 def test_a_protected_agent_is_asked_with_the_settings_and_without_them_the_remedy_is_told(
     start_rank: StartRank, start: StartAgent, settings: Settings, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_run_with_its_node_agent_is_fine(watched: Settings) -> None:
     assert verdicts("port", machine) == {CheckStatus.OK}
 
 
+@pytest.mark.slow
 def test_a_port_that_another_program_has_is_told(
     start_rank: StartRank, start: StartAgent, settings: Settings
 ) -> None:

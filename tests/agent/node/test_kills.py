@@ -4,6 +4,7 @@ import random
 import time
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.agent.node.agent_process import StartAgent, get, wait_for_status
@@ -34,6 +35,7 @@ class Follower:
         return next(v for k, v in self.levels.items() if k.startswith("mp_agent_steps_total"))
 
 
+@pytest.mark.slow
 def test_no_counter_and_no_bucket_falls_in_a_storm_of_kills(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_supervised_job_that_was_killed_is_cleared_and_a_live_one_is_not(setti
     assert alive.exists()
 
 
+@pytest.mark.slow
 def test_the_next_jobs_agent_and_the_next_command_clear_what_a_killed_job_left(
     killed: Path, start: StartAgent, start_rank: StartRank, run_dir: Path, settings: Settings
 ):

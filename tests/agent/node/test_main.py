@@ -65,7 +65,9 @@ class TestLogs:
         root = logging.RootLogger(logging.WARNING)
         monkeypatch.setattr(logging, "getLogger", lambda name=None: root)
         monkeypatch.setattr(logging, "captureWarnings", lambda capture: None)
-        return root
+        yield root
+        for handler in root.handlers:
+            handler.close()
 
     def test_logs_rotate_within_two_megabytes(self, root_logger, tmp_path):
         log_to_file(tmp_path / "log", "run")

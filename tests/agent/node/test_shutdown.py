@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.agent_process import (
@@ -17,6 +19,7 @@ from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_told_to_stop_with_its_job_it_stays_until_the_end_was_scraped(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
@@ -47,6 +50,7 @@ def test_told_twice_it_stops_at_once_and_leaves_the_run_to_its_successor(
     assert scrape(status)["steps_total"] == 4
 
 
+@pytest.mark.slow
 def test_it_does_not_outlive_a_supervisor_that_is_killed(
     run_dir: Path, settings: Settings, start_rank: StartRank
 ):

@@ -85,6 +85,7 @@ def _reader(directory: Path) -> RingReader:
     return RingReader.open(path)
 
 
+@pytest.mark.slow
 def test_an_unmodified_script_is_watched_with_its_own_arguments_and_imports(tmp_path):
     (tmp_path / "helper_beside_the_script.py").touch()
     (tmp_path / "train.py").write_text(_UNMODIFIED)

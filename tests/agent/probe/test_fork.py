@@ -85,6 +85,7 @@ def run(body: str, directory: Path, node_agent: str = "none") -> RingReader:
     return RingReader.open(path)
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_trains_writes_nothing(tmp_path):
     reader = run(_FORK, tmp_path)
     assert reader.state.committed_sequence == 2

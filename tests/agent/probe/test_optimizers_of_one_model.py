@@ -507,6 +507,7 @@ class TestOneAfterTheOther:
         assert all(each is not None and each < 1.0 for each in coefficients)
         assert all(set(step.optimizers) >= {"0", "1"} for step in steps)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("looks", [0, 1, 2, 4])
     @pytest.mark.parametrize("made", ["all before", "each then"])
     def test_first_steps_are_measured_before_clipping_when_few_looks_at_all_objects_are_left(
@@ -530,6 +531,7 @@ class TestOneAfterTheOther:
         names = {layer.name for layer in watched.read().schema.layers}
         assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
+    @pytest.mark.slow
     def test_the_first_step_of_the_next_model_is_measured_before_clipping_among_many_optimizers(
         self, watch
     ):

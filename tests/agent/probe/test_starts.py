@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mp_agent.ring import locations
 from tests.agent.probe.rings import read_ring
 
@@ -36,6 +38,7 @@ def _steps_recorded(directory: Path) -> list[int]:
     return [len(read_ring(ring).records) for ring in rings]
 
 
+@pytest.mark.slow
 def test_ranks_that_one_launcher_starts_twice_are_recorded_twice(tmp_path: Path) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     for _ in range(2):
@@ -43,6 +46,7 @@ def test_ranks_that_one_launcher_starts_twice_are_recorded_twice(tmp_path: Path)
     assert _steps_recorded(tmp_path) == [_STEPS, _STEPS]
 
 
+@pytest.mark.slow
 def test_a_program_that_executes_itself_anew_is_recorded_again(tmp_path: Path) -> None:
     _train(tmp_path, "again")
     assert _steps_recorded(tmp_path) == [_STEPS, _STEPS]

@@ -78,6 +78,7 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
     assert contents.column("loss")[1:] == pytest.approx(first.losses[1:])
 
 
+@pytest.mark.slow
 def test_several_threads_that_call_init_together_count_each_step_once(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(_TRAINING_BEGUN_BY_THREADS)

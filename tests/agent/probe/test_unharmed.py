@@ -43,6 +43,7 @@ def identical(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_weights_after_200_steps_are_bit_identical(watch, fused):
     alone = train(fused=fused)
@@ -182,6 +183,7 @@ def test_a_scaler_from_before_attaching_whose_class_overrides_everything_is_seen
     assert contents.values(0)["loss"] == losses[0].item()
 
 
+@pytest.mark.slow
 def test_attaching_before_any_import_of_torchs_parts_works():
     """In a fresh interpreter, where nothing was imported in an order that happens to help."""
     code = (

@@ -80,6 +80,7 @@ class Follower:
             assert state.phase_name == f"step {state.started_sequence}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_capacity", [STEP_CAPACITY, 1024])
 def test_a_reader_beside_a_writer_at_full_speed_gets_whole_records_only(
     tmp_path: Path, step_capacity: int
@@ -137,6 +138,7 @@ def check_history(reader: RingReader, current: Schema, committed: int) -> None:
         assert same_step(record, step_record(current, record.sequence))
 
 
+@pytest.mark.slow
 def test_a_rank_killed_at_any_moment_leaves_a_readable_ring(tmp_path: Path) -> None:
     moments = random.Random(20)
     open_steps = sum(

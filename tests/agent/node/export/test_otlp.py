@@ -71,6 +71,7 @@ def states(receiver: OtlpReceiver) -> list[dict]:
     return [stored(messages[: count + 1]) for count in range(len(messages))]
 
 
+@pytest.mark.slow
 def test_a_run_is_pushed_to_its_end_and_is_gone_once_its_linger_is_over(
     start: StartAgent, start_rank: StartRank, run_dir: Path, receiver: OtlpReceiver
 ):
@@ -145,6 +146,7 @@ def test_what_fails_is_seen_by_who_scrapes(
     )
 
 
+@pytest.mark.slow
 def test_a_signal_ends_an_agent_within_its_bound_though_nobody_answers(
     start: StartAgent, start_rank: StartRank, run_dir: Path, receiver: OtlpReceiver
 ):

@@ -88,6 +88,7 @@ def discovered(nodes: TwoNodes) -> set[str]:
     return {target for group in json.loads(body) for target in group["targets"]}
 
 
+@pytest.mark.slow
 def test_prometheus_finds_and_scrapes_all_nodes_both_ways(
     nodes: TwoNodes, server: Callable[[str], Path], tmp_path: Path
 ):

@@ -1,11 +1,14 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.agent.node.agent_process import StartAgent, scrape, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_costs_the_metrics_until_it_is_free(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):

@@ -295,6 +295,7 @@ def test_the_step_under_way_at_a_crash_reaches_the_ring(tmp_path, death):
     reader.close()
 
 
+@pytest.mark.slow
 def test_an_exception_keeps_its_traceback_and_the_users_excepthook(tmp_path):
     result = _run(
         """
@@ -312,6 +313,7 @@ def test_an_exception_keeps_its_traceback_and_the_users_excepthook(tmp_path):
     assert _end(tmp_path) is FAILED
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_ends_leaves_the_parents_ring_alone(tmp_path):
     result = _run(
         """
@@ -330,6 +332,7 @@ def test_a_forked_child_that_ends_leaves_the_parents_ring_alone(tmp_path):
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_spawned_data_worker_that_imports_the_script_makes_no_ring_of_its_own(tmp_path):
     """Under torchrun's variables, where a ring is otherwise made by init() at once."""
     script = tmp_path / "train.py"
@@ -348,6 +351,7 @@ if __name__ == "__main__":
     assert len(locations.find_rings(run_dir)) == 1
 
 
+@pytest.mark.slow
 def test_everything_is_a_no_op_when_disabled(tmp_path):
     script = "import mp_agent; mp_agent.init(); mp_agent.observe(loss=1.0); mp_agent.shutdown()"
     environment = {"MP_AGENT_ENABLED": "0", "MP_AGENT_DIR": str(tmp_path)}

@@ -95,7 +95,7 @@ def agent_beside(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            stack.callback(holder.wait)
+            stack.enter_context(holder)  # closes the pipes
             stack.callback(holder.kill)
             assert holder.stdout is not None
             assert holder.stdout.readline().strip().isdigit()
