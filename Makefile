@@ -37,7 +37,7 @@ test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests
 
 # On two cores these take at most three minutes: for every edit.
 test-fast: $(INSTALLED) servers ## Run the tests that start no processes and need no framework
-	$(BIN)/python -m pytest -m 'not slow and not e2e and not alone and not gpu' \
+	$(BIN)/python -m pytest -W error::ResourceWarning -m 'not slow and not e2e and not alone and not gpu' \
 		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e \
 		--numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
