@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, RankState, StepRecord
 
@@ -26,7 +26,7 @@ class FlightRequest:
     first: int
     last: int
     requested_unix_seconds: float
-    trigger: ConditionEvent | None = None
+    trigger: StoredConditionEvent | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or ".." in self.name:

@@ -13,7 +13,7 @@ from mp_agent.exporters.otlp.lane import SignalPusher
 from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
 from mp_agent.exporters.otlp.resource import make_resource
 from mp_agent.exporters.otlp.sources import EventSource, MetricBatch, MetricSource, Source
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 
 RETRY_AFTER_SECONDS_MAX = 300.0
@@ -68,7 +68,7 @@ class OtlpService:
         """Whether metrics are pushed at all."""
         return OtlpSignal.METRICS in self._sources
 
-    def on_condition(self, event: ConditionEvent) -> None:
+    def on_condition(self, event: StoredConditionEvent) -> None:
         """Take a condition's coming or going; a critical one is sent at the next turn."""
         if is_sent(event):
             for source in self._sources.values():

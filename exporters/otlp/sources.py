@@ -15,14 +15,14 @@ from mp_agent.exporters.otlp.clients import ExportError
 from mp_agent.exporters.otlp.metrics_data import Times, batches, unix_ns
 from mp_agent.exporters.otlp.start_times import StartTimes
 from mp_agent.exporters.otlp.vanished import NoRecordedValues, SentSeries
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 
 EVENTS_WAITING_MAX = 1000
 EVENT_KEPT_SECONDS = 3600.0
 """How long an event is offered to an endpoint that does not take it."""
 
 MakeRequests = Callable[[], Iterable[Any]]
-MakeItems = Callable[[Iterable[ConditionEvent], Resource], Sequence[Any]]
+MakeItems = Callable[[Iterable[StoredConditionEvent], Resource], Sequence[Any]]
 
 
 class Source(Protocol):
@@ -99,10 +99,10 @@ class EventSource:
     def __init__(self, make_items: MakeItems, resource: Resource) -> None:
         self._make_items = make_items
         self._resource = resource
-        self._waiting: deque[ConditionEvent] = deque(maxlen=EVENTS_WAITING_MAX)
-        self._taken: tuple[ConditionEvent, ...] = ()
+        self._waiting: deque[StoredConditionEvent] = deque(maxlen=EVENTS_WAITING_MAX)
+        self._taken: tuple[StoredConditionEvent, ...] = ()
 
-    def add(self, event: ConditionEvent) -> None:
+    def add(self, event: StoredConditionEvent) -> None:
         """Let an event wait for the next push; of too many the oldest is dropped."""
         self._waiting.append(event)
 
@@ -124,5 +124,5 @@ class EventSource:
                     self._waiting.popleft()
         self._taken = ()
 
-    def _requests(self, events: tuple[ConditionEvent, ...]) -> Iterator[Sequence[Any]]:
+    def _requests(self, events: tuple[StoredConditionEvent, ...]) -> Iterator[Sequence[Any]]:
         yield self._make_items(events, self._resource)

@@ -7,7 +7,7 @@ from mp_agent.catalog.metric import Scope
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.gradient_norms import NormTracker
 from mp_agent.node.accounting.incidents import IncidentTracker
-from mp_agent.node.accounting.layer_health import LayerHealth, LayerHistory
+from mp_agent.node.accounting.layer_health import LayerHealth, LayerHealthState
 from mp_agent.node.accounting.learning import LearningTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale_floor import FloorSkips
@@ -69,7 +69,7 @@ class Progress:
     floor: FloorSkips = field(default_factory=FloorSkips)
     pace: Pace = field(default_factory=Pace)
     straggler: Straggler | None = None
-    layers: LayerHistory = field(default_factory=LayerHistory)
+    layers: LayerHealthState = field(default_factory=LayerHealthState)
 
 
 class Accumulator:

@@ -54,7 +54,7 @@ _ADOPTED_SHARE = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
-class LayerHistory:
+class LayerHealthState:
     """What is remembered of each layer, column by column: plain data, it goes into the ledger."""
 
     names: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class LayerHistory:
 class LayerHealth:
     """Follows the layers of a run from sample to sample."""
 
-    def __init__(self, memory: LayerHistory) -> None:
+    def __init__(self, memory: LayerHealthState) -> None:
         self.memory = memory
         self._fill_up()
         self._index = {name: index for index, name in enumerate(memory.names)}

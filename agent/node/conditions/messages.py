@@ -12,7 +12,7 @@ from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.views import RunView
 
 log = logging.getLogger("mp_agent.node")
@@ -56,7 +56,7 @@ def described(
     )
 
 
-def log_event(event: ConditionEvent) -> None:
+def log_event(event: StoredConditionEvent) -> None:
     """Write one line of `name=value` pairs; values with spaces are quoted."""
     active = event.condition
     fields = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mp_agent.errors import ReportError
 from mp_agent.node.conditions.messages import log_event
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.ring.conditions_file import (
     ConditionNews,
     decode_news,
@@ -21,7 +21,7 @@ log = logging.getLogger("mp_agent.node")
 NEWS_SECONDS = 60.0
 """How long events are told to other nodes, each of which reports every few seconds."""
 
-Listener = Callable[[ConditionEvent], None]
+Listener = Callable[[StoredConditionEvent], None]
 
 
 class FailureLog:
@@ -50,7 +50,7 @@ class ConditionNotifier:
         self.listeners: list[Listener] = []
         """They hear of every event that is told; what one raises is logged."""
 
-    def tell(self, event: ConditionEvent, now_seconds: float) -> None:
+    def tell(self, event: StoredConditionEvent, now_seconds: float) -> None:
         """Tell the log and the listeners; `publish` tells the ranks."""
         self._told_seconds = now_seconds
         log_event(event)

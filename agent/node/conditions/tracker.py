@@ -17,7 +17,7 @@ from mp_agent.node.conditions.messages import Observation, described
 from mp_agent.node.conditions.metric_reader import MetricReader, known_before
 from mp_agent.node.conditions.notifier import ConditionNotifier, FailureLog, Listener
 from mp_agent.node.series.snapshot_builder import RunExport
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent, ConditionMemory
+from mp_agent.records.conditions import ActiveCondition, ConditionMemory, StoredConditionEvent
 from mp_agent.records.views import RunView
 
 __all__ = ["LOOK_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
@@ -176,7 +176,7 @@ class ConditionTracker:
         return [dict(labels) for labels, _ in self._detector.readings.standing(name)]
 
     def _tell(self, state: str, active: ActiveCondition, moment: Observation) -> None:
-        event = ConditionEvent(
+        event = StoredConditionEvent(
             state=state,
             condition=active,
             step=moment.step,

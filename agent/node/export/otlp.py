@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.node.supervisor import RunSupervisor
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -52,7 +52,7 @@ class OtlpPush:
         pushes = self._service is not None and self._service.pushes_metrics
         return pushes and not (watch.ended and watch in self._ends_pushed)
 
-    def on_condition(self, event: ConditionEvent) -> None:
+    def on_condition(self, event: StoredConditionEvent) -> None:
         """Hand a condition's coming or going to the exporter."""
         if self._service is not None:
             self._service.on_condition(event)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.steps import EndReason
 
 COOL_DOWN_SECONDS = 600.0
@@ -18,19 +18,19 @@ class Trigger:
     """Why a record is due."""
 
     reason: str
-    trigger: ConditionEvent | None = None
+    trigger: StoredConditionEvent | None = None
 
 
 @dataclass(slots=True)
 class FlightPolicy:
     """Remembers what one run has had records of."""
 
-    _pending: dict[str, ConditionEvent] = field(default_factory=dict)
+    _pending: dict[str, StoredConditionEvent] = field(default_factory=dict)
     _told_seconds: dict[str, float] = field(default_factory=dict)
     _last_seconds: float | None = None
     _ended_session: str | None = None
 
-    def on_condition(self, event: ConditionEvent) -> None:
+    def on_condition(self, event: StoredConditionEvent) -> None:
         """Note a condition's coming; what is not critical is left alone."""
         if event.state == "firing" and event.condition.severity == "critical":
             self._pending.setdefault(event.condition.name, event)

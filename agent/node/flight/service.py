@@ -12,7 +12,7 @@ from mp_agent.node.flight.policy import FlightPolicy, Trigger
 from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, take_request, write_answer
 from mp_agent.node.flight.writer import Done, FlightWriter
 from mp_agent.node.run.run import Run
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.views import AgentView
 from mp_agent.settings import Settings
@@ -174,9 +174,9 @@ class FlightService:
                 state.queued_seconds.pop(0)
 
 
-def _begun(condition: ActiveCondition) -> ConditionEvent:
+def _begun(condition: ActiveCondition) -> StoredConditionEvent:
     """Return the event with which a condition in force began."""
-    return ConditionEvent(
+    return StoredConditionEvent(
         state="firing",
         condition=condition,
         step=condition.since_step,
