@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mp_agent.doctor import coverage, endpoint, memory, otlp, prometheus, runs, settings
-from mp_agent.doctor.finding import CheckResult, unknown
+from mp_agent.doctor.check_result import CheckResult, unknown
 from mp_agent.doctor.machine import Machine
 
 

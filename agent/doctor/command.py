@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from mp_agent.doctor.check_result import CheckResult, CheckStatus
 from mp_agent.doctor.checks import Check, examine
-from mp_agent.doctor.finding import CheckResult, CheckStatus
 from mp_agent.doctor.machine import Machine, settings_and_ignored
 from mp_agent.node.leftovers import clear_leftovers
 

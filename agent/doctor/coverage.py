@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.fetch import connection_problem
 from mp_agent.doctor.machine import FoundRun, Machine
-from mp_agent.doctor.reach import unreachable
 from mp_agent.node.transport.root_address import locate
 
 _COVERAGE = BY_PROMETHEUS_NAME["mp_agent_coverage_ratio"].prometheus_name
@@ -76,7 +76,7 @@ def _root_of(run: FoundRun, machine: Machine) -> Iterator[CheckResult]:
         )
         return
     parts = urlsplit(address.url)
-    if problem := unreachable(parts.hostname or "", parts.port or 443):
+    if problem := connection_problem(parts.hostname or "", parts.port or 443):
         yield wrong(
             f"run {run.name}: the root agent at {address.url} cannot be reached: {problem}",
             "let the nodes reach each other on the agents' port; set MP_AGENT_ADVERTISE on rank "

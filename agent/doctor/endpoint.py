@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.fetch import FetchResult
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
-_NOBODY = "no node agent to ask"
+_NO_AGENT = "no node agent to ask"
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
 _UNSUPPORTED = BY_PROMETHEUS_NAME["mp_agent_unsupported_info"].prometheus_name
 
@@ -62,7 +62,7 @@ def health(machine: Machine) -> Iterator[CheckResult]:
         else:
             yield wrong(f"{exposition.url}/healthz: {answer.problem}", _remedy(answer))
     if not machine.expositions:
-        yield unknown(_NOBODY, "give its address by --scrape")
+        yield unknown(_NO_AGENT, "give its address by --scrape")
 
 
 def metrics(machine: Machine) -> Iterator[CheckResult]:
@@ -80,7 +80,7 @@ def metrics(machine: Machine) -> Iterator[CheckResult]:
                 "another program answers there, or no rank of a run has begun yet",
             )
     if not machine.expositions:
-        yield unknown(_NOBODY)
+        yield unknown(_NO_AGENT)
 
 
 def _remedy(answer: FetchResult) -> str:
@@ -103,8 +103,8 @@ def losses(machine: Machine) -> Iterator[CheckResult]:
         if value > 0 and machine.run in ("", labels.get("run"))
     ]
     yield from counted
-    if not _anybody_tells(machine):
-        yield unknown(_NOBODY)
+    if not _any_samples(machine):
+        yield unknown(_NO_AGENT)
     elif not counted:
         yield ok("nothing was lost")
 
@@ -118,11 +118,11 @@ def unsupported(machine: Machine) -> Iterator[CheckResult]:
         if machine.run in ("", labels["run"])
     ]
     yield from met
-    if not _anybody_tells(machine):
-        yield unknown(_NOBODY)
+    if not _any_samples(machine):
+        yield unknown(_NO_AGENT)
     elif not met:
         yield ok("the probe met nothing that it cannot measure")
 
 
-def _anybody_tells(machine: Machine) -> bool:
+def _any_samples(machine: Machine) -> bool:
     return any(exposition.samples for exposition in machine.expositions)

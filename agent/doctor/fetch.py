@@ -1,6 +1,7 @@
-"""Asks node agents and Prometheus, each request bounded in time and size."""
+"""Requests to node agents and Prometheus, each bounded in time and size."""
 
 import base64
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ from mp_agent.ring.address import is_loopback
 from mp_agent.settings import Settings
 
 TIMEOUT_SECONDS = 5.0
+_CONNECT_SECONDS = 3.0
 _BODY_BYTES_MAX = 1 << 26
 
 
@@ -52,6 +54,15 @@ def fetch_from_agent(url: str, settings: Settings) -> FetchResult:
 def fetch(url: str) -> FetchResult:
     """GET from a server that asks for no password."""
     return _get(urllib.request.Request(url))
+
+
+def connection_problem(host: str, port: int) -> str:
+    """Return why a TCP connection fails; "" when one is established."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from mp_agent.alerting.site import usable_values
+from mp_agent.doctor.captured_logs import captured_warnings
 from mp_agent.doctor.fetch import FetchResult, fetch_from_agent
-from mp_agent.doctor.logged import logged
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
@@ -125,11 +125,11 @@ class Machine:
 
 def settings_and_ignored() -> tuple[Settings, tuple[str, ...]]:
     """Return the settings in force here, and what was said of values that were ignored."""
-    with logged(logging.getLogger("mp_agent")) as said:
+    with captured_warnings(logging.getLogger("mp_agent")) as warnings:
         settings, _ = load_settings()
         # Of `alerts` only the rules know what there is to set.
         usable_values(settings)
-    return settings, tuple(said)
+    return settings, tuple(warnings)
 
 
 def _found(directory: Path) -> FoundRun:

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _FREE_BYTES_MIN = 16 << 20

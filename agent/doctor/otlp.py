@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
-from mp_agent.doctor.logged import logged
+from mp_agent.doctor.captured_logs import captured_warnings
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.fetch import connection_problem
 from mp_agent.doctor.machine import Machine
-from mp_agent.doctor.reach import unreachable
 from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment, variable_names
 
 _OWN, _COMMON = variable_names(OtlpSignal.METRICS, "ENDPOINT")
@@ -36,9 +36,9 @@ def otlp(machine: Machine) -> Iterator[CheckResult]:
         yield ok("exporters lacks otlp: nothing is pushed")
         return
     variables = dict(machine.environ)
-    with logged(logging.getLogger("mp_agent.otlp")) as said:
+    with captured_warnings(logging.getLogger("mp_agent.otlp")) as warnings:
         environment = read_environment(variables)
-    for problem in said:
+    for problem in warnings:
         yield unknown(problem, "correct the value, if it is meant for mp-agent")
     if OtlpSignal.METRICS not in environment.transports:
         disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
@@ -100,7 +100,7 @@ def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
 
 def _reached(endpoint: OtlpEndpoint) -> CheckResult:
     where = f"{endpoint.host}, port {endpoint.port}"
-    if problem := unreachable(endpoint.host, endpoint.port):
+    if problem := connection_problem(endpoint.host, endpoint.port):
         return wrong(
             f"nothing takes OTLP at {where}: {problem}",
             "see whether the collector runs and can be reached from this machine",

@@ -7,8 +7,8 @@ from urllib.parse import urlencode, urlsplit
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.fetch import FetchResult, fetch
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import FoundRun, Machine
 from mp_agent.ring.address import DEFAULT_PORT
 
@@ -14,7 +14,7 @@ _LOG_LINES_MAX = 3
 _WARNING = " WARNING "
 _TROUBLE = (_WARNING, " ERROR ", " CRITICAL ")
 _CONDITION = " condition="
-_KNOCK_SECONDS = 1.0
+_CONNECT_SECONDS = 1.0
 _STARTERS = {
     "spawn": "local rank 0 starts it, and gives up after three deaths: see the job's log",
     "external": "start `mp-agent node` as the user who trains, with the same MP_AGENT_DIR",
@@ -138,7 +138,7 @@ def port(machine: Machine) -> Iterator[CheckResult]:
 
 def _is_taken(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

@@ -75,7 +75,7 @@ class RunSupervisor:
         self.run.commit()
         self._committed_seconds = now_seconds
 
-    def note_scrape(self, scraper: str, *, final: bool) -> None:
+    def record_scrape(self, scraper: str, *, final: bool) -> None:
         """Count a delivered scrape; final: whether it showed the end of the run."""
         self._scrapes_total += 1
         if final and self.ended:
@@ -146,10 +146,10 @@ class RunSupervisor:
         """
         run_dir = self.run.run_dir
         self.run.remove_rings()
-        remove_files(run_dir, self.run.rings_looked_at)
+        remove_files(run_dir, self.run.known_rings)
         self._remove_note()
         self._published = None
-        if self.run.anything_new():
+        if self.run.has_new_rings():
             return False
         unlink(locations.agent_lock_path(run_dir))
         self.release()

@@ -4,15 +4,12 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import inf, isnan
 from operator import ge
-from typing import TYPE_CHECKING
 
 from mp_agent.errors import ReportError
-
-if TYPE_CHECKING:
-    from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
+from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
 
 
-def check_report(report: "NodeReport") -> None:
+def check_report(report: NodeReport) -> None:
     """Raise ReportError unless indices, lengths and numbers of a report fit each other."""
     _ascending(report.expected_ranks, "expected_ranks")
     _ascending([status.rank for status in report.statuses], "ranks of statuses")
@@ -39,7 +36,7 @@ def check_report(report: "NodeReport") -> None:
             _check_block(report, block)
 
 
-def _check_step(report: "NodeReport", step: "NodeStep") -> None:
+def _check_step(report: NodeReport, step: NodeStep) -> None:
     what = f"step {step.sequence}"
     _ascending(step.ranks, f"ranks of {what}")
     _below(step.ranks, report.world_size, f"ranks of {what}")
@@ -73,7 +70,7 @@ def _check_step(report: "NodeReport", step: "NodeStep") -> None:
             raise ReportError(f"{what} has a row with a negative value")
 
 
-def _check_block(report: "NodeReport", block: "LayerBlock") -> None:
+def _check_block(report: NodeReport, block: LayerBlock) -> None:
     _check_place(report, block, "layer block")
     _below((block.layout,), len(report.layouts), "layout of a layer block")
     layers, columns = len(report.layouts[block.layout].names), len(report.gradient_columns)
@@ -81,7 +78,7 @@ def _check_block(report: "NodeReport", block: "LayerBlock") -> None:
         raise ReportError(f"a layer block of {layers} layers has {len(block.values)} bytes")
 
 
-def _check_place(report: "NodeReport", row: "NodeRow | LayerBlock", what: str) -> None:
+def _check_place(report: NodeReport, row: NodeRow | LayerBlock, what: str) -> None:
     _below((row.share,), len(report.shares), f"share of {what}")
     share = report.shares[row.share]
     _below(row.ranks, report.world_size, f"ranks of {what}")
@@ -107,7 +104,7 @@ def _below(numbers: Sequence[int], limit: int, what: str) -> None:
 
 
 def _within(
-    items: "Sequence[NodeStep] | Sequence[NodeLayers]", after: int, position: int, what: str
+    items: Sequence[NodeStep] | Sequence[NodeLayers], after: int, position: int, what: str
 ) -> None:
     if after > position:
         raise ReportError(f"{what} after {after} cannot end at {position}")

@@ -6,20 +6,13 @@ all nodes gives the same bits however the ranks are spread over nodes.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from mp_agent.errors import ReportError
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.row_checks import check_report
 from mp_agent.records.steps import EndReason, Phase
 
-FORMAT = 2
-"""Rises with every change that an agent of another version would read wrongly."""
-
-REPORT_BYTES_MAX = 64 * 2**20
 STEPS_PER_REPORT = 256
 TABLES_PER_REPORT = 4
 CONDITIONS_BYTES_MAX = 1 << 15
@@ -209,7 +202,7 @@ class Receipt(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
 
     session: Text
     """Of the report that is answered."""
-    taken: bool
+    accepted: bool
     """False: the rows were refused, and are to be sent again, from after `position` on."""
     position: Sequence_
     """Steps up to this one need not be sent (again)."""
@@ -235,44 +228,3 @@ class KnownNode:
     """Whether a rank of it goes on, by its last word."""
     silent_seconds: float
     """Time since that word; 0 for the root's own node."""
-
-
-_REPORTS = msgspec.msgpack.Decoder(tuple[int, NodeReport])
-_RECEIPTS = msgspec.msgpack.Decoder(tuple[int, Receipt])
-_FORMATS = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode_report(report: NodeReport) -> bytes:
-    """Return a report as bytes."""
-    return _ENCODER.encode((FORMAT, report))
-
-
-def decode_report(data: bytes) -> NodeReport:
-    """Return the report that `data` holds. Raises ReportError, which says what is wrong."""
-    if len(data) > REPORT_BYTES_MAX:
-        raise ReportError(f"a report of {len(data)} bytes; at most {REPORT_BYTES_MAX} are read")
-    report: NodeReport = _decode(_REPORTS, data, "report")
-    check_report(report)
-    return report
-
-
-def encode_receipt(receipt: Receipt) -> bytes:
-    """Return a receipt as bytes."""
-    return _ENCODER.encode((FORMAT, receipt))
-
-
-def decode_receipt(data: bytes) -> Receipt:
-    """Return the receipt that `data` holds. Raises ReportError, which says what is wrong."""
-    receipt: Receipt = _decode(_RECEIPTS, data, "receipt")
-    return receipt
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes, what: str) -> Any:
-    try:
-        found, _ = _FORMATS.decode(data)
-        if found != FORMAT:
-            raise ReportError(f"{what} of format {found}; this agent reads format {FORMAT}")
-        return decoder.decode(data)[1]
-    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
-        raise ReportError(f"not a {what}: {error}") from error

@@ -91,7 +91,7 @@ class Accumulator:
         self.optimizer_norms = optimizer_norms or OptimizerWindows(norms.window_seconds)
         self.layers: dict[str, LayerView] = {}
         """The latest view of each layer whose norms count, else the latest view."""
-        self._layer_watch = LayerHealth(progress.layers)
+        self._layer_health = LayerHealth(progress.layers)
         self._stragglers = StragglerTracker(progress.straggler)
 
     def fold_step(self, step: MergedStep) -> None:
@@ -138,19 +138,19 @@ class Accumulator:
         """Take the layers of a sampled step in. A layer keeps its last norm that counts."""
         for name in layers.retired:
             self.layers.pop(name, None)
-        self._layer_watch.retire(layers.retired)
+        self._layer_health.retire(layers.retired)
         views = layers.views(step_judged=step_judged)
-        self._layer_watch.fold(views, self._thresholds)
+        self._layer_health.fold(views, self._thresholds)
         for view in views:
             self.counters.count(Scope.LAYER, (view.name,), view)
             if view.judged or not self._shows_norm(view.name):
                 self.layers[view.name] = view
         if nearest_output := layers.nonfinite_nearest_output():
-            self.progress.incident.learn_layer(sequence, nearest_output)
+            self.progress.incident.set_layer(sequence, nearest_output)
 
     def begin_attempt(self) -> None:
         """Forget what belongs to the attempt that ended; counters go on."""
-        self._layer_watch.begin_attempt()
+        self._layer_health.begin_attempt()
         self.progress = Progress(
             loss_scale_initial=self.progress.loss_scale_initial, layers=self.progress.layers
         )
@@ -168,15 +168,15 @@ class Accumulator:
             loss_rising_steps=progress.losses.rising_steps,
             loss_standing=progress.losses.reference.standing,
             norms={
-                name: NormStanding(usual=course.usual, peak=course.peak, below=course.below)
-                for name, course in progress.norms.courses.items()
+                name: NormStanding(usual=history.usual, peak=history.peak, below=history.below)
+                for name, history in progress.norms.courses.items()
             },
             untrained=progress.learning.untrained,
             scaled_clip_steps=progress.learning.scaled_clip_steps,
             usual_step_seconds=progress.pace.usual_seconds,
             straggler=progress.straggler,
             laggards=laggards,
-            layers=self._layer_watch.troubled(thresholds) if progress.layers.names else None,
+            layers=self._layer_health.troubled(thresholds) if progress.layers.names else None,
         )
 
     def _fold_norms(self, step: MergedStep) -> None:

@@ -17,7 +17,7 @@ FIRST_STEPS = 3
 ACCEPT_STEPS = 1024
 """Exploded steps after which their norms are the new usual ones, if the loss has not risen."""
 OPTIMIZERS_AT_MOST = 16
-_LOOK_STEPS = 8
+_UPDATE_STEPS = 8
 """Norms between two looks at what is usual, after the first ones."""
 _SCATTER_DEVIATIONS = 6.0
 _SETTLED_STEPS = 32
@@ -90,7 +90,7 @@ class NormHistory:
         self.window = [*self.window[1 - WINDOW_STEPS :], log(norm)]
         self.added += 1
         if len(self.window) < FIRST_STEPS or (
-            self.added % _LOOK_STEPS and self.added > _LOOK_STEPS
+            self.added % _UPDATE_STEPS and self.added > _UPDATE_STEPS
         ):
             return
         self.center = median(self.window)
@@ -127,22 +127,22 @@ class NormTracker:
         """Add a closed step."""
         self.exploded = {}
         for name, norm in judged_norms(step):
-            course = self.courses.get(name)
-            if course is None:
+            history = self.courses.get(name)
+            if history is None:
                 if len(self.courses) >= OPTIMIZERS_AT_MOST:
                     continue
-                course = self.courses[name] = NormHistory()
-            exploded = course.exploded(norm, thresholds)
+                history = self.courses[name] = NormHistory()
+            exploded = history.exploded(norm, thresholds)
             if exploded:
                 self.exploded[name] = norm
-            course.fold(norm, exploded=exploded, loss_risen=loss_risen)
-            course.count_below(norm, thresholds)
+            history.fold(norm, exploded=exploded, loss_risen=loss_risen)
+            history.count_below(norm, thresholds)
         if self.exploded:
             self.exploded_steps_ago = 0
         elif self.exploded_steps_ago is not None:
             self.exploded_steps_ago += 1
 
-    def course(self, name: str = MAIN) -> NormHistory | None:
+    def history(self, name: str = MAIN) -> NormHistory | None:
         """Return the norms of one optimizer; None when none was judged."""
         return self.courses.get(name)
 

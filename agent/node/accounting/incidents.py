@@ -41,7 +41,7 @@ class IncidentTracker:
             self.suspect_steps = 0
             self.clean_steps += 1
 
-    def learn_layer(self, sequence: int, layer: str) -> None:
+    def set_layer(self, sequence: int, layer: str) -> None:
         """Name the layer of the incident's first step, known a little later than the step.
 
         Only a value that was born in backward names it: after a non-finite loss every layer is.

@@ -141,10 +141,10 @@ class LayerHealth:
     def troubled(self, thresholds: Mapping[str, float]) -> TroubledLayers:
         """Return which layers are dead and which underflow."""
         if self._troubled is None:
-            self._troubled = self._look(thresholds["layer_dead_samples"])
+            self._troubled = self._find_troubled(thresholds["layer_dead_samples"])
         return self._troubled
 
-    def _look(self, samples: float) -> TroubledLayers:
+    def _find_troubled(self, samples: float) -> TroubledLayers:
         memory = self.memory
         dead = [
             name

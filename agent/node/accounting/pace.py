@@ -41,7 +41,7 @@ class Standstill:
         self._longest: dict[str, _Longest] = {}
         """By the kind of phase in which the run stood."""
 
-    def look(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
+    def update(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
         """Note where the run stands: its attempt, its last step, and the phase furthest behind."""
         kind = _IN_TRAINING if phase_name in _TRAINING else phase_name
         mark = (attempt, sequence, kind)

@@ -31,8 +31,8 @@ def laggards(
     evaluates or saves a checkpoint the others rightly wait, and nobody lags.
     """
     if last is not None:
-        patience_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
-        if time_unix_seconds - last.time_unix_seconds < patience_seconds:
+        delay_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
+        if time_unix_seconds - last.time_unix_seconds < delay_seconds:
             return ()
     running = [status for status in ranks if status.end is EndReason.RUNNING]
     gone = {status.rank: status for status in ranks if _died(status)}

@@ -10,7 +10,7 @@ from mp_agent.node.collect.liveness import furthest_behind, run_end
 from mp_agent.records.rows import KnownNode, NodeReport, NodeShare, RankStatus
 from mp_agent.records.steps import EndReason
 
-_STRANGERS = -1
+_UNREPORTED = -1
 """Stands for the nodes that are not known yet, where a step is waited for."""
 
 
@@ -25,7 +25,7 @@ class Node:
     position: int
     layers_position: int
     """How far its rows were taken, or need not be."""
-    heard_seconds: float
+    last_report_seconds: float
     end: EndReason = EndReason.RUNNING
     behind: RankStatus | None = None
     """The furthest behind of its ranks that run."""
@@ -33,7 +33,7 @@ class Node:
     """What its ranks hold now."""
     holdings: list[frozenset[NodeShare]] = field(default_factory=list)
     """What they held at the steps of the last report."""
-    told: tuple[object, ...] = ()
+    announced: tuple[object, ...] = ()
     """What of its reports `held` and `holdings` follow from."""
 
     @property
@@ -72,7 +72,7 @@ class NodeRegistry:
         return sum(len(node.report.known_ranks) for node in self._nodes.values())
 
     @property
-    def strangers_left(self) -> bool:
+    def has_unreported(self) -> bool:
         """Whether there are nodes that have not reported yet."""
         return len(self._expected) < self._world_size
 
@@ -80,7 +80,7 @@ class NodeRegistry:
     def awaited(self) -> set[int]:
         """The nodes from which more can come, those that are not known yet included."""
         awaited = {number for number, node in self._nodes.items() if not node.report.final}
-        return awaited | {_STRANGERS} if self.strangers_left else awaited
+        return awaited | {_UNREPORTED} if self.has_unreported else awaited
 
     @property
     def newest_here(self) -> int:
@@ -112,18 +112,18 @@ class NodeRegistry:
             if home != number:
                 raise ReportError(f"rank {status.rank} is on node {home}, not on {number}")
 
-    def learn(self, node: Node, report: NodeReport, now_seconds: float) -> None:
+    def update(self, node: Node, report: NodeReport, now_seconds: float) -> None:
         """Take in what a report says beside its rows."""
-        node.heard_seconds = now_seconds
+        node.last_report_seconds = now_seconds
         node.end = run_end([status.end for status in report.statuses])
         node.behind = furthest_behind(report.statuses)
-        told = (report.shares, report.held, report.holdings)
-        if node.told != told:
+        announced = (report.shares, report.held, report.holdings)
+        if node.announced != announced:
             shares = [self._shares.setdefault(share, share) for share in report.shares]
             node.held, *node.holdings = (
                 frozenset(shares[i] for i in held) for held in (report.held, *report.holdings)
             )
-            node.told = told
+            node.announced = announced
         expected_before = node.report.expected_ranks
         node.report = replace(report, steps=(), layers=(), layouts=())
         self._homes.update((status.rank, report.node_rank) for status in report.statuses)
@@ -155,7 +155,9 @@ class NodeRegistry:
                 url=node.report.url,
                 ranks=tuple(status.rank for status in node.report.statuses),
                 active=self._end_of(node, now_seconds) is EndReason.RUNNING,
-                silent_seconds=0.0 if node.own else max(now_seconds - node.heard_seconds, 0.0),
+                silent_seconds=0.0
+                if node.own
+                else max(now_seconds - node.last_report_seconds, 0.0),
             )
             for number, node in sorted(self._nodes.items())
         )
@@ -165,7 +167,9 @@ class NodeRegistry:
         found: list[RankStatus] = []
         for node in self._nodes.values():
             silent = self.silent(node, now_seconds)
-            found.extend(map(_given_up, node.report.statuses) if silent else node.report.statuses)
+            found.extend(
+                map(_presumed_ended, node.report.statuses) if silent else node.report.statuses
+            )
         return found
 
     def furthest_behind(self, now_seconds: float) -> RankStatus | None:
@@ -175,15 +179,15 @@ class NodeRegistry:
 
     def silent(self, node: Node, now_seconds: float) -> bool:
         """Return whether a node was not heard of for too long."""
-        return not node.own and now_seconds - node.heard_seconds >= self._silence_seconds
+        return not node.own and now_seconds - node.last_report_seconds >= self._silence_seconds
 
     def _end_of(self, node: Node, now_seconds: float) -> EndReason:
         if node.end is not EndReason.RUNNING or not self.silent(node, now_seconds):
             return node.end
-        return run_end([status.end for status in map(_given_up, node.report.statuses)])
+        return run_end([status.end for status in map(_presumed_ended, node.report.statuses)])
 
 
-def _given_up(status: RankStatus) -> RankStatus:
+def _presumed_ended(status: RankStatus) -> RankStatus:
     """Return the status of a rank that is not heard of any more."""
     running = status.end is EndReason.RUNNING
     return replace(status, end=EndReason.UNKNOWN) if running else status

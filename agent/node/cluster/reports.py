@@ -38,7 +38,7 @@ class ReportTimes:
         self._reported_seconds: float | None = None
         self._reported_ends: Ends = ()
 
-    def look_at(self, step: NodeStep, gradient_columns: tuple[str, ...]) -> None:
+    def note_step(self, step: NodeStep, gradient_columns: tuple[str, ...]) -> None:
         """Take in whether a step of the node has something that cannot wait."""
         troubled = is_troubled(step, gradient_columns)
         self.urgent = self.urgent or (troubled and not self._troubled)
@@ -85,7 +85,7 @@ class RowQueue(Generic[Row]):
     limit: int
     position: int
     """No row up to this sequence will be added any more."""
-    taken: int
+    popped: int
     """Rows up to this sequence were handed out."""
     oldest: int
     """Rows up to this sequence are not kept any more."""
@@ -101,18 +101,18 @@ class RowQueue(Generic[Row]):
         self.position = max(self.position, row.sequence)
         if len(self.rows) > self.limit:
             self.oldest = next(iter(self.rows))
-            self.lost += self.oldest > self.taken
+            self.lost += self.oldest > self.popped
             del self.rows[self.oldest]
 
-    def take(self, count: int) -> tuple[int, tuple[Row, ...], int]:
+    def pop(self, count: int) -> tuple[int, tuple[Row, ...], int]:
         """Hand out rows: return (after which sequence, rows, up to which sequence)."""
-        after = self.taken
+        after = self.popped
         ahead = (row for sequence, row in self.rows.items() if sequence > after)
         rows = tuple(islice(ahead, count))
         cut = len(rows) == count and rows[-1].sequence < max(self.rows)
-        self.taken = rows[-1].sequence if cut else max(self.position, after)
+        self.popped = rows[-1].sequence if cut else max(self.position, after)
         self.overdue = cut
-        return after, rows, self.taken
+        return after, rows, self.popped
 
     def advance(self, position: int) -> None:
         """Note that no row up to `position` will be added any more."""
@@ -120,20 +120,20 @@ class RowQueue(Generic[Row]):
 
     def rewind(self, position: int) -> None:
         """Hand out again what follows `position`, as far as it is kept."""
-        taken = min(self.taken, max(position, self.oldest))
-        self.overdue = taken < self.taken
-        self.taken = taken
+        popped = min(self.popped, max(position, self.oldest))
+        self.overdue = popped < self.popped
+        self.popped = popped
 
     def settle(self, position: int) -> None:
         """Let go of what will not be asked for again."""
         for sequence in [sequence for sequence in self.rows if sequence <= position]:
             del self.rows[sequence]
-        self.oldest = max(self.oldest, min(position, self.taken))
+        self.oldest = max(self.oldest, min(position, self.popped))
 
     @property
     def waiting(self) -> bool:
         """Whether there is something to hand out."""
-        return self.position > self.taken
+        return self.position > self.popped
 
 
 class ReportBuilder:
@@ -165,8 +165,8 @@ class ReportBuilder:
 
     def fill(self, header: NodeReport, *, ended: bool) -> NodeReport:
         """Return a report with the next rows. ended: no further rows will be added."""
-        after, steps, position = self.steps.take(STEPS_PER_REPORT)
-        layers_after, layers, layers_position = self.tables.take(TABLES_PER_REPORT)
+        after, steps, position = self.steps.pop(STEPS_PER_REPORT)
+        layers_after, layers, layers_position = self.tables.pop(TABLES_PER_REPORT)
         layouts, layers = _own_layouts(layers, self._schema_index.layouts)
         return replace(
             header,
@@ -188,7 +188,7 @@ class ReportBuilder:
 
     def acknowledge(self, receipt: Receipt) -> None:
         """Let go of what is settled; on a refusal, hand out again what the root lacks."""
-        if not receipt.taken:
+        if not receipt.accepted:
             self.steps.rewind(receipt.position)
             self.tables.rewind(receipt.layers_position)
         self.settle(receipt.settled, receipt.layers_settled)

@@ -64,11 +64,11 @@ class Assembler(Generic[T]):
         now_seconds: float,
         *,
         up_to: int | None = None,
-        patient: bool = False,
+        ignore_deadline: bool = False,
     ) -> Iterator[tuple[int, Mapping[int, T]]]:
         """Yield (sequence, rows by rank) of what is complete or overdue, oldest first.
 
-        ranks: those from which more can come. up_to: the last sequence that may close. patient:
+        ranks: those from which more can come. up_to: the last sequence that may close. ignore_deadline:
         nothing is overdue.
         """
         while self._pending:
@@ -77,7 +77,7 @@ class Assembler(Generic[T]):
                 return
             late_ranks = {rank for rank in ranks if self._positions.get(rank, 0) < sequence}
             waited_seconds = now_seconds - self._pending[sequence].since_seconds
-            overdue = waited_seconds >= self.deadline_seconds and not patient
+            overdue = waited_seconds >= self.deadline_seconds and not ignore_deadline
             crowded = len(self._pending) > self.pending_at_most
             if late_ranks - self._given_up and not overdue and not crowded:
                 return

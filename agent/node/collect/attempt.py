@@ -134,19 +134,19 @@ class LocalAttempt:
 
     def _read(self, now_seconds: float) -> None:
         for rank, source in self.sources.items():
-            for delivery in source.poll():
-                self._dropped += delivery.dropped
-                if delivery.schema is not None:
-                    self._take(rank, delivery.schema, delivery, now_seconds)
+            for batch in source.poll():
+                self._dropped += batch.dropped
+                if batch.schema is not None:
+                    self._add_batch(rank, batch.schema, batch, now_seconds)
             self.tables.advance(rank, source.position - TABLE_LAG_STEPS)
 
-    def _take(self, rank: int, schema: Schema, delivery: RingBatch, now_seconds: float) -> None:
+    def _add_batch(self, rank: int, schema: Schema, batch: RingBatch, now_seconds: float) -> None:
         if self._schemas.get(rank) is not schema:
             self._schemas[rank] = schema
-        for step in delivery.steps:
+        for step in batch.steps:
             self.steps.add(rank, step.sequence, RankStep(rank, schema, step), now_seconds)
-        self.layer_tables.put(rank, schema, delivery.tables)
-        for table in delivery.tables:
+        self.layer_tables.put(rank, schema, batch.tables)
+        for table in batch.tables:
             self.tables.add(rank, table.sequence, RankLayers(rank, schema, table.rows), now_seconds)
 
     def _awaited_ranks(self) -> set[int]:

@@ -16,7 +16,7 @@ from mp_agent.ring.reader import RingReader
 
 log = logging.getLogger("mp_agent.node")
 
-_SCHEMAS_PER_LOOK = 256
+_SCHEMAS_PER_POLL = 256
 """So many changes of schema are read at once; those that remain are read at the next look."""
 
 
@@ -62,27 +62,27 @@ class RankSource:
 
         A ring that can no longer be read is given up: the rank counts as gone, its end as unknown.
         """
-        deliveries: list[RingBatch] = []
+        batches: list[RingBatch] = []
         try:
-            deliveries.extend(self._deliveries())
+            batches.extend(self._new_batches())
         except (RingError, OSError, ValueError) as error:
             log.error("rank %d is given up: %s", self.identity.rank, error)
             self.end, self.gone = EndReason.UNKNOWN, True
-            deliveries.append(RingBatch(self.schema, dropped=1))
-        return deliveries
+            batches.append(RingBatch(self.schema, dropped=1))
+        return batches
 
     def close(self) -> None:
         """Let go of the ring."""
         self._reader.close()
 
-    def _deliveries(self) -> Iterator[RingBatch]:
-        """Yield what is new, one delivery per schema: the reader goes through them in order."""
+    def _new_batches(self) -> Iterator[RingBatch]:
+        """Yield what is new, one batch per schema: the reader goes through them in order."""
         if self.gone:
             return
         alive, version = self._reader.writer_alive(), self._reader.version
         if alive and version == self._version:
             return
-        for _ in range(_SCHEMAS_PER_LOOK):
+        for _ in range(_SCHEMAS_PER_POLL):
             yield self._read(alive=alive)
             if self._reader.schema is self.schema:
                 self.gone, self._version = not alive, version

@@ -70,14 +70,14 @@ def _run(
     except OSError as error:
         click.echo(f"mp-agent exec: {command[0]}: {error.strerror}", err=True)
         return 127 if isinstance(error, FileNotFoundError) else 126
-    watch = _Signals(job)
+    signals = _Signals(job)
     if directory is None:
         code = job.wait()
     else:
         agent = _Agent(directory)
         code = _wait(job, agent)
         if locations.find_runs(directory):
-            _linger(agent, settings.linger_seconds, watch)
+            _linger(agent, settings.linger_seconds, signals)
         agent.stop()
     return code if code >= 0 else 128 - code
 
@@ -142,9 +142,9 @@ class _Signals:
             self.linger_cut = True
 
 
-def _linger(agent: _Agent, linger_seconds: float, watch: _Signals) -> None:
+def _linger(agent: _Agent, linger_seconds: float, signals: _Signals) -> None:
     deadline = time.monotonic() + linger_seconds
-    while time.monotonic() < deadline and not watch.linger_cut:
+    while time.monotonic() < deadline and not signals.linger_cut:
         if agent.killed:
             agent.restart_if_dead()
         elif not agent.alive():

@@ -20,7 +20,7 @@ from mp_agent.flight.terminal import print_story
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay
-from mp_agent.node.flight.requests import DumpRequest, take_answer, write_request
+from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
 from mp_agent.output import write_whole
 from mp_agent.records.flight import FlightRequest
 from mp_agent.ring import locations
@@ -127,7 +127,7 @@ def _dump(run_dir: Path, settings: Settings) -> Path:
         write_request(run_dir, request)
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline and locations.agent_running(run_dir):
-            if answer := take_answer(run_dir, request):
+            if answer := pop_answer(run_dir, request):
                 if answer.problem:
                     raise FlightError(f"{run_dir.name}: {answer.problem}")
                 return Path(answer.path)

@@ -36,7 +36,7 @@ class ActiveConditions:
             known=list(self._known.values()),
         )
 
-    def take_up(self, finding: Finding, known: KnownCondition) -> None:
+    def restore(self, finding: Finding, known: KnownCondition) -> None:
         """Go on with a condition that was in force under the node agent before this one."""
         self._known[_key(finding)] = known
 
@@ -60,15 +60,19 @@ class ActiveConditions:
         """Forget what is over, and return what was known of it."""
         return self._known.pop(_key(finding), None)
 
-    def take_untold(self) -> Iterator[ActiveCondition]:
+    def pop_unnotified(self) -> Iterator[ActiveCondition]:
         """Yield what is in force and was not told of yet, unless a worse severity of it is."""
         for severity in _WORST_FIRST:
             for key, known in list(self._known.items()):
-                if known.active.severity == severity and not known.told and not self._muted(known):
+                if (
+                    known.active.severity == severity
+                    and not known.told
+                    and not self._is_held_back(known)
+                ):
                     self._known[key] = replace(known, told=True)
                     yield known.active
 
-    def _muted(self, known: KnownCondition) -> bool:
+    def _is_held_back(self, known: KnownCondition) -> bool:
         worse = _WORST_FIRST[: _WORST_FIRST.index(known.active.severity)]
         return any(
             other.name == known.active.name and other.severity in worse for other in self.active

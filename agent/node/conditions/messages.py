@@ -35,19 +35,19 @@ class Observation(NamedTuple):
 
 
 def described(
-    finding: Finding, moment: Observation, values: Values, lookup: Lookup
+    finding: Finding, observation: Observation, values: Values, lookup: Lookup
 ) -> ActiveCondition:
     """Return a finding as a condition in force; lookup: what info metrics name of the run."""
     condition, level = finding.condition, finding.level
-    ago_seconds = moment.now_seconds - finding.since_seconds
-    labels = {"run": moment.view.identity.run, **finding.labels}
-    place, since_step = _place(finding, moment.view, labels)
+    ago_seconds = observation.now_seconds - finding.since_seconds
+    labels = {"run": observation.view.identity.run, **finding.labels}
+    place, since_step = _place(finding, observation.view, labels)
     return ActiveCondition(
         name=condition.name,
         severity=finding.severity,
-        run=moment.view.identity.run,
+        run=observation.view.identity.run,
         since_step=since_step,
-        since_unix_seconds=moment.time_unix_seconds - ago_seconds,
+        since_unix_seconds=observation.time_unix_seconds - ago_seconds,
         value=finding.value,
         summary=condition.summary,
         description=plain_text(level.parts, values, labels, finding.value, lookup),

@@ -29,7 +29,7 @@ class MetricReader:
             if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
         ]
 
-    def everything(self, export: RunExport) -> Iterator[Reading]:
+    def all_series(self, export: RunExport) -> Iterator[Reading]:
         """Yield every series of the metrics, without the label of the run and empty ones."""
         if export.view is not None:
             yield from _values(self._read, export.view)
@@ -67,12 +67,12 @@ def known_before(counters: CounterStore) -> KnownValue:
         metric = BY_PROMETHEUS_NAME.get(name)
         if metric is None or metric.count is None:
             return value
-        return totals.get((metric.name, _book_labels(metric, labels)), 0.0)
+        return totals.get((metric.name, _counter_labels(metric, labels)), 0.0)
 
     return known_value
 
 
-def _book_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
+def _counter_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
     """Return label values as counters are kept by: optional labels only where there are some."""
     found = dict(labels)
     return tuple(

@@ -45,14 +45,14 @@ class ConditionNotifier:
         self._run_dir = run_dir
         self._failures = failures
         self._news = read_conditions(run_dir) or ConditionNews(epoch=secrets.token_hex(8))
-        self._told_seconds = float("-inf")
-        self._taken_over = b""
+        self._notified_seconds = float("-inf")
+        self._adopted = b""
         self.listeners: list[Listener] = []
         """They hear of every event that is told; what one raises is logged."""
 
-    def tell(self, event: StoredConditionEvent, now_seconds: float) -> None:
+    def notify(self, event: StoredConditionEvent, now_seconds: float) -> None:
         """Tell the log and the listeners; `publish` tells the ranks."""
-        self._told_seconds = now_seconds
+        self._notified_seconds = now_seconds
         log_event(event)
         self._news = self._news.with_event(event)
         for listener in self.listeners:
@@ -70,15 +70,15 @@ class ConditionNotifier:
 
     def recent_news(self, now_seconds: float) -> bytes:
         """Return the last events for the ranks of other nodes; b"" once they must all know."""
-        if now_seconds - self._told_seconds > NEWS_SECONDS:
+        if now_seconds - self._notified_seconds > NEWS_SECONDS:
             return b""
         return encode_news(self._news)
 
-    def take_over(self, content: bytes) -> None:
+    def adopt_from_root(self, content: bytes) -> None:
         """Tell the ranks of this node what the root's agent says; b"" says nothing."""
-        if not content or content == self._taken_over:
+        if not content or content == self._adopted:
             return
-        self._taken_over = content
+        self._adopted = content
         try:
             self._news = decode_news(content)
         except ReportError:

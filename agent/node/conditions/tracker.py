@@ -20,11 +20,11 @@ from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.conditions import ActiveCondition, ConditionMemory, StoredConditionEvent
 from mp_agent.records.views import RunView
 
-__all__ = ["LOOK_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
+__all__ = ["JUDGE_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
 
 PROCESSOR_SHARE = 0.05
 """Of one processor: how much judging may take, however fast the steps come."""
-LOOK_INTERVAL_SECONDS = 1.0
+JUDGE_INTERVAL_SECONDS = 1.0
 """Time between two judgements where no step comes."""
 
 
@@ -49,30 +49,30 @@ class ConditionTracker:
         known_value = None if earlier is None else known_before(earlier)
         self._detector = Detector(conditions, values, known_value=known_value)
         self._reader = MetricReader(self._detector.readings.names, values.limits)
-        self._interval_seconds = min(LOOK_INTERVAL_SECONDS, self._detector.readings.period_seconds)
+        self._interval_seconds = min(JUDGE_INTERVAL_SECONDS, self._detector.readings.period_seconds)
         self._remembered: ConditionMemory | None = memory
-        self._in_force = ActiveConditions(self._detector.levels, memory)
+        self._active = ActiveConditions(self._detector.levels, memory)
         self._failures = FailureLog()
         self._notifier = ConditionNotifier(run_dir, self._failures)
         self._view: RunView | None = None
         self._unjudged = self._changed = False
         self._judged_seconds = float("-inf")
-        self._rests_until = 0.0
+        self._resume_seconds = 0.0
 
     @property
     def active(self) -> tuple[ActiveCondition, ...]:
         """The conditions in force, milder severities included, in the order in which they began."""
-        return self._in_force.active
+        return self._active.active
 
     @property
     def fired(self) -> dict[tuple[str, str], int]:
         """How often each condition began, by condition and severity."""
-        return self._in_force.fired
+        return self._active.fired
 
     @property
     def memory(self) -> ConditionMemory:
         """What a later node agent needs to go on."""
-        return self._in_force.memory if self._remembered is None else self._remembered
+        return self._active.memory if self._remembered is None else self._remembered
 
     @property
     def listeners(self) -> list[Listener]:
@@ -83,20 +83,20 @@ class ConditionTracker:
         """Return the last events for the ranks of other nodes; b"" once they must all know."""
         return self._notifier.recent_news(now_seconds)
 
-    def take_over(self, content: bytes) -> None:
+    def adopt_from_root(self, content: bytes) -> None:
         """Tell the ranks of this node what the root's agent says; b"" says nothing."""
-        self._notifier.take_over(content)
+        self._notifier.adopt_from_root(content)
 
     def after_step(
         self, progress: Progress, now_seconds: float, read: Callable[[], RunExport]
     ) -> None:
         """Take a closed step in; read: what the run shows after it."""
         self._unjudged = True
-        if perf_counter() >= self._rests_until:
+        if perf_counter() >= self._resume_seconds:
             self._judge(now_seconds, read)
         elif self._view is not None:
             view = _after(self._view, progress)
-            self._detector.readings.take_some(self._reader.gauges(view), now_seconds)
+            self._detector.readings.update_some(self._reader.gauges(view), now_seconds)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
         """Judge what is left to judge, and now and then although nothing came.
@@ -120,44 +120,44 @@ class ConditionTracker:
         except Exception:
             self._failures.note("the conditions of run %s cannot be judged", self._run_dir.name)
         ended = perf_counter()
-        self._rests_until = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
+        self._resume_seconds = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
 
     def _judge_run(self, export: RunExport, view: RunView, now_seconds: float) -> None:
         self._view = view
-        self._detector.readings.take(self._reader.everything(export), now_seconds)
+        self._detector.readings.update(self._reader.all_series(export), now_seconds)
         if self._remembered is not None:
-            self._take_up(self._remembered, now_seconds)
+            self._restore(self._remembered, now_seconds)
             self._remembered = None
-        moment = Observation(view, now_seconds, time.time())
-        changes = self._detector.evaluate(now_seconds, moment.step)
-        self._refresh(moment)
+        observation = Observation(view, now_seconds, time.time())
+        changes = self._detector.evaluate(now_seconds, observation.step)
+        self._refresh(observation)
         if not changes:
             return
         self._changed = True
-        over = [self._in_force.end(change.finding) for change in changes if not change.firing]
+        over = [self._active.end(change.finding) for change in changes if not change.firing]
         for change in changes:
             if change.firing:
-                active = described(change.finding, moment, self._values, self._series_labels)
-                self._in_force.begin(change.finding, active)
+                active = described(change.finding, observation, self._values, self._series_labels)
+                self._active.begin(change.finding, active)
         for known in over:
             if known is not None and known.told:
-                self._tell("resolved", known.active, moment)
-        for active in self._in_force.take_untold():
-            self._tell("firing", active, moment)
+                self._notify("resolved", known.active, observation)
+        for active in self._active.pop_unnotified():
+            self._notify("firing", active, observation)
         self._notifier.publish()
 
-    def _refresh(self, moment: Observation) -> None:
+    def _refresh(self, observation: Observation) -> None:
         """Let the text and value of what is in force be those of now."""
         for finding in self._detector.findings:
-            known = self._in_force.known(finding)
+            known = self._active.known(finding)
             if known is not None and known.value != finding.value:
-                active = described(finding, moment, self._values, self._series_labels)
-                self._in_force.update(
+                active = described(finding, observation, self._values, self._series_labels)
+                self._active.update(
                     finding,
                     replace(known, value=active.value, description=active.description),
                 )
 
-    def _take_up(self, memory: ConditionMemory, now_seconds: float) -> None:
+    def _restore(self, memory: ConditionMemory, now_seconds: float) -> None:
         """Go on with the conditions that were in force under the node agent before this one."""
         for known in memory.known:
             active = known.active
@@ -170,19 +170,19 @@ class ConditionTracker:
                 now_seconds=now_seconds,
             )
             if found is not None:
-                self._in_force.take_up(found, known)
+                self._active.restore(found, known)
 
     def _series_labels(self, name: str) -> list[dict[str, str]]:
         return [dict(labels) for labels, _ in self._detector.readings.standing(name)]
 
-    def _tell(self, state: str, active: ActiveCondition, moment: Observation) -> None:
+    def _notify(self, state: str, active: ActiveCondition, observation: Observation) -> None:
         event = StoredConditionEvent(
             state=state,
             condition=active,
-            step=moment.step,
-            time_unix_seconds=moment.time_unix_seconds,
+            step=observation.step,
+            time_unix_seconds=observation.time_unix_seconds,
         )
-        self._notifier.tell(event, moment.now_seconds)
+        self._notifier.notify(event, observation.now_seconds)
 
 
 def _after(view: RunView, progress: Progress) -> RunView:

@@ -47,10 +47,10 @@ class OtlpPush:
         """How the pushes went."""
         return () if self._service is None else self._service.accounts
 
-    def owes(self, watch: RunSupervisor) -> bool:
+    def final_push_pending(self, supervisor: RunSupervisor) -> bool:
         """Return whether a run's end is still to be pushed; true from the beginning."""
         pushes = self._service is not None and self._service.pushes_metrics
-        return pushes and not (watch.ended and watch in self._ends_pushed)
+        return pushes and not (supervisor.ended and supervisor in self._ends_pushed)
 
     def on_condition(self, event: StoredConditionEvent) -> None:
         """Hand a condition's coming or going to the exporter."""
@@ -74,7 +74,7 @@ class OtlpPush:
             return
         self._service = OtlpService(
             environment,
-            self._harvest,
+            self._metric_batch,
             self._directory(),
             span_events=self._settings.otlp_span_events,
         )
@@ -84,7 +84,7 @@ class OtlpPush:
         """Push what is due; the end of a run is due at once."""
         if self._service is None:
             return
-        ends = {watch for watch in self._shown() if watch.ended}
+        ends = {supervisor for supervisor in self._shown() if supervisor.ended}
         if ends - self._ends:
             self._service.urge()
         self._ends_pushed &= ends
@@ -96,24 +96,24 @@ class OtlpPush:
         if self._service is not None:
             await self._service.stop(deadline_seconds)
 
-    def _harvest(self) -> "MetricBatch":
+    def _metric_batch(self) -> "MetricBatch":
         from mp_agent.exporters.otlp.sources import MetricBatch
 
         shown = self._shown()
-        ended = [watch for watch in shown if watch.ended]
+        ended = [supervisor for supervisor in shown if supervisor.ended]
         return MetricBatch(
             self._snapshot(shown),
-            {watch.run.name: _born_unix_ns(watch) for watch in shown},
+            {supervisor.run.name: _born_unix_ns(supervisor) for supervisor in shown},
             delivered=lambda: self._ends_pushed.update(ended),
         )
 
 
-def _born_unix_ns(watch: RunSupervisor) -> int:
+def _born_unix_ns(supervisor: RunSupervisor) -> int:
     """Return since when a run's counters count: its lock file is as old as they are.
 
     It is made before the first of them, outlives node agents as they do, and is never written.
     """
     try:
-        return locations.agent_lock_path(watch.run.run_dir).stat().st_mtime_ns
+        return locations.agent_lock_path(supervisor.run.run_dir).stat().st_mtime_ns
     except OSError:
         return time.time_ns()

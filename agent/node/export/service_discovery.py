@@ -42,7 +42,7 @@ class ServiceDiscovery:
         self._endpoint = endpoint
         self._files: dict[Path, _Entry] = {}
         """By run directory."""
-        self._aside = _Aside()
+        self._file_worker = _FileWorker()
         self._rests_until_seconds = 0.0
 
     def routes(self) -> list[web.RouteDef]:
@@ -72,7 +72,7 @@ class ServiceDiscovery:
         """Take the files away: nobody is left to answer."""
         for run_dir in list(self._files):
             self._remove(run_dir)
-        while self._aside.busy and time.monotonic() < deadline_seconds:
+        while self._file_worker.busy and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -106,11 +106,11 @@ class ServiceDiscovery:
         root = f"{socket.gethostname()}-{endpoint.port}"
         file = entry.file if entry else TargetsFile(self._settings.sd_dir, link.run.name, root)
         self._files[run_dir] = _Entry(file, content, due_seconds)
-        self._aside.do(file.path, lambda: _refresh(file, content))
+        self._file_worker.do(file.path, lambda: _refresh(file, content))
 
     def _remove(self, run_dir: Path) -> None:
         file = self._files.pop(run_dir).file
-        self._aside.do(file.path, file.remove)
+        self._file_worker.do(file.path, file.remove)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Entry:
     due_seconds: float
 
 
-class _Aside:
+class _FileWorker:
     """Works on files in a thread of its own: a network file system that hangs stops nothing else.
 
     Of several jobs for one file that have not begun yet the last one is done.

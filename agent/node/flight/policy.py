@@ -26,7 +26,7 @@ class FlightPolicy:
     """Remembers what one run has had records of."""
 
     _pending: dict[str, StoredConditionEvent] = field(default_factory=dict)
-    _told_seconds: dict[str, float] = field(default_factory=dict)
+    _notified_seconds: dict[str, float] = field(default_factory=dict)
     _last_seconds: float | None = None
     _ended_session: str | None = None
 
@@ -48,7 +48,8 @@ class FlightPolicy:
         self._pending = {
             name: event
             for name, event in self._pending.items()
-            if now_seconds - self._told_seconds.get(name, -COOL_DOWN_SECONDS) >= COOL_DOWN_SECONDS
+            if now_seconds - self._notified_seconds.get(name, -COOL_DOWN_SECONDS)
+            >= COOL_DOWN_SECONDS
         }
         last_seconds = self._last_seconds
         gathering = last_seconds is not None and now_seconds - last_seconds < GATHER_SECONDS
@@ -59,6 +60,6 @@ class FlightPolicy:
         return Trigger(first.condition.name, first)
 
     def _note(self, now_seconds: float) -> None:
-        self._told_seconds.update(dict.fromkeys(self._pending, now_seconds))
+        self._notified_seconds.update(dict.fromkeys(self._pending, now_seconds))
         self._pending.clear()
         self._last_seconds = now_seconds

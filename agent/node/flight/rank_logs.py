@@ -48,12 +48,12 @@ def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> Rank
     source = RankSource(path, reader, after=max(0, after))
     segments = [
         Segment(
-            schema=delivery.schema,
-            steps=tuple(delivery.steps),
-            tables=tuple(delivery.tables),
+            schema=batch.schema,
+            steps=tuple(batch.steps),
+            tables=tuple(batch.tables),
         )
-        for delivery in source.poll()
-        if delivery.schema is not None
+        for batch in source.poll()
+        if batch.schema is not None
     ]
     return RankLog(
         identity=source.identity,

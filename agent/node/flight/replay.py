@@ -47,10 +47,10 @@ class _Replay:
         self._world_size = ranks[0].identity.world_size
         self._assumed = AssumedShares()
         self._names = LayerNames()
-        self._rosters: dict[tuple[int, ...], ExpectedShares] = {}
+        self._expected_by_schemas: dict[tuple[int, ...], ExpectedShares] = {}
         self._nodes: dict[int, _Node] = {}
         for log in ranks:
-            self._take(log)
+            self._add(log)
 
     def steps(self) -> Iterator[MergedStep]:
         for sequence in sorted({s for node in self._nodes.values() for s in node.steps}):
@@ -88,7 +88,7 @@ class _Replay:
                 merge.merged(self._expected_shares(sequence), self._assumed, self._names),
             )
 
-    def _take(self, log: RankLog) -> None:
+    def _add(self, log: RankLog) -> None:
         identity = log.identity
         node = self._nodes.setdefault(identity.node_rank, _Node(holds_root=False))
         node.holds_root |= identity.rank == 0
@@ -105,17 +105,17 @@ class _Replay:
         schemas = [(log.identity.node_rank, _schema_at(log, sequence)) for log in self._ranks]
         known = [(node, schema) for node, schema in schemas if schema is not None]
         key = tuple(id(schema) for _, schema in known)
-        if key not in self._rosters:
+        if key not in self._expected_by_schemas:
             held = {
                 schema_index.shares[place.share]
                 for node, schema in known
                 for schema_index in (self._nodes[node].schema_index,)
                 for place in schema_index.plan(schema).places
             }
-            self._rosters[key] = make_expected_shares(
+            self._expected_by_schemas[key] = make_expected_shares(
                 held, ranks_known=len(known), world_size=self._world_size
             )
-        return self._rosters[key]
+        return self._expected_by_schemas[key]
 
 
 def _schema_at(log: RankLog, sequence: int) -> Schema | None:
@@ -136,7 +136,7 @@ def _incident(
         incident.fold(step)
     for sequence, layers in tables:
         if nearest_output := layers.nonfinite_nearest_output():
-            incident.learn_layer(sequence, nearest_output)
+            incident.set_layer(sequence, nearest_output)
     return incident
 
 

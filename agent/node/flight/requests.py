@@ -40,7 +40,7 @@ def write_request(run_dir: Path, request: DumpRequest) -> None:
     replace_atomically(_request_path(run_dir), msgspec.json.encode(request))
 
 
-def take_request(run_dir: Path) -> DumpRequest | None:
+def pop_request(run_dir: Path) -> DumpRequest | None:
     """Return what is asked for, once; None when nothing is, or nothing that can be read."""
     path = _request_path(run_dir)
     if not path.exists():
@@ -55,7 +55,7 @@ def write_answer(run_dir: Path, answer: DumpAnswer) -> None:
     replace_atomically(_answer_path(run_dir), msgspec.json.encode(answer))
 
 
-def take_answer(run_dir: Path, request: DumpRequest) -> DumpAnswer | None:
+def pop_answer(run_dir: Path, request: DumpRequest) -> DumpAnswer | None:
     """Return the answer to a request, once; None while there is none."""
     path = _answer_path(run_dir)
     answer = _read(path, DumpAnswer)

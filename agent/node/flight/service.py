@@ -3,18 +3,17 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mp_agent.flight.store import record_name
 from mp_agent.node.flight.job import FlightJob
 from mp_agent.node.flight.policy import FlightPolicy, Trigger
-from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, take_request, write_answer
+from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, pop_request, write_answer
 from mp_agent.node.flight.writer import Done, FlightWriter
 from mp_agent.node.run.run import Run
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.views import AgentView
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
@@ -28,7 +27,7 @@ _STOP_POLL_SECONDS = 0.02
 class _RunFlight:
     policy: FlightPolicy = field(default_factory=FlightPolicy)
     session: str = ""
-    taken: str = ""
+    followed: str = ""
     """Name of the root's last request that this node has followed."""
     queued_seconds: list[float] = field(default_factory=list)
     written: int = 0
@@ -44,24 +43,22 @@ class FlightService:
         self._runs: dict[Path, _RunFlight] = {}
         self._writer = FlightWriter(settings)
 
-    def shown(self, run: Run, view: AgentView) -> AgentView:
-        """Return the agent's account of a run with its flight records in it."""
+    def counts(self, run: Run) -> tuple[int, int]:
+        """Return how many flight records of a run were written, and how many failed."""
         state = self._runs.get(run.run_dir)
-        if state is None:
-            return view
-        return replace(view, flight_records=state.written, flight_errors=state.failed)
+        return (0, 0) if state is None else (state.written, state.failed)
 
-    def look(self, run: Run, now_seconds: float) -> None:
+    def poll(self, run: Run, now_seconds: float) -> None:
         """Ask for what is due of a run; called after each look at its rings, never blocks."""
         self._settle()
         if not run.seen:
             return
-        state = self._known(run)
+        state = self._state_of(run)
         if state.session != run.session:
             state.session = run.session
             if run.is_root:
                 run.flight_request = None
-        if asked := take_request(run.run_dir):
+        if asked := pop_request(run.run_dir):
             self._dump(run, state, asked, now_seconds)
         if not self._enabled:
             return
@@ -94,7 +91,7 @@ class FlightService:
             await asyncio.sleep(_STOP_POLL_SECONDS)
         self._settle()
 
-    def _known(self, run: Run) -> _RunFlight:
+    def _state_of(self, run: Run) -> _RunFlight:
         """Return what is known of a run; from the first time on, hear of its conditions."""
         state = self._runs.get(run.run_dir)
         if state is None:
@@ -107,17 +104,17 @@ class FlightService:
     def _follow_root(self, run: Run, state: _RunFlight, now_seconds: float) -> None:
         """Write the steps that the root asked this node for."""
         request = run.flight_request
-        if run.is_root or request is None or request.name == state.taken:
+        if run.is_root or request is None or request.name == state.followed:
             return
-        state.taken = request.name
-        self._submit(run, state, request, now_seconds, done=_nobody)
+        state.followed = request.name
+        self._submit(run, state, request, now_seconds, done=_ignore_result)
 
     def _record(self, run: Run, state: _RunFlight, trigger: Trigger, now_seconds: float) -> None:
         request = self._make_request(run, trigger)
         # Every node sees the end of its own ranks by itself.
         if run.is_root and trigger.trigger is not None:
             run.flight_request = request
-        self._submit(run, state, request, now_seconds, done=_nobody)
+        self._submit(run, state, request, now_seconds, done=_ignore_result)
 
     def _dump(self, run: Run, state: _RunFlight, asked: DumpRequest, now_seconds: float) -> None:
         def done(path: Path | None, problem: str) -> None:
@@ -164,7 +161,7 @@ class FlightService:
             done(None, "too many flight records at once")
 
     def _settle(self) -> None:
-        for run_dir, written in self._writer.take_results():
+        for run_dir, written in self._writer.pop_results():
             state = self._runs.get(run_dir)
             if state is None:
                 continue
@@ -184,5 +181,5 @@ def _begun(condition: ActiveCondition) -> StoredConditionEvent:
     )
 
 
-def _nobody(path: Path | None, problem: str) -> None:
+def _ignore_result(path: Path | None, problem: str) -> None:
     """Tell nobody."""

@@ -42,7 +42,7 @@ class FlightWriter:
         self.pending += 1
         return True
 
-    def take_results(self) -> list[tuple[Path, bool]]:
+    def pop_results(self) -> list[tuple[Path, bool]]:
         """Return, of the jobs that are done, the run's directory and whether it was written."""
         results = []
         while not self._results.empty():

@@ -33,22 +33,22 @@ class Connection(asyncio.Protocol):
         self._open = open_connections
         self._open.add(self)
         self._full = full
-        self._greeting: asyncio.Task[None] | None = None
+        self._handshake: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self.last_active_seconds = time.monotonic()
 
-    def greet(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
+    def accept(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
         """Begin to talk over a socket, after a handshake if there is TLS."""
 
-        def greeted(_: "asyncio.Task[None]") -> None:
+        def connected(_: "asyncio.Task[None]") -> None:
             if self._transport is None:
                 self._open.discard(self)
                 accepted.close()
 
-        self._greeting = asyncio.get_running_loop().create_task(self._greet(accepted, tls))
-        self._greeting.add_done_callback(greeted)
+        self._handshake = asyncio.get_running_loop().create_task(self._connect(accepted, tls))
+        self._handshake.add_done_callback(connected)
 
-    async def _greet(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
+    async def _connect(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
         seconds = None if tls is None else HANDSHAKE_SECONDS
         # Of a handshake that fails nobody needs to hear.
         with suppress(OSError):
@@ -56,13 +56,13 @@ class Connection(asyncio.Protocol):
                 lambda: self, accepted, ssl=tls, ssl_handshake_timeout=seconds
             )
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End the connection at once, whatever is still to be sent."""
         self._open.discard(self)
         if self._transport is not None:
             self._transport.abort()
-        elif self._greeting is not None:
-            self._greeting.cancel()
+        elif self._handshake is not None:
+            self._handshake.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the server begin."""
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
 
 
 CONNECTIONS_AT_MOST = 256
-QUIET_SECONDS_AT_MOST = 60.0
+IDLE_SECONDS_AT_MOST = 60.0
 """After so long without a byte in either direction a connection is cut: a client that stalls."""
 UNSENT_BYTES_AT_MOST = 64 * 2**20
 """What clients may leave untaken, all of them together."""
@@ -129,12 +129,12 @@ class GuardedListener:
         make_protocol: ProtocolFactory,
         *,
         connections_at_most: int = CONNECTIONS_AT_MOST,
-        quiet_seconds_at_most: float = QUIET_SECONDS_AT_MOST,
+        idle_seconds_at_most: float = IDLE_SECONDS_AT_MOST,
         unsent_bytes_at_most: int = UNSENT_BYTES_AT_MOST,
     ) -> None:
         self._make_protocol = make_protocol
         self.connections_at_most = connections_at_most
-        self._quiet_seconds_at_most = quiet_seconds_at_most
+        self._idle_seconds_at_most = idle_seconds_at_most
         self._unsent_bytes_at_most = unsent_bytes_at_most
         self._open: set[Connection] = set()
         self._listener: socket | None = None
@@ -178,24 +178,24 @@ class GuardedListener:
             except ConnectionAbortedError:
                 continue
             except OSError:
-                self._cut_quietest()
+                self._abort_most_idle()
                 self._pause()
                 asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._resume)
                 return
             while len(self._open) >= self.connections_at_most:
-                self._cut_quietest()
+                self._abort_most_idle()
             connection = Connection(
                 self._make_protocol(), self._open, self._bound_unsent, remote=str(address[0])
             )
-            connection.greet(accepted, self._tls)
+            connection.accept(accepted, self._tls)
 
-    def _cut_quietest(self) -> None:
+    def _abort_most_idle(self) -> None:
         if not self._open:
             return
         connections = Counter(known.remote for known in self._open)
         most = max(connections.values())
         crowd = [known for known in self._open if connections[known.remote] == most]
-        min(crowd, key=lambda known: known.last_active_seconds).cut()
+        min(crowd, key=lambda known: known.last_active_seconds).abort()
 
     def _bound_unsent(self) -> None:
         unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}
@@ -205,13 +205,13 @@ class GuardedListener:
             if excess_bytes <= 0:
                 return
             excess_bytes -= unsent[connection]
-            connection.cut()
+            connection.abort()
 
     def _sweep(self) -> None:
         """Cut what was quiet for too long, again and again."""
-        oldest = time.monotonic() - self._quiet_seconds_at_most
+        oldest = time.monotonic() - self._idle_seconds_at_most
         for connection in [known for known in self._open if known.last_active_seconds < oldest]:
-            connection.cut()
+            connection.abort()
         self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 

@@ -23,14 +23,14 @@ class PortOpener:
         self._server = server
         self._next_try_seconds: float | None = None
 
-    async def open(self, now_seconds: float, *, awaits_others: bool, earlier_port: int) -> None:
+    async def open(self, now_seconds: float, *, expects_reports: bool, earlier_port: int) -> None:
         """Serve, unless nobody may scrape and no other node agent is awaited.
 
         earlier_port: see `open_listener`. A port that is taken is tried again later; the first
         refusal is logged.
         """
         scraped = "prometheus" in self._settings.exporters
-        if self.endpoint is not None or not (scraped or awaits_others):
+        if self.endpoint is not None or not (scraped or expects_reports):
             return
         first_try = self._next_try_seconds is None
         if self._next_try_seconds is not None and now_seconds < self._next_try_seconds:

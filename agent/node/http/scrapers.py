@@ -26,7 +26,7 @@ class ScrapeLog:
 
     _scrapers: dict[str, _Scraper] = field(default_factory=dict)
 
-    def note(self, name: str, now_seconds: float) -> None:
+    def record(self, name: str, now_seconds: float) -> None:
         """Take one scrape in."""
         if name not in self._scrapers and len(self._scrapers) >= SCRAPERS_AT_MOST:
             del self._scrapers[self._least_useful(now_seconds)]

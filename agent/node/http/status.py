@@ -15,7 +15,7 @@ _REST_PER_WORK = 2.0
 """A crowd that asks again and again leaves so much of the agent's time to the rings."""
 
 
-class _Remembered:
+class _AnswerCache:
     """Keeps the last answer for twice the time that it took to make: milliseconds, usually."""
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class _Remembered:
 
 
 def status_routes(
-    take_report: Callable[[], Report], take_history: Callable[[str], Report | None]
+    make_report: Callable[[], Report], make_history: Callable[[str], Report | None]
 ) -> list[web.RouteDef]:
     """Return the routes of `/`, `/api/v1/snapshot` and `/api/v1/history?run=NAME`.
 
-    take_history: from a run's name to its last steps, None when there is no such run.
+    make_history: from a run's name to its last steps, None when there is no such run.
     """
-    last, last_history = _Remembered(), _Remembered()
+    last, last_history = _AnswerCache(), _AnswerCache()
 
     async def snapshot(request: web.Request) -> web.Response:
-        return _answer(last.text("", lambda: _text(take_report())))
+        return _answer(last.text("", lambda: _text(make_report())))
 
     async def history(request: web.Request) -> web.Response:
         run = request.query.get("run", "")
-        text = last_history.text(run, lambda: _found(take_history(run)))
+        text = last_history.text(run, lambda: _found(make_history(run)))
         if not text:
             return _answer(_text({"error": f"run {run!r} is not known here"}), status=404)
         return _answer(text)

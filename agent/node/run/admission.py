@@ -17,25 +17,25 @@ def admit(
     rings: Rings,
     state: RunState,
     *,
-    settle: Callable[[], None],
+    finish_attempt: Callable[[], None],
     lost: Mapping[Path, int] | None = None,
 ) -> None:
     """Read the rings of one launch from now on, unless it was over before or has to wait.
 
-    settle: takes in what the present attempt still yields; called before the next one begins.
+    finish_attempt: takes in what the present attempt still yields; called before the next one begins.
     lost: by ring, up to which step nothing is read any more.
     """
     if state.name_conflicts.join(rings):
         return
-    belonging = state.launches.belonging(rings, state.attempt)
-    if belonging is LaunchStatus.RIVAL:
+    status = state.launches.status_of(rings, state.attempt)
+    if status is LaunchStatus.NAME_CONFLICT:
         state.name_conflicts.add(rings, counted=lost, counted_before=state.is_successor)
         return
-    if belonging is LaunchStatus.OVER:
+    if status is LaunchStatus.OVER:
         _discard(rings, state)
         return
-    if belonging is LaunchStatus.NEXT:
-        settle()
+    if status is LaunchStatus.NEXT:
+        finish_attempt()
         _begin_attempt(rings, state)
     state.launches.add(rings)
     state.uncommitted = True
@@ -45,16 +45,16 @@ def admit(
         state.attempt.add(RankSource(path, reader, after=begin, layers_after=layers_after))
 
 
-def look_at_rivals(state: RunState, *, settle: Callable[[], None]) -> None:
+def poll_name_conflicts(state: RunState, *, finish_attempt: Callable[[], None]) -> None:
     """Count what jobs of the same name write in vain; let them in once the first one is over."""
-    if not state.name_conflicts.there:
+    if not state.name_conflicts.active:
         return
     state.uncommitted = True
     if state.attempt.end is EndReason.RUNNING and state.attempt.alive:
-        state.name_conflicts.look()
+        state.name_conflicts.poll()
         return
     for rings, lost in state.name_conflicts.release():
-        admit(rings, state, settle=settle, lost=lost)
+        admit(rings, state, finish_attempt=finish_attempt, lost=lost)
 
 
 def _begin_attempt(rings: Rings, state: RunState) -> None:

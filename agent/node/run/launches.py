@@ -26,7 +26,7 @@ class LaunchStatus(Enum):
 
     PRESENT = auto()
     NEXT = auto()
-    RIVAL = auto()
+    NAME_CONFLICT = auto()
     """To another job that has the same name, while the present one trains."""
     OVER = auto()
 
@@ -41,17 +41,17 @@ class Launches:
     read: tuple[Launch, ...] = ()
     """Launches of earlier attempts whose rings were read to the end, the last ones."""
 
-    def belonging(self, rings: Rings, attempt: LocalAttempt) -> LaunchStatus:
+    def status_of(self, rings: Rings, attempt: LocalAttempt) -> LaunchStatus:
         """Return where the rings of one launch belong; attempt: the present one."""
-        if launch_of(rings) in self.known or _beside(rings, attempt):
+        if launch_of(rings) in self.known or _are_further_ranks(rings, attempt):
             return LaunchStatus.PRESENT
-        if self._name_conflicts(rings, attempt):
-            return LaunchStatus.RIVAL
-        if made_unix_ns(rings) > self.newest_unix_ns or _succeed(rings, attempt):
+        if self._conflict(rings, attempt):
+            return LaunchStatus.NAME_CONFLICT
+        if made_unix_ns(rings) > self.newest_unix_ns or _are_successors(rings, attempt):
             return LaunchStatus.NEXT
         return LaunchStatus.OVER
 
-    def _name_conflicts(self, rings: Rings, attempt: LocalAttempt) -> bool:
+    def _conflict(self, rings: Rings, attempt: LocalAttempt) -> bool:
         """Return whether two launchers have ranks that live: a launcher ends all before it starts.
 
         The same launcher may start ranks before those of its attempt before are gone, and a script
@@ -64,7 +64,7 @@ class Launches:
             and rings[0][1].identity.launch not in launchers
             and any_alive(rings)
             and attempt.alive
-            and not _descend(rings, attempt)
+            and not _are_descendants(rings, attempt)
         )
 
     def begin_attempt(self, rings: Rings) -> None:
@@ -99,7 +99,7 @@ def made_unix_ns(rings: Rings) -> int:
     return max(reader.identity.created_unix_ns for _, reader in rings)
 
 
-def _beside(rings: Rings, attempt: LocalAttempt) -> bool:
+def _are_further_ranks(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether these are further ranks of the attempt, under another launcher.
 
     So it is when several nodes of a run are one machine: ranks differ and both are alive. An
@@ -115,7 +115,7 @@ def _beside(rings: Rings, attempt: LocalAttempt) -> bool:
     )
 
 
-def _descend(rings: Rings, attempt: LocalAttempt) -> bool:
+def _are_descendants(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether a rank of the attempt has started those that write the rings."""
     pids = {source.identity.pid for source in attempt.sources.values()}
     return any(pids & set(_ancestors(reader.identity.pid)) for _, reader in rings)
@@ -134,7 +134,7 @@ def _ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def _succeed(rings: Rings, attempt: LocalAttempt) -> bool:
+def _are_successors(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether these are the next attempt although they look older.
 
     So it is when the host's clock was set back in between.

@@ -29,7 +29,7 @@ class NameConflicts:
         self._waiting: list[_ConflictingJob] = []
 
     @property
-    def there(self) -> bool:
+    def active(self) -> bool:
         """Whether a job waits."""
         return bool(self._waiting)
 
@@ -55,36 +55,36 @@ class NameConflicts:
     def join(self, rings: Rings) -> bool:
         """Let further ranks of a job that waits wait with it; return whether they are such."""
         launch = rings[0][1].identity.launch
-        for rival in self._waiting:
-            if rival.rings[0][1].identity.launch == launch:
-                rival.rings = [*rival.rings, *rings]
-                rival.counted.update({path: 0 for path, _ in rings})
+        for job in self._waiting:
+            if job.rings[0][1].identity.launch == launch:
+                job.rings = [*job.rings, *rings]
+                job.counted.update({path: 0 for path, _ in rings})
                 return True
         return False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count what the jobs that wait have written; let go of those that have ended."""
-        for rival in self._waiting:
-            alive = any_alive(rival.rings)
-            for path, reader in rival.rings:
+        for job in self._waiting:
+            alive = any_alive(job.rings)
+            for path, reader in job.rings:
                 written = committed(reader)
-                self.lost += max(written - rival.counted[path], 0)
-                rival.counted[path] = max(written, rival.counted[path])
+                self.lost += max(written - job.counted[path], 0)
+                job.counted[path] = max(written, job.counted[path])
             if not alive:
-                _discard(rival.rings)
-                rival.rings = []
-        self._waiting = [rival for rival in self._waiting if rival.rings]
+                _discard(job.rings)
+                job.rings = []
+        self._waiting = [job for job in self._waiting if job.rings]
 
     def release(self) -> Iterable[tuple[Rings, dict[Path, int]]]:
         """Yield the jobs that waited, the oldest first, and up to where their steps are lost."""
         waiting, self._waiting = self._waiting, []
-        for rival in waiting:
-            yield rival.rings, rival.counted
+        for job in waiting:
+            yield job.rings, job.counted
 
     def close(self) -> None:
         """Let go of all rings."""
-        for rival in self._waiting:
-            for _, reader in rival.rings:
+        for job in self._waiting:
+            for _, reader in job.rings:
                 reader.close()
         self._waiting = []
 

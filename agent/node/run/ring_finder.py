@@ -37,11 +37,11 @@ class RingFinder:
             self._seen.add(path)
 
     @property
-    def looked_at(self) -> tuple[Path, ...]:
+    def known(self) -> tuple[Path, ...]:
         """All rings that were found so far."""
         return tuple(self._seen)
 
-    def anything_new(self) -> bool:
+    def has_new(self) -> bool:
         """Return whether a ring has appeared that was not looked at yet."""
         return bool(set(locations.find_rings(self._run_dir)) - self._seen)
 

@@ -16,7 +16,7 @@ from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.conditions.tracker import ConditionTracker
-from mp_agent.node.run.departed_ranks import DepartedRanks
+from mp_agent.node.run.absent_ranks import DepartedRanks
 from mp_agent.node.run.launches import Launches, Rings, launch_of, made_unix_ns
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
 from mp_agent.node.run.name_conflicts import NameConflicts
@@ -113,11 +113,11 @@ class RunState:
         """Add what `max_series` left out of an export."""
         self._ended = replace(self._ended, series_dropped=self._ended.series_dropped + series)
 
-    def look(self, now_seconds: float) -> None:
+    def update_standstill(self, now_seconds: float) -> None:
         """Note where the run stands."""
         last = self.account.progress.last
         sequence = last.sequence if last else 0
-        self.standstill.look(self.member.session, sequence, self.member.phase_name, now_seconds)
+        self.standstill.update(self.member.session, sequence, self.member.phase_name, now_seconds)
 
     def count_lost(self, records: int) -> None:
         """Add records that nobody will ever read."""

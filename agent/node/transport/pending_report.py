@@ -17,7 +17,7 @@ class ReportSource(Protocol):
     def session(self) -> str:
         """Name of this node's present attempt; reports of another one are worthless."""
 
-    def take_report(self) -> NodeReport | None:
+    def next_report(self) -> NodeReport | None:
         """Return what is new since the last call."""
 
     def acknowledge(self, receipt: Receipt) -> None:
@@ -48,7 +48,7 @@ class PendingReport:
         if self._packet is not None and self._packet.report.session != self._run.session:
             self._packet = None
         while self._packet is None:
-            report = self._run.take_report()
+            report = self._run.next_report()
             if report is None:
                 return None
             await self._pack(report)

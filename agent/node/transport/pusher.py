@@ -12,7 +12,8 @@ from mp_agent.node.transport.client import LONGEST_SECONDS, Backoff, PushClient,
 from mp_agent.node.transport.pending_report import PendingReport
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.run_protocol import RunOnNode
-from mp_agent.records.rows import Receipt, decode_receipt
+from mp_agent.records.report_codec import decode_receipt
+from mp_agent.records.rows import Receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import TransportView
 
@@ -32,7 +33,7 @@ class Pusher:
         self._run = run
         self._client = client
         self._interval_seconds = interval_seconds
-        self._outbox = PendingReport(run)
+        self._pending_report = PendingReport(run)
         # The root waits for rows two intervals longer than for its own.
         self._backoff = Backoff(longest_seconds=min(2 * interval_seconds, LONGEST_SECONDS))
         self._root = RootAddress(url="")
@@ -44,20 +45,20 @@ class Pusher:
         """Whether no report of this attempt has got to this root yet."""
         self._logged: set[str] = set()
         self._counts = TransportView()
-        self.taken_total = 0
+        self.accepted_total = 0
         """Reports that a root took."""
-        self.final_taken = False
+        self.final_accepted = False
         """Whether the root has the state in which all local ranks have ended."""
 
     @property
     def counts(self) -> TransportView:
         """The account of what was sent."""
-        return replace(self._counts, reports_dropped=self._outbox.reports_dropped)
+        return replace(self._counts, reports_dropped=self._pending_report.reports_dropped)
 
     def begin(self) -> None:
         """Push soon: the attempt or its root is another one."""
         self._due_seconds = 0.0
-        self._failing = self.final_taken = False
+        self._failing = self.final_accepted = False
         self._fresh = True
         self._backoff.reset()
         self._logged.clear()
@@ -66,9 +67,9 @@ class Pusher:
         """Push to `root` what is due, in the background."""
         self._root = root
         ended = self._ended()
-        self.final_taken = self.final_taken and ended
+        self.final_accepted = self.final_accepted and ended
         hurried = self._run.urgent and now_seconds >= self._pushed_seconds + _HURRY_SECONDS
-        at_once = (hurried or (ended and not self.final_taken)) and not self._failing
+        at_once = (hurried or (ended and not self.final_accepted)) and not self._failing
         if not self.busy and (at_once or now_seconds >= self._due_seconds):
             self._pushed_seconds = now_seconds
             self._task = asyncio.get_running_loop().create_task(self._push_all())
@@ -78,12 +79,12 @@ class Pusher:
         if self._root.url and not self._failing:
             if self._task is not None and self.busy:
                 await asyncio.wait([self._task], timeout=_left_of(deadline_seconds))
-            if not self.busy and not self.final_taken:
+            if not self.busy and not self.final_accepted:
                 self._task = asyncio.get_running_loop().create_task(self._push_all())
                 await asyncio.wait([self._task], timeout=_left_of(deadline_seconds))
-        self.cut()
+        self.cancel()
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         """End at once."""
         if self._task is not None:
             self._task.cancel()
@@ -96,18 +97,18 @@ class Pusher:
     async def _push_all(self) -> None:
         """Push until nothing is left to say, or something does not get through."""
         root, ended, refusals = self._root, self._ended(), 0
-        while (body := await self._outbox.next_body()) is not None:
+        while (body := await self._pending_report.next_body()) is not None:
             reply = await self._client.send_rows(root.url, root.token, self._query(root), body)
             receipt = _receipt(reply)
             if receipt is None:
-                await self._put_off(reply)
+                await self._postpone(reply)
                 return
             self._settle(receipt, len(body))
-            refusals = 0 if receipt.taken else refusals + 1
+            refusals = 0 if receipt.accepted else refusals + 1
             if refusals >= _REFUSALS_IN_A_ROW:
                 break
         else:
-            self.final_taken = ended and self.taken_total > 0
+            self.final_accepted = ended and self.accepted_total > 0
         # All agents of a run start in the same second; they shall not push in the same one.
         shortest = 0.0 if self._fresh else 1 - _JITTER
         self._fresh = False
@@ -122,8 +123,8 @@ class Pusher:
         }
 
     def _settle(self, receipt: Receipt, size: int) -> None:
-        self._outbox.answered(receipt)
-        self.taken_total += receipt.taken
+        self._pending_report.answered(receipt)
+        self.accepted_total += receipt.accepted
         self._counts = replace(
             self._counts,
             pushed_bytes=self._counts.pushed_bytes + size,
@@ -135,11 +136,11 @@ class Pusher:
         self._backoff.reset()
         self._logged.clear()
 
-    async def _put_off(self, reply: Reply) -> None:
+    async def _postpone(self, reply: Reply) -> None:
         if reply.status == 413:
-            await self._outbox.too_large()
+            await self._pending_report.too_large()
         elif reply.status == 400:
-            self._outbox.refused()
+            self._pending_report.refused()
         self._failing = True
         self._counts = replace(self._counts, push_failures=self._counts.push_failures + 1)
         pause_seconds = self._backoff.next_pause_seconds(at_end=self._ended())

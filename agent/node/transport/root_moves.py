@@ -55,26 +55,26 @@ class RootMoves:
 
     def __init__(self, run: RunOnNode, notes: RootNoteFile, messenger: Notifier) -> None:
         self._run = run
-        self._notes = notes
-        self._messenger = messenger
+        self._note_file = notes
+        self._notifier = messenger
 
     def tick(self, own_url: str, token: str) -> None:
         """Compare the note with how things are; own_url: "" while nothing is listened on."""
-        note = self._notes.present
+        note = self._note_file.present
         if note is None or note.problem or not note.url or not own_url:
             return
         if note.url != own_url:
             log.info("run %s: tells the other nodes that it moved to %s", self._run.name, own_url)
-            self._tell(note.nodes, own_url, token)
+            self._notify_nodes(note.nodes, own_url, token)
         nodes = {**note.nodes, **self._nodes()}
         if (note.url, note.nodes) != (own_url, nodes):
-            self._notes.write(replace(note, url=own_url, nodes=nodes))
+            self._note_file.write(replace(note, url=own_url, nodes=nodes))
 
-    def _tell(self, nodes: Mapping[str, str], own_url: str, token: str) -> None:
-        attempt = str(self._notes.attempt_unix_ns)
+    def _notify_nodes(self, nodes: Mapping[str, str], own_url: str, token: str) -> None:
+        attempt = str(self._note_file.attempt_unix_ns)
         query = {"run": self._run.name, "attempt": attempt, "url": own_url}
         for url in nodes.values():
-            self._messenger.send(url, MOVE_PATH, token, query, limit_seconds=inf)
+            self._notifier.send(url, MOVE_PATH, token, query, limit_seconds=inf)
 
     def _nodes(self) -> dict[str, str]:
         own = self._run.identity.node_rank

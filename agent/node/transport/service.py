@@ -35,7 +35,7 @@ class PushService:
         self._endpoint = endpoint
         self._client = PushClient(_tls(settings))
         self._links: dict[Path, RootLink] = {}
-        self._inbox = ReportHandlers(self._link_by_name)
+        self._handlers = ReportHandlers(self._link_by_name)
 
     def start(self) -> None:
         """Nothing is to be done before there are runs."""
@@ -45,8 +45,8 @@ class PushService:
         runs = {run.run_dir: run for run in self._runs()}
         for run_dir in self._links.keys() - runs.keys():
             link = self._links.pop(run_dir)
-            self._inbox.forget(link.name)
-            link.cut()
+            self._handlers.forget(link.name)
+            link.cancel()
         for run in runs.values():
             self.link(run).tick(now_seconds, self._endpoint())
 
@@ -61,9 +61,9 @@ class PushService:
         return self._links.values()
 
     @property
-    def needs_door(self) -> bool:
+    def expects_reports(self) -> bool:
         """Whether other nodes have rows for this agent, even if nobody may scrape it."""
-        return any(link.awaits_others for link in self._links.values())
+        return any(link.expects_reports for link in self._links.values())
 
     @property
     def senders(self) -> int:
@@ -78,7 +78,7 @@ class PushService:
 
     def routes(self) -> list[web.RouteDef]:
         """Return what the HTTP server is to serve for other agents."""
-        return self._inbox.routes()
+        return self._handlers.routes()
 
     def _link_by_name(self, name: str) -> RootLink | None:
         for link in self._links.values():

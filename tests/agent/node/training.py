@@ -57,7 +57,7 @@ class Training:
 
     def export(self) -> RunExport:
         self.looks += 1
-        self.standstill.look("", self.sequence, "forward", self.now_seconds)
+        self.standstill.update("", self.sequence, "forward", self.now_seconds)
         progress = self.account.progress
         extremes = self.account.norms.extremes(self.now_seconds)
         view = make_run_view(

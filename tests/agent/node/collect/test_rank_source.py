@@ -59,7 +59,7 @@ def test_steps_that_were_made_before_anyone_looked_are_counted(
 def test_changes_that_remain_are_read_at_the_next_look(
     start_rank: StartRank, open_run: OpenRun, monkeypatch
 ):
-    monkeypatch.setattr(rank_source, "_SCHEMAS_PER_LOOK", 4)
+    monkeypatch.setattr(rank_source, "_SCHEMAS_PER_POLL", 4)
     rank = start_rank(layers=("a",))
     for change in range(10):
         rank.new_schema("a", f"b{change}")

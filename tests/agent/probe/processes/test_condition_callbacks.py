@@ -23,7 +23,7 @@ from tests.agent.ring.test_conditions_file import news_of
 
 @pytest.fixture(autouse=True)
 def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condition_callbacks, "LOOK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(condition_callbacks, "JUDGE_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ class TestLooking:
         assert watch.look() == ()
 
     def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
-        monkeypatch.setattr(condition_callbacks, "LOOK_INTERVAL_SECONDS", 1.0)
+        monkeypatch.setattr(condition_callbacks, "JUDGE_INTERVAL_SECONDS", 1.0)
         now = [100.0]
         monkeypatch.setattr(condition_callbacks.time, "monotonic", lambda: now[0])
         watch = start()
