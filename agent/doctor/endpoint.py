@@ -1,4 +1,4 @@
-"""Checks of what the node agents answer, and of what they say that they have lost."""
+"""Checks of the node agents' endpoints, and of their counters of losses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _UNSUPPORTED = BY_PROMETHEUS_NAME["mp_agent_unsupported_info"].prometheus_name
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A counter that is 0 where all is well."""
+    """A counter that is 0 unless something was lost."""
 
     metric: str
     remedy: str
@@ -54,7 +54,7 @@ LOSSES = (
 
 
 def health(machine: Machine) -> Iterator[CheckResult]:
-    """Ask /healthz."""
+    """Check /healthz."""
     for exposition in machine.expositions:
         answer = exposition.health
         if answer.ok:
@@ -66,7 +66,7 @@ def health(machine: Machine) -> Iterator[CheckResult]:
 
 
 def metrics(machine: Machine) -> Iterator[CheckResult]:
-    """Ask /metrics, and see whether mp_agent answers."""
+    """Check that /metrics is served by mp_agent."""
     for exposition in machine.expositions:
         answer, runs = exposition.metrics, [labels for labels, _ in exposition.values(_BUILD)]
         if not answer.ok:
@@ -94,7 +94,7 @@ def _remedy(answer: FetchResult) -> str:
 
 
 def losses(machine: Machine) -> Iterator[CheckResult]:
-    """Name counters of what was lost that are not 0."""
+    """Report nonzero counters of losses."""
     counted = [
         wrong(f"{loss.metric} is {value:g} in run {labels.get('run', '')}", loss.remedy)
         for exposition in machine.expositions
@@ -110,7 +110,7 @@ def losses(machine: Machine) -> Iterator[CheckResult]:
 
 
 def unsupported(machine: Machine) -> Iterator[CheckResult]:
-    """Name what the probe met and cannot measure."""
+    """Report features in use that the probe cannot measure."""
     met = [
         unknown(f"run {labels['run']}: {labels['feature']} is not supported")
         for exposition in machine.expositions

@@ -23,7 +23,7 @@ _STARTERS = {
 
 
 def runs(machine: Machine) -> Iterator[CheckResult]:
-    """Say which runs and ranks are here."""
+    """Report the runs and ranks on this node."""
     for run in machine.runs:
         if run.ranks:
             yield _ranks_of(run)
@@ -50,7 +50,7 @@ def _ranks_of(run: FoundRun) -> CheckResult:
 
 
 def rings(machine: Machine) -> Iterator[CheckResult]:
-    """Name rings that cannot be read."""
+    """Report rings that cannot be read."""
     refused = [reason for run in machine.runs for reason in run.refused]
     for reason in refused:
         yield wrong(
@@ -87,7 +87,7 @@ def log_files(machine: Machine) -> Iterator[CheckResult]:
     for path in shown:
         lines = _warnings(path)
         for line in lines:
-            # Of a warning the log does not say whether it is over.
+            # The log does not show whether the cause of a warning persists.
             said = unknown if _WARNING in line else wrong
             yield said(f"{path}: {line}", "read the whole file")
         if not lines:
@@ -103,24 +103,24 @@ def _warnings(path: Path) -> list[str]:
             lines = file.read(_LOG_BYTES_MAX).decode("utf-8", "replace").splitlines()
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
-    # A condition is what the training does, well told: the telemetry is in order.
+    # Conditions concern the training, not the telemetry.
     own = [line for line in lines if _CONDITION not in line]
     return [line for line in own if any(mark in line for mark in _TROUBLE)][-_LOG_LINES_MAX:]
 
 
 def port(machine: Machine) -> Iterator[CheckResult]:
-    """Notice a port that another program has, and node agents that therefore have none."""
+    """Detect a port that another program uses, and node agents without a port."""
     wanted = machine.settings.port or DEFAULT_PORT
     for status in machine.agents:
         if not status.port and "prometheus" in machine.settings.exporters:
             yield wrong(
                 f"the node agent with pid {status.pid} serves no port",
-                "its log says why: a port that is taken, or TLS settings that contradict",
+                "its log says why: a port that is in use, or contradictory TLS settings",
             )
     ours = {status.port for status in machine.agents} - {0}
     if wanted in ours or machine.settings.port == 0:
         yield ok(f"serving on {', '.join(map(str, sorted(ours))) or 'no port yet'}")
-    elif _is_taken(wanted):
+    elif _is_in_use(wanted):
         moved = ", ".join(map(str, sorted(ours)))
         yield wrong(
             f"port {wanted} is another program's" + (f"; ours is {moved}" if moved else ""),
@@ -136,7 +136,7 @@ def port(machine: Machine) -> Iterator[CheckResult]:
         yield unknown(f"port {wanted} is free: no node agent has it")
 
 
-def _is_taken(port: int) -> bool:
+def _is_in_use(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""The node agent's loop: look at the rings, serve what they say, end when the runs are over."""
+"""The node agent's loop: poll the rings, serve metrics, end when the runs are over."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ log = logging.getLogger("mp_agent.node")
 POLL_INTERVAL_SECONDS = 0.2
 CLEARING_INTERVAL_SECONDS = 10.0
 STOP_SECONDS = 5.0
-"""How long the services may take to send what is left when the agent ends."""
+"""Time for the services to send pending data when the agent ends."""
 
 
 class NodeAgent:
@@ -56,24 +56,24 @@ class NodeAgent:
         self._port_opener = PortOpener(settings, self._server)
         self._shutdown = Shutdown(settings.linger_seconds)
         self._leftovers_directory: Path | None = None
-        """Directory in which killed jobs may have left something."""
+        """Directory in which killed jobs may have left files."""
         self._next_clearing_seconds = 0.0
 
     def watch(self, run_dir: Path, lock_fd: int) -> None:
-        """Take charge of one run, whose lock is held."""
+        """Watch one run, whose lock this process holds."""
         self._leftovers_directory = run_dir.parent
         self._registry.add(run_dir, lock_fd)
 
     def watch_all(self, base: Path, *, with_parent: bool = False) -> None:
-        """Take charge of every run that appears in `base`.
+        """Watch every run that appears in `base`.
 
-        with_parent: stop, as on SIGTERM, when the process that started this one is gone.
+        with_parent: stop, as on SIGTERM, when the parent process is gone.
         """
         self._registry.base = base
         self._shutdown.linger_on_signal(with_parent=with_parent)
 
     async def serve(self) -> None:
-        """Work until the runs are over or a signal ends it; then clean up what is over."""
+        """Run until the runs are over or a signal stops it; then clean up."""
         self._shutdown.install_signal_handlers()
         self._services.start()
         try:
@@ -87,11 +87,11 @@ class NodeAgent:
             self._clear_leftovers(time.monotonic(), at_once=True)
 
     async def _work_once(self, now_seconds: float) -> None:
-        """Bring everything up to date, once."""
+        """Run one iteration of the loop."""
         if self._shutdown.deadline_seconds is None:
             self._registry.add_new()
         self._registry.poll(now_seconds)
-        # After the first look at the rings: whoever comes finds the runs.
+        # After the first poll of the rings, so that the first scrape sees the runs.
         await self._port_opener.open(
             now_seconds,
             expects_reports=self._push_service.expects_reports,
@@ -103,7 +103,7 @@ class NodeAgent:
         self._clear_leftovers(time.monotonic())
 
     def _clear_leftovers(self, now_seconds: float, *, at_once: bool = False) -> None:
-        """Remove, every 10 s, what killed jobs of this user have left beside the run's own."""
+        """Remove, every 10 s, files that killed jobs of this user have left."""
         if self._leftovers_directory is None or (
             now_seconds < self._next_clearing_seconds and not at_once
         ):
@@ -112,7 +112,7 @@ class NodeAgent:
         clear_leftovers(self._leftovers_directory)
 
     def _done(self, now_seconds: float) -> bool:
-        """Return whether there is nothing left to do."""
+        """Return whether the agent is done."""
         if self._shutdown.deadline_seconds is None:
             return self._registry.base is None and not self._registry
         return not any(
@@ -122,7 +122,7 @@ class NodeAgent:
         )
 
     def _publish(self, now_seconds: float) -> None:
-        """Let the ranks know, by the status files, where the agent is and what has left it."""
+        """Write the status files: the agent's endpoint and what was exported, for the ranks."""
         for supervisor in self._registry:
             link = self._push_service.link(supervisor.run)
             supervisor.publish(
@@ -138,7 +138,7 @@ class NodeAgent:
         return self._port_opener.endpoint
 
     def _expose(self) -> Exposure:
-        """Return a snapshot of all runs, and note afterwards who has got it."""
+        """Return a snapshot of all runs, with a callback that records its delivery."""
         shown = self._registry.shown
         snapshot = self._snapshot_provider.snapshot(shown)
         final = [supervisor.ended for supervisor in shown]

@@ -1,4 +1,4 @@
-"""The runs in a node agent's care: taken on when they appear, let go when they are over."""
+"""The runs that a node agent watches: added when they appear, removed when they are over."""
 
 import logging
 import time
@@ -17,21 +17,21 @@ log = logging.getLogger("mp_agent.node")
 
 
 class RunRegistry:
-    """All `RunSupervisor`es of this process, by the directories of their runs."""
+    """All `RunSupervisor`s of this process, by run directory."""
 
     def __init__(
         self, settings: Settings, flight: FlightService, *, setting_errors: int = 0
     ) -> None:
         self.base: Path | None = None
-        """Directory in which every run is taken on; None: only those that are handed over."""
+        """Directory of which every run is watched; None: only those that are added explicitly."""
         self.listeners: list[Listener] = []
-        """They hear of the conditions of all runs that are taken on from now on."""
+        """Called with the conditions of all runs that are added from now on."""
         self._settings = settings
         self._flight = flight
         self._setting_errors = setting_errors
         self._supervisors: dict[Path, RunSupervisor] = {}
         self._released: dict[Path, list[Path]] = {}
-        """Run directories that could not be taken or removed, and the rings that they held."""
+        """Run directories that could not be locked or removed, with the rings that they held."""
 
     def __iter__(self) -> Iterator[RunSupervisor]:
         return iter(self._supervisors.values())
@@ -41,21 +41,21 @@ class RunRegistry:
 
     @property
     def shown(self) -> list[RunSupervisor]:
-        """Those that have something to show."""
+        """Those whose run has been seen."""
         return [supervisor for supervisor in self if supervisor.run.seen]
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, those included that nobody has seen yet."""
+        """All runs, including those without a ring yet."""
         return [supervisor.run for supervisor in self]
 
     @property
     def directory(self) -> Path:
-        """What this agent watches: the directory of a run, or of all runs."""
+        """The directory that this agent watches: of a run, or of all runs."""
         return self.base or next(iter(self._supervisors), self._settings.dir)
 
     def add(self, run_dir: Path, lock_fd: int) -> None:
-        """Take charge of one run, whose lock is held."""
+        """Watch one run, whose lock this process holds."""
         supervisor = self._supervisors[run_dir] = RunSupervisor(
             run_dir,
             lock_fd,
@@ -66,7 +66,7 @@ class RunRegistry:
         supervisor.run.conditions.listeners.extend(self.listeners)
 
     def add_new(self) -> None:
-        """Take on the runs that have appeared in the base and that nobody else watches."""
+        """Add the runs that have appeared in `base` and that no other agent watches."""
         if self.base is None:
             return
         for run_dir in locations.find_runs(self.base):
@@ -78,7 +78,7 @@ class RunRegistry:
             try:
                 lock_fd = locations.hold_agent_lock(run_dir)
             except (OSError, RingError) as error:
-                log.error("run directory %s cannot be taken: %s", run_dir, error)
+                log.error("run directory %s cannot be locked: %s", run_dir, error)
                 self._released[run_dir] = rings
                 continue
             if lock_fd is not None:
@@ -86,7 +86,7 @@ class RunRegistry:
                 self.add(run_dir, lock_fd)
 
     def poll(self, now_seconds: float) -> None:
-        """Read all rings, have records written of what they show, let go of what is over."""
+        """Poll all runs, start flight records that are due, and remove runs that are over."""
         for run_dir, supervisor in list(self._supervisors.items()):
             supervisor.poll(now_seconds)
             self._flight.poll(supervisor.run, now_seconds)

@@ -25,9 +25,9 @@ def encode_report(report: NodeReport) -> bytes:
 
 
 def decode_report(data: bytes) -> NodeReport:
-    """Return the report that `data` holds. Raises ReportError, which says what is wrong."""
+    """Decode and check a report. Raises ReportError, which says what is wrong."""
     if len(data) > REPORT_BYTES_MAX:
-        raise ReportError(f"a report of {len(data)} bytes; at most {REPORT_BYTES_MAX} are read")
+        raise ReportError(f"a report of {len(data)} bytes; the limit is {REPORT_BYTES_MAX}")
     report: NodeReport = _decode(_REPORTS, data, "report")
     check_report(report)
     return report
@@ -39,7 +39,7 @@ def encode_receipt(receipt: Receipt) -> bytes:
 
 
 def decode_receipt(data: bytes) -> Receipt:
-    """Return the receipt that `data` holds. Raises ReportError, which says what is wrong."""
+    """Decode a receipt. Raises ReportError, which says what is wrong."""
     receipt: Receipt = _decode(_RECEIPTS, data, "receipt")
     return receipt
 

@@ -1,4 +1,4 @@
-"""Whether a report that was read makes sense: indices, lengths and numbers that fit each other."""
+"""Consistency checks of a decoded report: indices, lengths and numbers."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -10,7 +10,7 @@ from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, N
 
 
 def check_report(report: NodeReport) -> None:
-    """Raise ReportError unless indices, lengths and numbers of a report fit each other."""
+    """Raise ReportError unless a report's indices, lengths and numbers are consistent."""
     _ascending(report.expected_ranks, "expected_ranks")
     _ascending([status.rank for status in report.statuses], "ranks of statuses")
     _below(report.expected_ranks, report.world_size, "expected_ranks")
@@ -53,7 +53,7 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
             raise ReportError(f"{what} has {value.count} observations in {len(value.parts)} parts")
     for ranks in (step.nonfinite_loss_ranks, *(digest.ranks for digest in step.digests)):
         if not present.issuperset(ranks):
-            raise ReportError(f"{what} speaks of ranks that did not deliver it")
+            raise ReportError(f"{what} names ranks that did not deliver it")
     for digest in step.digests:
         _finite(digest.digest, f"weight digest of {what}")
     for row in step.rows:

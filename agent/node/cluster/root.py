@@ -1,4 +1,4 @@
-"""The root's side of a run: rows of all nodes come in, steps and layers of the run come out."""
+"""Merges the rows of all nodes, at the root, into steps and layers of the run."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from mp_agent.records.rows import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
 
 AHEAD_AT_MOST = 1024
-"""Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows that
-are further ahead are of another attempt."""
+"""Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows further
+ahead belong to another attempt."""
 FIRST_REPORT_SECONDS = 60.0
-"""How long steps are held open, deadline or not, for nodes that have never reported: their agents
-may be starting, and ask the job's store for half a minute where the root is. They keep their rows
+"""Time that steps stay open beyond their deadline for nodes that have never reported: their agents
+may be starting, and query the job's store for the root for half a minute. They keep their rows
 meanwhile, so that a slow start loses nothing."""
 
 _OPEN_RANKS_MAX = 2**22
-"""Ranks times steps that are held open at once, so that memory stays bounded."""
+"""Bound on ranks times open steps, and thereby on memory."""
 _OPEN_STEPS_MIN = 64
 
 
@@ -43,7 +43,7 @@ class _OpenStep:
 
 
 class RootMerger:
-    """Puts the rows of an attempt's nodes together; yields each step once and in order."""
+    """Merges the rows of an attempt's nodes; yields each step once and in order."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class RootMerger:
         assumed: Mapping[str, bool] | None = None,
         retired_sessions: Collection[str] = (),
     ) -> None:
-        """Begin after what is closed already.
+        """Start after what is already closed.
 
-        deadline_seconds: how long a step waits for nodes; a node that is silent for so long is
-        accepted for gone. grace_seconds: how long the end waits for nodes that never reported.
+        deadline_seconds: how long a step waits for nodes; a node that is silent for that long
+        counts as gone. grace_seconds: how long the end waits for nodes that never reported.
         """
         self.assumed = AssumedShares(assumed)
         self.late = 0
-        """Rows of ranks that came after their step was closed."""
+        """Rows of ranks that arrived after their step was closed."""
         self.settled = (closed_sequence, closed_layers_sequence)
         """Steps and tables up to these are in the ledger."""
         self.nodes = NodeRegistry(world_size, silence_seconds=deadline_seconds)
@@ -91,11 +91,11 @@ class RootMerger:
         *,
         own: bool = False,
     ) -> Receipt:
-        """Take a node's report in, at a time on the root's own clocks.
+        """Add a node's report; times are those of the root's own clocks.
 
-        What was accepted before is not accepted again. Rows are refused, to be sent again, where rows
-        before them are missing that can still be had. Raises ReportError when the report
-        contradicts what is known of the run.
+        Rows that were added before are ignored. Rows are refused, to be sent again, if earlier
+        rows are missing that the node still has. Raises ReportError when the report contradicts
+        what is known of the run.
         """
         self.nodes.check(report, own=own)
         node = self.nodes.get(report.node_rank)
@@ -129,16 +129,16 @@ class RootMerger:
             yield self._merge_table(sequence)
 
     def close_all(self) -> Iterator[MergedStep | MergedTable]:
-        """Yield what is still open: nothing more will come."""
+        """Yield everything that is still open: no more rows will arrive."""
         for sequence, _ in self.steps.close_all():
             yield self._merge_step(sequence)
         for sequence, _ in self.tables.close_all():
             yield self._merge_table(sequence)
 
     def end(self, now_seconds: float) -> EndReason:
-        """Return how the attempt ended; RUNNING while a rank of any node goes on.
+        """Return how the attempt ended; RUNNING while a rank of any node runs.
 
-        Nodes that never reported are waited for during a grace once all known ones have ended.
+        Once all known nodes have ended, those that never reported get a grace period.
         """
         reason = self.nodes.end(now_seconds)
         if reason is EndReason.RUNNING or not self.nodes.has_unreported:
@@ -150,9 +150,9 @@ class RootMerger:
         return reason if waited_seconds >= self._grace_seconds else EndReason.RUNNING
 
     def _awaits_unreported(self, now_seconds: float) -> bool:
-        """Return whether overdue steps wait on, for nodes that never reported.
+        """Return whether overdue steps stay open for nodes that never reported.
 
-        They cannot have more rows than they keep: to wait for more would be in vain.
+        Those nodes keep a bounded number of rows: waiting for more would be useless.
         """
         if self._begun_seconds is None or not self.nodes.has_unreported:
             return False
@@ -160,7 +160,7 @@ class RootMerger:
         return early and len(self._open) <= STEPS_KEPT
 
     def _refused(self, node: Node, report: NodeReport) -> bool:
-        """Return whether rows that can be had are missing before these, or these are not ours."""
+        """Return whether earlier rows are missing that the node still has, or these are foreign."""
         known = max(node.position, self.steps.closed_sequence)
         layers_known = max(node.layers_position, self.tables.closed_sequence)
         gap = report.oldest < report.after > known
@@ -236,7 +236,7 @@ class RootMerger:
 def refusal(report: NodeReport, *, accepted: bool) -> Receipt:
     """Return the answer to a report of another attempt.
 
-    accepted: of one that is over; else of one that this node has yet to see, to be sent again.
+    accepted: of one that is over; else of one that this node has not seen yet, to be sent again.
     """
     return Receipt(
         session=report.session,

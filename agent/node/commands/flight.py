@@ -1,4 +1,4 @@
-"""`mp-agent dump` and `mp-agent postmortem`: make a flight record, and read what it tells."""
+"""`mp-agent dump` and `mp-agent postmortem`: write flight records and analyse them."""
 
 import secrets
 import sys

@@ -1,4 +1,4 @@
-"""A finding in words: what a condition in force says of itself, and the line of the log."""
+"""Texts of conditions: description and remedy of a finding, and the log line of an event."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ _LOG_LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING, "info":
 
 
 class Observation(NamedTuple):
-    """When something was found, by the clock of the loop and by the calendar, and in what run."""
+    """The run's state when conditions were judged, with monotonic and wall-clock time."""
 
     view: RunView
     now_seconds: float
@@ -37,7 +37,7 @@ class Observation(NamedTuple):
 def described(
     finding: Finding, observation: Observation, values: Values, lookup: Lookup
 ) -> ActiveCondition:
-    """Return a finding as a condition in force; lookup: what info metrics name of the run."""
+    """Return a finding as an active condition; lookup: labels of the run's info metrics."""
     condition, level = finding.condition, finding.level
     ago_seconds = observation.now_seconds - finding.since_seconds
     labels = {"run": observation.view.identity.run, **finding.labels}
@@ -57,7 +57,7 @@ def described(
 
 
 def log_event(event: StoredConditionEvent) -> None:
-    """Write one line of `name=value` pairs; values with spaces are quoted."""
+    """Log one line of `name=value` pairs; values with spaces are quoted."""
     active = event.condition
     fields = {
         "condition": active.name,
@@ -80,7 +80,7 @@ def log_event(event: StoredConditionEvent) -> None:
 def _place(
     finding: Finding, view: RunView, labels: Mapping[str, str]
 ) -> tuple[dict[str, str], int]:
-    """Return rank, layer and phase as far as they are known, and the step since when."""
+    """Return rank, layer and phase, as far as they are known, and the first step."""
     first = view.first_nonfinite
     if first is not None and metrics.FIRST_NONFINITE.prometheus_name in _named(finding.level):
         return {"rank": first.rank, "layer": first.layer, "phase": first.phase}, first.step
@@ -88,7 +88,7 @@ def _place(
 
 
 def _named(level: Level) -> Iterable[str]:
-    """Return the info metrics that a level's description names."""
+    """Return the info metrics that a level's description refers to."""
     return {part.metric for part in level.parts if isinstance(part, InfoMark)}
 
 

@@ -1,4 +1,4 @@
-"""Judges the conditions of one run from step to step, as often as it can afford."""
+"""Judges the conditions of one run after each step, within a processor time budget."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -23,15 +23,15 @@ from mp_agent.records.views import RunView
 __all__ = ["JUDGE_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
 
 PROCESSOR_SHARE = 0.05
-"""Of one processor: how much judging may take, however fast the steps come."""
+"""Share of one processor that judging may take, however fast the steps come."""
 JUDGE_INTERVAL_SECONDS = 1.0
-"""Time between two judgements where no step comes."""
+"""Time between two judgements while no step arrives."""
 
 
 class ConditionTracker:
-    """Judges a run on every step, or less often where that would cost too much.
+    """Judges a run on every step, or less often if that would exceed the budget.
 
-    No counted step and no extreme value escapes it then.
+    Counters and extreme values of skipped steps still count in the next judgement.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ConditionTracker:
         earlier: CounterStore | None = None,
         conditions: Iterable[Condition] = CONDITIONS,
     ) -> None:
-        """Go on with what an earlier node agent remembered and had counted, if there was one."""
+        """Continue from the state and counters of an earlier node agent, if there was one."""
         self._run_dir = run_dir
         self._values = values
         known_value = None if earlier is None else known_before(earlier)
@@ -61,7 +61,7 @@ class ConditionTracker:
 
     @property
     def active(self) -> tuple[ActiveCondition, ...]:
-        """The conditions in force, milder severities included, in the order in which they began."""
+        """The active conditions, milder severities included, in the order in which they began."""
         return self._active.active
 
     @property
@@ -71,26 +71,26 @@ class ConditionTracker:
 
     @property
     def memory(self) -> ConditionMemory:
-        """What a later node agent needs to go on."""
+        """State that a successor of this node agent needs."""
         return self._active.memory if self._remembered is None else self._remembered
 
     @property
     def listeners(self) -> list[Listener]:
-        """They hear of every event that is told; what one raises is logged."""
+        """Called with every event; what one raises is logged."""
         return self._notifier.listeners
 
     def recent_news(self, now_seconds: float) -> bytes:
-        """Return the last events for the ranks of other nodes; b"" once they must all know."""
+        """Return the recent events for other nodes; b"" if there are none."""
         return self._notifier.recent_news(now_seconds)
 
     def adopt_from_root(self, content: bytes) -> None:
-        """Tell the ranks of this node what the root's agent says; b"" says nothing."""
+        """Publish the root's events to the ranks of this node; b"" means none."""
         self._notifier.adopt_from_root(content)
 
     def after_step(
         self, progress: Progress, now_seconds: float, read: Callable[[], RunExport]
     ) -> None:
-        """Take a closed step in; read: what the run shows after it."""
+        """Judge the run after a closed step, budget permitting; read: returns the run's export."""
         self._unjudged = True
         if perf_counter() >= self._resume_seconds:
             self._judge(now_seconds, read)
@@ -99,9 +99,9 @@ class ConditionTracker:
             self._detector.readings.update_some(self._reader.gauges(view), now_seconds)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
-        """Judge what is left to judge, and now and then although nothing came.
+        """Judge steps that were skipped, and regularly while no step arrives.
 
-        Returns whether any condition has begun or ended since this was last called.
+        Returns whether a condition has begun or ended since the last call.
         """
         due = now_seconds - self._judged_seconds >= self._interval_seconds
         if due or self._unjudged:
@@ -110,7 +110,7 @@ class ConditionTracker:
         return changed
 
     def _judge(self, now_seconds: float, read: Callable[[], RunExport]) -> None:
-        """Judge, whatever it raises, and rest for as long as that took, many times over."""
+        """Judge; log what it raises, and pause so that the budget is kept."""
         begun = perf_counter()
         self._unjudged, self._judged_seconds = False, now_seconds
         try:
@@ -147,7 +147,7 @@ class ConditionTracker:
         self._notifier.publish()
 
     def _refresh(self, observation: Observation) -> None:
-        """Let the text and value of what is in force be those of now."""
+        """Update texts and values of the active conditions."""
         for finding in self._detector.findings:
             known = self._active.known(finding)
             if known is not None and known.value != finding.value:
@@ -158,7 +158,7 @@ class ConditionTracker:
                 )
 
     def _restore(self, memory: ConditionMemory, now_seconds: float) -> None:
-        """Go on with the conditions that were in force under the node agent before this one."""
+        """Restore the conditions that were active under the previous node agent."""
         for known in memory.known:
             active = known.active
             found = self._detector.restore(
@@ -186,7 +186,7 @@ class ConditionTracker:
 
 
 def _after(view: RunView, progress: Progress) -> RunView:
-    """Return the view after one more step, as far as gauges change with every step."""
+    """Return the view after one more step: only the gauges that change with every step."""
     return replace(
         view,
         last=progress.last,

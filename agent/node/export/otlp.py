@@ -1,4 +1,4 @@
-"""The OTLP exporter's tie to the node agent: what is pushed when, and who has the end."""
+"""Runs the OTLP exporter as a service of the node agent."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ log = logging.getLogger("mp_agent.node")
 
 
 class OtlpPush:
-    """Runs the OTLP exporter as one of the node agent's services; does nothing unless it is on."""
+    """The OTLP exporter as a service; does nothing unless it is enabled."""
 
     def __init__(
         self,
@@ -32,36 +32,36 @@ class OtlpPush:
         snapshot: Callable[[Sequence[RunSupervisor]], Snapshot],
         directory: Callable[[], Path],
     ) -> None:
-        """shown: the runs that have something to show; directory: what the agent watches."""
+        """shown: the runs that have data; directory: what the agent watches."""
         self._settings = settings
         self._shown = shown
         self._snapshot = snapshot
         self._directory = directory
         self._service: OtlpService | None = None
         self._ends: set[RunSupervisor] = set()
-        """Runs whose end was seen."""
+        """Runs that have ended."""
         self._ends_pushed: set[RunSupervisor] = set()
 
     @property
     def accounts(self) -> tuple[ExportAccount, ...]:
-        """How the pushes went."""
+        """Results of the pushes."""
         return () if self._service is None else self._service.accounts
 
     def final_push_pending(self, supervisor: RunSupervisor) -> bool:
-        """Return whether a run's end is still to be pushed; true from the beginning."""
+        """Return whether a run's final state was not pushed yet; true from the start."""
         pushes = self._service is not None and self._service.pushes_metrics
         return pushes and not (supervisor.ended and supervisor in self._ends_pushed)
 
     def on_condition(self, event: StoredConditionEvent) -> None:
-        """Hand a condition's coming or going to the exporter."""
+        """Forward a condition event to the exporter."""
         if self._service is not None:
             self._service.on_condition(event)
 
     def start(self) -> None:
-        """Make the exporter; without its packages, or switched off by OTEL_*, say so instead."""
+        """Create the exporter; log it if packages are missing, or OTEL_* disables it."""
         if "otlp" not in self._settings.exporters:
             return
-        # Only here: without the extra the packages are missing, and they take memory.
+        # Imported only here: an optional dependency that needs memory.
         try:
             from mp_agent.exporters.otlp.environment import read_environment
             from mp_agent.exporters.otlp.service import OtlpService
@@ -92,7 +92,7 @@ class OtlpPush:
         self._service.tick(now_seconds)
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Push the last state, or that there is none any more."""
+        """Push the final state."""
         if self._service is not None:
             await self._service.stop(deadline_seconds)
 
@@ -109,9 +109,10 @@ class OtlpPush:
 
 
 def _born_unix_ns(supervisor: RunSupervisor) -> int:
-    """Return since when a run's counters count: its lock file is as old as they are.
+    """Return the start time of a run's counters: the age of its lock file.
 
-    It is made before the first of them, outlives node agents as they do, and is never written.
+    The file is created before the first counter, outlives node agents as they do, and is never
+    written.
     """
     try:
         return locations.agent_lock_path(supervisor.run.run_dir).stat().st_mtime_ns

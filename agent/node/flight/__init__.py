@@ -1,1 +1,1 @@
-"""Flight records on a node: when they are due, how they are written, and the commands for them."""
+"""Flight records of a node: when they are due, writing, requests and replay."""

@@ -1,4 +1,4 @@
-"""One flight record of one node: what it is to hold, and how it is put together and written."""
+"""One node's flight record: collects its contents and writes it."""
 
 import platform
 import socket
@@ -26,13 +26,13 @@ from mp_agent.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlightJob:
-    """A record that is to be written."""
+    """A flight record to write."""
 
     request: FlightRequest
     run_dir: Path
     conditions: tuple[ActiveCondition, ...] = ()
     tables: tuple[CachedTable, ...] = ()
-    """Layer tables that the rings may not have any more."""
+    """Layer tables that the rings may no longer hold."""
 
     def write(self, settings: Settings) -> Path:
         """Write the record and return its file.
@@ -90,7 +90,7 @@ def public_settings(settings: Settings) -> Mapping[str, Any]:
 
 
 def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
-    """Return what the rings in a run's directory say. Raises FlightError when they say nothing."""
+    """Return the evidence in a run's rings. Raises FlightError if there is none."""
     ranks, problems = read_rank_logs(
         locations.find_rings(run_dir), first=0, last=None, steps=settings.flight_steps
     )
@@ -111,15 +111,15 @@ def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
 def with_tables(
     ranks: Sequence[RankLog], tables: Sequence[CachedTable], last: int
 ) -> tuple[RankLog, ...]:
-    """Return the ranks with tables up to a step that were kept beside their rings."""
+    """Return the ranks, extended by cached tables up to a step."""
     known = {log.identity.rank: log for log in ranks}
-    beside: dict[int, list[CachedTable]] = {}
+    cached: dict[int, list[CachedTable]] = {}
     for kept in tables:
         if kept.rank in known and kept.table.sequence <= last:
-            beside.setdefault(kept.rank, []).append(kept)
+            cached.setdefault(kept.rank, []).append(kept)
     extra = [
         replace(known[rank], segments=tuple(kept.segment() for kept in found))
-        for rank, found in beside.items()
+        for rank, found in cached.items()
     ]
     return one_attempt([*extra, *ranks])
 

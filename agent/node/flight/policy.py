@@ -6,9 +6,9 @@ from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.steps import EndReason
 
 COOL_DOWN_SECONDS = 600.0
-"""A condition that fires again within this time brings no further record."""
+"""A condition that fires again within this time triggers no further record."""
 GATHER_SECONDS = 30.0
-"""After a record, further conditions wait for this long and share the next one."""
+"""After a record, further conditions are collected for this long and share the next one."""
 
 _BAD_ENDS = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN)
 
@@ -23,7 +23,7 @@ class Trigger:
 
 @dataclass(slots=True)
 class FlightPolicy:
-    """Remembers what one run has had records of."""
+    """Decides when a record of one run is due, and remembers for what there was one."""
 
     _pending: dict[str, StoredConditionEvent] = field(default_factory=dict)
     _notified_seconds: dict[str, float] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class FlightPolicy:
     _ended_session: str | None = None
 
     def on_condition(self, event: StoredConditionEvent) -> None:
-        """Note a condition's coming; what is not critical is left alone."""
+        """Note a critical condition that has begun; others are ignored."""
         if event.state == "firing" and event.condition.severity == "critical":
             self._pending.setdefault(event.condition.name, event)
 
     def due(self, end: EndReason, session: str, now_seconds: float) -> Trigger | None:
-        """Return why a record is due now, and take it for written; None when none is.
+        """Return why a record is due now, assuming that it gets written; None if none is due.
 
-        end, session: how the present attempt ended, and its name.
+        end, session: how the current attempt ended, and its identifier.
         """
         if end in _BAD_ENDS and self._ended_session != session:
             self._ended_session = session

@@ -1,4 +1,4 @@
-"""What the rings of a run hold, as a flight record keeps it. Reads alone, and waits for no rank."""
+"""Reads the rings of a run as logs for a flight record; read-only, never waits for a rank."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ log = logging.getLogger("mp_agent.node")
 def read_rank_logs(
     rings: Iterable[Path], *, first: int | None = None, last: int | None = None, steps: int
 ) -> tuple[tuple[RankLog, ...], list[str]]:
-    """Return the ranks of the newest attempt in some rings, and what could not be read.
+    """Return the logs of the newest attempt's ranks, and the problems met while reading.
 
     Steps are those from sequence number `first` to `last`; without these, the last `steps` of
     them. Layer tables are all up to the last step.
@@ -33,17 +33,17 @@ def read_rank_logs(
     ranks = one_attempt(logs)
     end = newest_sequence(ranks) if last is None else last
     begin = end - steps + 1 if first is None else first
-    return tuple(_cut(known, begin, end) for known in ranks), problems
+    return tuple(_restricted(known, begin, end) for known in ranks), problems
 
 
 def newest_sequence(ranks: Sequence[RankLog]) -> int:
-    """Return the last step that any rank wrote of."""
+    """Return the last step that any rank has written."""
     segments = (segment for known in ranks for segment in known.segments)
     return max((step.sequence for segment in segments for step in segment.steps), default=0)
 
 
 def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> RankLog:
-    # Without a first step more than asked for: which one is the last, only all ranks together tell.
+    # Without a first step, more than requested: the last step is known only from all ranks.
     after = reader.state.committed_sequence - 2 * steps if first is None else first - 1
     source = RankSource(path, reader, after=max(0, after))
     segments = [
@@ -63,7 +63,7 @@ def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> Rank
     )
 
 
-def _cut(known: RankLog, first: int, last: int) -> RankLog:
+def _restricted(known: RankLog, first: int, last: int) -> RankLog:
     segments = (
         replace(
             segment,

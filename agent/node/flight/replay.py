@@ -1,4 +1,4 @@
-"""The rows of an attempt's ranks, merged once more by the code that merges live ones."""
+"""Merges recorded rows of an attempt again, with the code that merges live ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from mp_agent.records.schema import Schema
 
 
 def replay(ranks: Sequence[RankLog]) -> RunHistory:
-    """Return the history of an attempt: numbers, incident and blame are those of the live agent."""
+    """Return the history of an attempt, with the live agent's numbers, incident and blamed rank."""
     merge = _Replay(ranks)
     steps = tuple(merge.steps())
     tables = tuple(merge.tables())
@@ -101,7 +101,7 @@ class _Replay:
                 node.tables.setdefault(table.sequence, []).append(layers)
 
     def _expected_shares(self, sequence: int) -> ExpectedShares:
-        """Return what all ranks held at a step, those included that did not deliver it."""
+        """Return the shares of all ranks at a step, including those that did not deliver it."""
         schemas = [(log.identity.node_rank, _schema_at(log, sequence)) for log in self._ranks]
         known = [(node, schema) for node, schema in schemas if schema is not None]
         key = tuple(id(schema) for _, schema in known)

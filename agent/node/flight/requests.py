@@ -1,4 +1,4 @@
-"""How `mp-agent dump` asks the node agent of a run for a flight record: two small private files.
+"""Request and answer files with which `mp-agent dump` gets a flight record from a node agent.
 
 ::
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpRequest:
-    """Somebody wants a flight record. `id` tells requests apart."""
+    """A request for a flight record. `id` is unique per request."""
 
     id: str
     requested_unix_seconds: float
@@ -28,7 +28,7 @@ class DumpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpAnswer:
-    """The record that was written, or why there is none."""
+    """The path of the record, or why there is none."""
 
     id: str
     path: str = ""
@@ -36,12 +36,12 @@ class DumpAnswer:
 
 
 def write_request(run_dir: Path, request: DumpRequest) -> None:
-    """Ask the run's node agent. Raises OSError."""
+    """Send a request to the run's node agent. Raises OSError."""
     replace_atomically(_request_path(run_dir), msgspec.json.encode(request))
 
 
 def pop_request(run_dir: Path) -> DumpRequest | None:
-    """Return what is asked for, once; None when nothing is, or nothing that can be read."""
+    """Return and remove the pending request; None if there is none that can be read."""
     path = _request_path(run_dir)
     if not path.exists():
         return None
@@ -56,7 +56,7 @@ def write_answer(run_dir: Path, answer: DumpAnswer) -> None:
 
 
 def pop_answer(run_dir: Path, request: DumpRequest) -> DumpAnswer | None:
-    """Return the answer to a request, once; None while there is none."""
+    """Return and remove the answer to a request; None while there is none."""
     path = _answer_path(run_dir)
     answer = _read(path, DumpAnswer)
     if answer is None or answer.id != request.id:

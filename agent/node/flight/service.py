@@ -1,4 +1,4 @@
-"""Has flight records written while the node agent works: decides when, and of which steps."""
+"""Writes flight records of running jobs: decides when, and of which steps."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from mp_agent.settings import Settings
 log = logging.getLogger("mp_agent.node")
 
 BUSY_SECONDS_MAX = 60.0
-"""Longest time that a disk which does not answer keeps the agent from letting a run go."""
+"""Longest time for which an unresponsive disk delays the release of a run."""
 _STOP_POLL_SECONDS = 0.02
 
 
@@ -28,7 +28,7 @@ class _RunFlight:
     policy: FlightPolicy = field(default_factory=FlightPolicy)
     session: str = ""
     followed: str = ""
-    """Name of the root's last request that this node has followed."""
+    """Name of the root's last request that this node has handled."""
     queued_seconds: list[float] = field(default_factory=list)
     written: int = 0
     failed: int = 0
@@ -49,7 +49,7 @@ class FlightService:
         return (0, 0) if state is None else (state.written, state.failed)
 
     def poll(self, run: Run, now_seconds: float) -> None:
-        """Ask for what is due of a run; called after each look at its rings, never blocks."""
+        """Start records that are due for a run; called after each poll, never blocks."""
         self._settle()
         if not run.seen:
             return
@@ -67,7 +67,7 @@ class FlightService:
             self._record(run, state, trigger, now_seconds)
 
     def busy(self, run: Run, now_seconds: float) -> bool:
-        """Return whether a record of the run is still being written, for a while at most."""
+        """Return whether a record of the run is being written; False after `BUSY_SECONDS_MAX`."""
         self._settle()
         state = self._runs.get(run.run_dir)
         return state is not None and any(
@@ -75,24 +75,24 @@ class FlightService:
         )
 
     def forget(self, run: Run) -> None:
-        """Drop what is known of a run that is over."""
+        """Drop the state of a run that is over."""
         self._runs.pop(run.run_dir, None)
 
     def start(self) -> None:
-        """Begin to work; the thread starts with the first record."""
+        """Do nothing: the thread starts with the first record."""
 
     def tick(self, now_seconds: float) -> None:
-        """Count what was written."""
+        """Count the records that were written."""
         self._settle()
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Wait until what is asked for is written, by the deadline at the latest."""
+        """Wait until all requested records are written, at most until the deadline."""
         while self._writer.pending and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_STOP_POLL_SECONDS)
         self._settle()
 
     def _state_of(self, run: Run) -> _RunFlight:
-        """Return what is known of a run; from the first time on, hear of its conditions."""
+        """Return the state of a run; the first call subscribes to its conditions."""
         state = self._runs.get(run.run_dir)
         if state is None:
             state = self._runs[run.run_dir] = _RunFlight()
@@ -102,7 +102,7 @@ class FlightService:
         return state
 
     def _follow_root(self, run: Run, state: _RunFlight, now_seconds: float) -> None:
-        """Write the steps that the root asked this node for."""
+        """Write the steps that the root requested of this node."""
         request = run.flight_request
         if run.is_root or request is None or request.name == state.followed:
             return
@@ -111,7 +111,7 @@ class FlightService:
 
     def _record(self, run: Run, state: _RunFlight, trigger: Trigger, now_seconds: float) -> None:
         request = self._make_request(run, trigger)
-        # Every node sees the end of its own ranks by itself.
+        # Every node notices the end of its own ranks by itself.
         if run.is_root and trigger.trigger is not None:
             run.flight_request = request
         self._submit(run, state, request, now_seconds, done=_ignore_result)
@@ -122,7 +122,7 @@ class FlightService:
             try:
                 write_answer(run.run_dir, answer)
             except OSError as error:
-                log.warning("a request for a flight record goes unanswered: %s", error.strerror)
+                log.warning("a request for a flight record cannot be answered: %s", error.strerror)
 
         if not self._enabled:
             done(None, "flight records are switched off: flight_records_max is 0")
@@ -157,7 +157,7 @@ class FlightService:
         if not self._writer.submit(job, run.name, done):
             state.queued_seconds.pop()
             state.failed += 1
-            log.warning("run %s: too many flight records at once; one is left out", run.name)
+            log.warning("run %s: too many flight records at once; one is skipped", run.name)
             done(None, "too many flight records at once")
 
     def _settle(self) -> None:
@@ -172,7 +172,7 @@ class FlightService:
 
 
 def _begun(condition: ActiveCondition) -> StoredConditionEvent:
-    """Return the event with which a condition in force began."""
+    """Return the event with which an active condition began."""
     return StoredConditionEvent(
         state="firing",
         condition=condition,
@@ -182,4 +182,4 @@ def _begun(condition: ActiveCondition) -> StoredConditionEvent:
 
 
 def _ignore_result(path: Path | None, problem: str) -> None:
-    """Tell nobody."""
+    """Do nothing with the result."""

@@ -1,4 +1,4 @@
-"""Lets new rings in: to the present attempt, or as the next one, or not at all."""
+"""Assigns new rings to the current attempt, to the next one, or discards them."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ def admit(
     finish_attempt: Callable[[], None],
     lost: Mapping[Path, int] | None = None,
 ) -> None:
-    """Read the rings of one launch from now on, unless it was over before or has to wait.
+    """Start to read the rings of one launch, unless it is already over or has to wait.
 
-    finish_attempt: takes in what the present attempt still yields; called before the next one begins.
-    lost: by ring, up to which step nothing is read any more.
+    finish_attempt: accounts for the rest of the current attempt; called before the next one begins.
+    lost: by ring, the step up to which its records count as lost and are not read.
     """
     if state.name_conflicts.join(rings):
         return
@@ -46,7 +46,7 @@ def admit(
 
 
 def poll_name_conflicts(state: RunState, *, finish_attempt: Callable[[], None]) -> None:
-    """Count what jobs of the same name write in vain; let them in once the first one is over."""
+    """Count the records of jobs with a conflicting name; admit them once the first job is over."""
     if not state.name_conflicts.active:
         return
     state.uncommitted = True
@@ -58,7 +58,7 @@ def poll_name_conflicts(state: RunState, *, finish_attempt: Callable[[], None]) 
 
 
 def _begin_attempt(rings: Rings, state: RunState) -> None:
-    """Replace the attempt; its rings are deleted only once what they said is in the ledger."""
+    """Replace the attempt; its rings are deleted only once their contents are in the ledger."""
     before = state.attempt
     state.begin_attempt(rings)
     on_disk = state.commit()
@@ -71,10 +71,10 @@ def _begin_attempt(rings: Rings, state: RunState) -> None:
 
 
 def _discard(rings: Rings, state: RunState) -> None:
-    """Let go of the rings; delete them unless they are in use.
+    """Close the rings; delete them unless they are in use.
 
-    Those that an agent before this one has read to the end were only not deleted yet. What the
-    others hold nobody reads any more: it counts as lost.
+    Rings that an earlier agent has read completely only remained to be deleted. The records in
+    other rings will not be read: they count as lost.
     """
     read = launch_of(rings) in state.launches.read
     for path, reader in rings:

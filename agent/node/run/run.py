@@ -39,7 +39,7 @@ class Run:
         self._unwatched = UnwatchedRanks()
         self._now_seconds = 0.0
         self.flight_request: FlightRequest | None = None
-        """The last record that the root requests of all nodes; set at the root, received elsewhere."""
+        """The last record that the root requests of all nodes; received from it elsewhere."""
 
     @property
     def seen(self) -> bool:

@@ -1,4 +1,4 @@
-"""One run's tie to its root agent: where the root is, who may push, who is the root no more."""
+"""Connects one run to its root agent: locates the root, pushes, and hands the root role over."""
 
 import hmac
 import logging
@@ -21,11 +21,11 @@ from mp_agent.settings import Settings
 log = logging.getLogger("mp_agent.node")
 
 STORE_SECONDS = 30.0
-"""How long the job's store is waited for before MASTER_ADDR has to do."""
+"""Time to wait for the job's store before MASTER_ADDR is used."""
 
 
 class RootLink:
-    """Follows the attempts of one run, pushes while another node holds rank 0."""
+    """Follows the attempts of one run; pushes while another node holds rank 0."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RootLink:
     ) -> None:
         self.run = run
         self.name = ""
-        """Of the run, once it is seen."""
+        """Name of the run, once it is seen."""
         self.pusher = Pusher(run, client, settings.push_interval_seconds)
         self._settings = settings
         self._environ = environ
@@ -53,23 +53,23 @@ class RootLink:
 
     @property
     def attempt_unix_ns(self) -> int:
-        """Name of the present attempt, by rank 0's clock; 0 while it is not known."""
+        """Identifies the current attempt, by rank 0's clock; 0 until it is known."""
         return self._note_file.attempt_unix_ns
 
     @property
     def superseded(self) -> bool:
-        """Whether the run goes on under another root."""
+        """Whether another agent has become the root of the run."""
         note = self._note_file.present
         return note is not None and note.superseded
 
     @property
     def collects(self) -> bool:
-        """Whether this agent is the root, to which the others' rows belong."""
+        """Whether this agent is the root and receives the other nodes' rows."""
         return self.run.seen and self.run.is_root and not self.superseded
 
     @property
     def view(self) -> TransportView:
-        """The account of what was sent and received."""
+        """Counts of what was sent and received."""
         return replace(
             self.pusher.counts,
             received_bytes=self._received.received_bytes,
@@ -79,7 +79,7 @@ class RootLink:
 
     @property
     def senders(self) -> int:
-        """How many other node agents push to this one."""
+        """Number of other node agents that push to this one."""
         if not self.collects:
             return 0
         identity = self.run.identity
@@ -87,22 +87,22 @@ class RootLink:
 
     @property
     def expects_reports(self) -> bool:
-        """Whether this agent is the root of a run that has further nodes."""
+        """Whether this agent is the root of a run with further nodes."""
         return self.collects and self._has_other_nodes()
 
     @property
     def final_report_pending(self) -> bool:
-        """Whether the root, which takes what this node pushes, has not got its end yet."""
+        """Whether the root accepts this node's reports but does not have the final one yet."""
         return self.pusher.accepted_total > 0 and not self.pusher.final_accepted
 
     def accepts(self, token: str) -> bool:
-        """Return whether a request with this token may speak for a node of the run."""
+        """Return whether a token authorises a request for this run."""
         given = token.encode(errors="surrogatepass")
-        # All are compared, each in constant time: how long it takes says nothing.
+        # All are compared, each in constant time, against timing attacks.
         return any([hmac.compare_digest(given, own.encode()) for own in self._tokens()])
 
     def count_request(self, size: int, *, refused: bool) -> None:
-        """Note that another node sent something."""
+        """Count a request of another node."""
         self._received = replace(
             self._received,
             received_bytes=self._received.received_bytes + size,
@@ -110,17 +110,17 @@ class RootLink:
         )
 
     def retire(self, attempt_unix_ns: int) -> bool:
-        """Be the root no more, if it is this attempt that others have left; return whether."""
+        """Give up the root role if the request is for this attempt; return whether it is."""
         note = self._note_file.present
         if note is None or note.created_unix_ns != attempt_unix_ns:
             return False
         if not note.superseded:
-            log.info("run %s: goes on under another root agent", self.run.name)
+            log.info("run %s: another agent has become the root", self.run.name)
             self._note_file.write(replace(note, superseded=True))
         return True
 
     def follow_move(self, attempt_unix_ns: int, url: str) -> bool:
-        """Push to the root at its new URL, if it is that of this attempt; return whether."""
+        """Push to the root's new URL if it is for this attempt; return whether it is."""
         note = self._note_file.present
         if note is None or note.created_unix_ns != attempt_unix_ns or self.run.is_root:
             return False
@@ -129,7 +129,7 @@ class RootLink:
         return True
 
     def tick(self, now_seconds: float, endpoint: Endpoint | None) -> None:
-        """Look where the root is, and push what is due."""
+        """Update the root's address, and push what is due."""
         if not self.run.seen:
             return
         self._endpoint, self.name = endpoint, self.run.name
@@ -148,19 +148,19 @@ class RootLink:
             self.pusher.tick(self._root, now_seconds)
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Push what is left, if the root answers in time; then end."""
+        """Push what is left, if the root answers in time; then cancel."""
         if self.run.seen and not self.run.is_root:
             await self.pusher.stop(deadline_seconds)
         self.cancel()
 
     def cancel(self) -> None:
-        """End at once."""
+        """Cancel everything in progress."""
         self.pusher.cancel()
         self._notifier.stop()
         self._own_address.stop()
 
     def own_url(self) -> str:
-        """Return the URL under which others reach this agent; "" when it is not known."""
+        """Return the URL at which other nodes reach this agent; "" if it is not known."""
         endpoint = self._endpoint
         host = (
             ""
@@ -186,7 +186,7 @@ class RootLink:
         return [token for token in known if token]
 
     def _follow_note(self) -> None:
-        """Take up what the job's store told; a root that was left for another is told so."""
+        """Read the note from the job's store; notify a root that was replaced by another."""
         left = self._note_file.read()
         if left is None or not left.token or left.url == self.own_url():
             return
@@ -205,7 +205,7 @@ class RootLink:
             log.info("run %s: the root agent %s at %s", self.run.name, known, root.url)
 
     def _advise(self) -> None:
-        """Say, once each, what keeps the nodes of the run apart."""
+        """Log, once each, what prevents the nodes of the run from exchanging rows."""
         found = advice(
             self._note_file.present,
             self._root,

@@ -111,7 +111,7 @@ def test_another_format_is_named_before_anything_else_is_read():
 
 def test_an_absurd_size_is_refused_unread(monkeypatch):
     monkeypatch.setattr(report_codec, "REPORT_BYTES_MAX", 1000)
-    with pytest.raises(ReportError, match="at most 1000 are read"):
+    with pytest.raises(ReportError, match="the limit is 1000"):
         decode_report(b"\0" * 1001)
 
 

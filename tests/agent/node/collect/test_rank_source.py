@@ -126,4 +126,4 @@ def test_a_ring_that_is_truncated_while_it_is_read_ends_its_rank_alone(
     assert values["steps_total"] == 2
     assert values["rank_up{1}"] == 0
     assert values["rank_up{0}"] == 1
-    assert "rank 1 is given up" in caplog.text
+    assert "rank 1: its ring is abandoned" in caplog.text

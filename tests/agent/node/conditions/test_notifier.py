@@ -64,7 +64,7 @@ def test_a_full_directory_is_logged_once(
     training.step(norm=5_000.0)
     training.step(nan_elements=1.0)
     assert len(training.events) == 2
-    assert caplog.text.count("conditions cannot be told to the ranks") == 1
+    assert caplog.text.count("conditions cannot be sent to the ranks") == 1
 
 
 def test_other_nodes_are_told_while_it_is_news(training: Training, tmp_path: Path):

@@ -179,7 +179,7 @@ def test_a_node_that_sends_too_often_is_told_to_wait(run):
 def test_a_failure_of_ours_is_one_line_in_the_log_and_no_loss(run, caplog):
     run.failure = ZeroDivisionError("in the merge")
     assert push(run).status == 500
-    assert "a report cannot be taken in" in caplog.text
+    assert "a report cannot be processed" in caplog.text
 
 
 def test_what_came_in_and_what_was_refused_is_counted(run):

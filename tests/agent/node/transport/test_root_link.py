@@ -99,7 +99,7 @@ def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, 
     with caplog.at_level(logging.INFO):
         play(act)
     assert caplog.text.count("no rows can be pushed") == 1, "once, not at every try"
-    assert "no answer: Connection refused; it is tried again" in caplog.text
+    assert "no answer: Connection refused; it is retried" in caplog.text
     assert "answers" in caplog.text
     assert "secret" not in caplog.text
 
