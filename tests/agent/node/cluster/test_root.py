@@ -349,7 +349,7 @@ class TestForeignReports:
         theirs = own.report().statuses
         for changes, message in [
             ({"world_size": 8}, "of a world of 8, not 4"),
-            ({"node_rank": 0}, "two node agents say that they are node 0"),
+            ({"node_rank": 0}, "two node agents claim to be node 0"),
             ({"statuses": theirs[1:]}, "rank 1 is on node 0, not on 1"),
         ]:
             with pytest.raises(ReportError, match=message):
