@@ -42,7 +42,7 @@ LOSSES = (
     ),
     Loss(
         "mp_agent_push_failures_total",
-        "the node agent's log says why the root agent did not take its rows",
+        "the node agent's log says why the root agent did not accept its rows",
     ),
     Loss("mp_agent_reports_dropped_total", "the root agent cannot take reports of this size"),
     Loss(
@@ -77,7 +77,7 @@ def metrics(machine: Machine) -> Iterator[CheckResult]:
         else:
             yield wrong(
                 f"{exposition.url}/metrics holds no {_BUILD}",
-                "another program answers there, or no rank of a run has begun yet",
+                "another program answers there, or no rank of a run has started yet",
             )
     if not machine.expositions:
         yield unknown(_NO_AGENT)
@@ -90,7 +90,7 @@ def _remedy(answer: FetchResult) -> str:
         return "another program answers there, or exporters lacks prometheus"
     if "certificate" in answer.problem:
         return "set MP_AGENT_TLS_CA to the authority; where clients need one, a certificate too"
-    return "see whether the node agent lives, whether bind lets you in, and what a firewall does"
+    return "check that the node agent is alive, that bind permits the connection, and the firewall"
 
 
 def losses(machine: Machine) -> Iterator[CheckResult]:

@@ -63,12 +63,12 @@ def rings(machine: Machine) -> Iterator[CheckResult]:
 
 
 def agents(machine: Machine) -> Iterator[CheckResult]:
-    """Say whether each run has a node agent."""
+    """Check that each run has a node agent."""
     for run in machine.runs:
         if run.agent_alive and run.status is None:
-            yield unknown(f"run {run.name}: its node agent has not said anything yet")
+            yield unknown(f"run {run.name}: its node agent has not written its status yet")
         elif run.agent_alive and run.status is not None:
-            yield ok(f"run {run.name}: its node agent lives, pid {run.status.pid}")
+            yield ok(f"run {run.name}: its node agent is alive, pid {run.status.pid}")
         elif run.alive:
             yield wrong(
                 f"run {run.name}: no node agent watches it", _STARTERS[machine.settings.node_agent]
@@ -88,8 +88,8 @@ def log_files(machine: Machine) -> Iterator[CheckResult]:
         lines = _warnings(path)
         for line in lines:
             # The log does not show whether the cause of a warning persists.
-            said = unknown if _WARNING in line else wrong
-            yield said(f"{path}: {line}", "read the whole file")
+            result = unknown if _WARNING in line else wrong
+            yield result(f"{path}: {line}", "read the whole file")
         if not lines:
             yield ok(f"{path} holds no warning")
     if not shown:

@@ -106,14 +106,17 @@ def port_settings(machine: Machine) -> Iterator[CheckResult]:
     try:
         granted = access(machine.settings)
     except SettingError as error:
-        yield wrong(str(error), "the node agent serves nothing until TLS and password are whole")
+        yield wrong(str(error), "the node agent serves nothing until TLS and password are complete")
         return
-    said = ["HTTPS" if granted.tls else "HTTP"]
+    requirements = ["HTTPS" if granted.tls else "HTTP"]
     if machine.settings.tls_client_ca is not None:
-        said.append("client certificates")
+        requirements.append("client certificates")
     if granted.middlewares:
-        said.append("user and password")
-    yield ok(f"the port speaks {said[0]}" + "".join(f", asks for {one}" for one in said[1:]))
+        requirements.append("user and password")
+    yield ok(
+        f"the port speaks {requirements[0]}"
+        + "".join(f", requires {one}" for one in requirements[1:])
+    )
 
 
 def _of_service(name: str) -> bool:

@@ -21,6 +21,8 @@ from mp_agent.node.transport.wire import (
 from mp_agent.records.report_codec import encode_receipt
 from mp_agent.ring.root_note import is_base_url
 
+log = logging.getLogger("mp_agent.node")
+
 REQUESTS_PER_SECOND = 4.0
 REQUESTS_AT_ONCE = 40.0
 """Requests that a node may send in a burst, to catch up."""
@@ -56,8 +58,6 @@ class RateLimit:
         for sender in [sender for sender in self._buckets if sender[0] == run]:
             del self._buckets[sender]
 
-
-log = logging.getLogger("mp_agent.node")
 
 _BODIES_AT_ONCE = 32
 _BODY_SECONDS = 20.0

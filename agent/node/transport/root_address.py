@@ -108,8 +108,8 @@ def advice(
     if note is not None and note.problem:
         yield f"the job's store did not provide the root agent's address: {note.problem}"
     if is_root and not has_token:
-        yield f"the rows of other nodes are refused, for want of a token: {_REMEDY}"
+        yield f"the rows of other nodes are refused because there is no token: {_REMEDY}"
     elif not is_root and root is None:
         yield "the root agent is not known: set MP_AGENT_ROOT to its host:port"
     elif not is_root and root is not None and not root.token:
-        yield f"no rows are pushed to the root agent, for want of a token: {_REMEDY}"
+        yield f"no rows are pushed to the root agent because there is no token: {_REMEDY}"

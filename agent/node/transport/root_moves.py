@@ -12,6 +12,8 @@ from mp_agent.node.transport.root_note import RootNoteFile
 from mp_agent.node.transport.run_protocol import RunOnNode
 from mp_agent.node.transport.wire import MOVE_PATH
 
+log = logging.getLogger("mp_agent.node")
+
 
 class Notifier:
     """Notifies other node agents, with retries, in the background until `stop`."""
@@ -45,9 +47,6 @@ class Notifier:
             if reply.status not in (0, 429) and reply.status < 500:
                 return
             await asyncio.sleep(backoff.next_pause_seconds())
-
-
-log = logging.getLogger("mp_agent.node")
 
 
 class RootMoves:

@@ -88,7 +88,7 @@ def test_a_run_that_nobody_watches_is_told_by_who_should(
 
 def test_a_run_with_its_node_agent_is_fine(watched: Settings) -> None:
     machine = Machine(watched)
-    assert "its node agent lives, pid" in only("node-agent", machine).text
+    assert "its node agent is alive, pid" in only("node-agent", machine).text
     assert verdicts("port", machine) == {CheckStatus.OK}
 
 

@@ -111,7 +111,7 @@ def test_settings_that_keep_series_away_are_told(
         ({}, "the port speaks HTTP"),
         (
             {"basic_auth_user": "a", "basic_auth_password": SecretStr("b")},
-            "the port speaks HTTP, asks for user and password",
+            "the port speaks HTTP, requires user and password",
         ),
     ],
 )
