@@ -70,7 +70,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
     show_default=True,
     callback=_seconds,
     help="How often your Prometheus scrapes the node agents. Changes no rule: windows that are too "
-    "short for it are told.",
+    "short for it are reported.",
 )
 @click.option(
     "--runbook-base",

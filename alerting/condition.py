@@ -25,7 +25,7 @@ COMPONENT = "mp-agent"
 """Label `component` of every alert; Alertmanager routes by it."""
 
 ALERT_LABELS = ("cluster", "namespace", "job", "run")
-"""Labels that every alert has, beside those that its predicate keeps."""
+"""Labels that every alert has, besides those that its predicate keeps."""
 
 _SINCE_STEP = (
     f'{{{{ with printf "min({metrics.CONDITION_SINCE_STEP.prometheus_name}'
@@ -78,7 +78,7 @@ class Level:
 class Condition:
     """Something that goes wrong in a run.
 
-    summary: one fixed sentence. meaning: what it does to the training. confirm: how to make sure.
+    summary: one fixed sentence. meaning: what it does to the training. confirm: how to verify it.
     remedies: what to do, the most promising first. why: why that works.
     levels: from the worst severity to the mildest; each fires by itself, and Alertmanager mutes
     the milder ones. firing, quiet: examples; every level has one that fires it.

@@ -27,7 +27,7 @@ class Track:
     """One series: a sample per minute from minute 0 on; the last one goes on to the end.
 
     metric: a catalog metric, or the name of a series that the scraper itself makes.
-    labels: beside those of TARGET and the run; a threshold stands for its label text.
+    labels: in addition to those of TARGET and the run; a threshold stands for its label text.
     """
 
     metric: Metric | str
@@ -62,7 +62,7 @@ class Example:
     age_minutes: how long the node agent has been counting at minute 0.
     ends: minute at which all series of the healthy run end.
     fires: the condition's own severities that fire, each with its description as it comes out.
-    labels: that the alerts have beside severity, component and those of the run; an empty one is
+    labels: that the alerts have besides severity, component and those of the run; an empty one is
     not there.
     at: minute at which exactly `fires` are firing; `not_yet`: minutes at which none of them is.
     also: severities of other conditions that this example fires, by name.

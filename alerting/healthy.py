@@ -58,7 +58,7 @@ _BOUNDS = tuple({"bound": limit(name)} for name in ("grad_norm_high", "grad_norm
 _LOW = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 _REPLICAS = ("gradients", "weights")
 NODE = {"node_rank": "0"}
-"""Label of what a node agent tells of itself."""
+"""Label of what a node agent exports about itself."""
 
 
 def healthy_tracks(minutes: int) -> tuple[Track, ...]:

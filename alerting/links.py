@@ -3,7 +3,7 @@
 RUNBOOK_BASE = "https://mp-agent.example/runbooks"
 """Stands in the dashboards for the place where runbooks are published, until it is named.
 
-Alerts have no such link until then: nobody is to be sent to a host that does not exist.
+Alerts have no such link until then: a link must not point to a host that does not exist.
 """
 
 ALERT_MARK = "{alert}"

@@ -40,7 +40,7 @@ class Gone(Predicate):
     """Runs whose metric was 1 when last seen, within `window`, at a target that does not fail.
 
     A target that is still listed but cannot be scraped (`up` is 0) says nothing about the run.
-    Only who scrapes can tell: inside the node agent it never holds by itself.
+    Only a scraper can detect this: inside the node agent it never holds by itself.
     """
 
     metric: Metric
@@ -51,8 +51,8 @@ class Gone(Predicate):
 class Unreachable(Predicate):
     """Runs whose metric was 1 when last seen, within `window`, at a target that only fails.
 
-    It is still listed, and every scrape of `failing` failed (`up` is 0). Only who scrapes can tell:
-    inside the node agent it never holds by itself.
+    It is still listed, and every scrape of `failing` failed (`up` is 0). Only a scraper can detect
+    this: inside the node agent it never holds by itself.
     """
 
     metric: Metric
@@ -65,7 +65,8 @@ class Silent(Predicate):
     """Jobs with targets that show no series of `metric` for `window`; the value: how many do not.
 
     Targets that are there and were so long ago, by the selector `targets` of `Values`. They have
-    no run, so neither has this. Only who scrapes can tell: inside the node agent it never holds.
+    no run, so neither has this. Only a scraper can detect this: it never holds in
+    the node agent.
     """
 
     metric: Metric
@@ -96,7 +97,7 @@ def unless(claim: Predicate, *excuses: Predicate) -> Joined:
 
 
 def kept_labels(expression: Expression) -> tuple[str, ...]:
-    """Return the labels that the result has beside those of the run."""
+    """Return the labels that the result has besides those of the run."""
     match expression:
         case Series():
             return expression.keep

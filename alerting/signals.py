@@ -99,7 +99,7 @@ class Series(Signal):
 
     over: the function and the range that it is first applied to, per series; else the last value
     within `scrape_gap` is taken. before: how long ago all this was, added up.
-    keep: labels that stay beside those of the run: one value for each of their values.
+    keep: labels that stay in addition to those of the run: one value for each of their values.
     Series with an optional label, such as those of further optimizers, are left alone unless
     `where` or `keep` names it.
     """
@@ -145,7 +145,7 @@ class Count(Signal):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The metric's own labels, beside the run, by whose values series are added up."""
+        """The metric's own labels, besides the run, by whose values series are added up."""
         fixed = {matcher.label for matcher in self.matchers if matcher.operator == "="}
         return tuple(label for label in self.metric.label_names[1:] if label not in fixed)
 

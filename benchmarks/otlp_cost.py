@@ -13,11 +13,12 @@ from pathlib import Path
 
 from mp_agent.catalog.metrics import METRICS, Scope
 from mp_agent.catalog.snapshot import Family, Sample, Snapshot
-from mp_agent.exporters.otlp.clients import Client, open_client
+from mp_agent.exporters.otlp.client import Client
+from mp_agent.exporters.otlp.client_factory import open_client
 from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment
 from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
 from mp_agent.exporters.otlp.resource import make_resource
-from mp_agent.exporters.otlp.sources import MetricBatch, MetricSource
+from mp_agent.exporters.otlp.signal_sources import MetricBatch, MetricSource
 
 SERIES, SMALL = 20_000, 2_000
 ROUNDS = 5
@@ -74,16 +75,16 @@ class Pusher:
         transports = read_environment(os.environ).transports
         self._client: Client = open_client(transports[OtlpSignal.METRICS], capture)
         self._shown = Snapshot()
-        self._source = MetricSource(self._harvest, make_resource(directory))
+        self._source = MetricSource(self._collect, make_resource(directory))
 
     def push(self, shown: Snapshot) -> None:
         self._shown = shown
-        make_requests = self._source.take()
+        make_requests = self._source.next_push()
         assert make_requests is not None
         self._client.send(make_requests(), limit_seconds=LIMIT_SECONDS)
         self._source.settle(None)
 
-    def _harvest(self) -> MetricBatch:
+    def _collect(self) -> MetricBatch:
         return MetricBatch(self._shown, {}, delivered=lambda: None)
 
 

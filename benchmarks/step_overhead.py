@@ -154,7 +154,9 @@ def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Com
         probes.append(median(_seconds(optimizer.step) for _ in range(5)) - idle)
         probe.detach()
         probe = _probe(directory)
-    return Comparison("the probe's whole time per step, beside get_total_norm", norms, probes)
+    return Comparison(
+        "the probe's whole time per step, compared with get_total_norm", norms, probes
+    )
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -3,48 +3,37 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from grafana.render import rendered_dashboards
 from mp_agent.alerting.rules import rendered_files
 from tools.chart import chart_files
-from tools.marks import with_table
 from tools.reference import reference_files
-from tools.tables import alerts_table, metrics_table, settings_table
+from tools.settings_reference import settings_files
 
 ROOT = Path(__file__).parent.parent
-_TABLES: Mapping[str, Callable[[], str]] = {
-    "alerts": alerts_table,
-    "settings": settings_table,
-    "metrics": metrics_table,
-}
 
 
 def generated_files() -> dict[Path, str]:
     """Return every generated file with the text that it should have."""
-    files = {ROOT / "README.md": with_tables((ROOT / "README.md").read_text(encoding="utf-8"))}
+    files: dict[Path, str] = {}
     for rendered in (
         rendered_files(),
         rendered_dashboards(),
         chart_files(),
         reference_files(),
+        settings_files(),
     ):
         files.update({ROOT / path: text for path, text in rendered.items()})
     return files
 
 
-def with_tables(text: str) -> str:
-    """Return `text` with the tables between its `<!-- NAME:begin -->` marks made anew."""
-    for name, make in _TABLES.items():
-        text = with_table(text, name, make())
-    return text
-
-
 def main() -> int:
     """Write the files, or with --check print what differs and return 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say what is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="report files that are out of date, write nothing"
+    )
     check = parser.parse_args().check
     stale = {path: text for path, text in generated_files().items() if _read(path) != text}
     for path, text in stale.items():

@@ -14,19 +14,19 @@ _INTRODUCTION = """\
 
 Every metric is one record in the [catalog](../agent/catalog/metrics/). The agent sets the labels \
 shown here and never `job`, `instance`, `namespace`, `pod`, `node` or `cluster`, which belong to \
-the scraper. No value is ever NaN or Inf; what is not known has no series. By [OTLP](otlp.md) the \
-same metrics have the dotted name and the unit.
+the scraper. No value is ever NaN or Inf; unknown values have no series. Over [OTLP](otlp.md), the \
+same metrics have the OpenTelemetry name and the unit.
 
 | scope | labels | exported by |
 | --- | --- | --- |
 """
 _EXPORTED_BY = {
-    Scope.RUN: "the node agent beside rank 0 (the root agent)",
-    Scope.LAYER: "the node agent beside rank 0; on each look at the layers",
+    Scope.RUN: "the root agent, on the node of rank 0",
+    Scope.LAYER: "the root agent; values of the latest layer measurement",
     Scope.RANK: "each node agent, for the ranks of its node",
-    Scope.AGENT: "each node agent, of itself",
+    Scope.AGENT: "each node agent, about itself",
 }
-_COUNTERS = "Counters exist, at 0, from the node agent's start, and go on when it is restarted."
+_COUNTERS = "Counters start at 0 with the node agent and continue after its restarts."
 
 
 def reference_files() -> Mapping[Path, str]:

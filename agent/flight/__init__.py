@@ -1,1 +1,1 @@
-"""The flight record: what the last steps of a run were, how they are kept, and what they tell."""
+"""The flight record: the last steps of a run, their file format, and their analysis."""

@@ -1,4 +1,4 @@
-"""One node's part of a flight record, to a file and back; `manifest` says what is in it."""
+"""Writes and reads one node's file of a flight record; `manifest` describes its contents."""
 
 import hashlib
 import zipfile
@@ -29,7 +29,7 @@ from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
 _COMPRESSION = 1
-"""Half the size for a tenth of the time of the default: a node writes while a run goes on."""
+"""Halves the size in a tenth of the default's time: a node writes during training."""
 
 Array = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ def write_archive(file: IO[bytes], record: NodeRecord) -> None:
 
 
 def read_archive(path: Path) -> NodeRecord:
-    """Return the record in a file. Raises FlightError, naming the path and what is wrong."""
+    """Return the record in a file. Raises FlightError, naming the path and the problem."""
     try:
         with zipfile.ZipFile(path) as archive:
             return _Reader(archive).record()
@@ -144,7 +144,7 @@ class _Writer:
 
 
 class _Reader:
-    """Reads an archive; what does not fit together raises ValueError, KeyError or FlightError."""
+    """Reads an archive; inconsistent contents raise ValueError, KeyError or FlightError."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive

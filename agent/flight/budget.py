@@ -1,4 +1,4 @@
-"""Makes a record small enough, by leaving out what is oldest."""
+"""Limits the size of a record by dropping its oldest rows."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ _FIXED_LAYER_BYTES = 16
 
 
 def within(record: NodeRecord, bytes_max: int) -> NodeRecord:
-    """Return the record without its oldest layer tables, then steps, beyond the bytes allowed.
+    """Return the record without its oldest layer tables, then steps, within `bytes_max`.
 
-    Judged by what it takes before it is compressed, tables that are equal on several ranks once.
+    Sizes are before compression; tables that are equal on several ranks count once.
     """
     digests = {
         id(table): hashlib.blake2b(table.rows.tobytes(), digest_size=16).digest()
@@ -38,7 +38,7 @@ def within(record: NodeRecord, bytes_max: int) -> NodeRecord:
 
 
 def _cut(bytes_by_sequence: Mapping[int, int], bytes_max: int) -> int:
-    """Return the first sequence from which on everything fits; 0 when all does."""
+    """Return the first sequence from which everything fits; 0 if all of it does."""
     total = 0
     ascending = sorted(bytes_by_sequence)
     for sequence in reversed(ascending):

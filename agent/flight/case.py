@@ -1,22 +1,22 @@
-"""The questions that a diagnosis asks of a run's history."""
+"""One attempt of a run as a diagnosis reads it: evidence, merged history, limits."""
 
 from collections.abc import Sequence
 from functools import cached_property
 from math import log2
 from statistics import median
 
-from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.alerting.durations import duration
+from mp_agent.catalog.thresholds import BY_NAME
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.history import LayerHistory, RunHistory
+from mp_agent.flight.history import LayerSample, RunHistory
 from mp_agent.records.merged import MergedStep
 
 FP16_MAX = 65504.0
 
 _BASELINE_LOSSES_MIN = 20
-_DEVIATIONS = 6.0
 _MAD_TO_DEVIATION = 1.4826
 _NEAR_STEPS = 10
-"""Layers are looked at three steps running once there is trouble, and then every ten."""
+"""During an incident, layers are sampled on three consecutive steps and then on every tenth."""
 
 
 class Case:
@@ -43,15 +43,19 @@ class Case:
         return any(step.loss_scale is not None for step in self.steps)
 
     def limit(self, name: str) -> float:
-        """Return a threshold that was in force."""
-        return self.evidence.thresholds.get(name, DEFAULTS[name])
+        """Return a threshold that the run was judged by."""
+        return self.evidence.values.limit(BY_NAME[name])
+
+    def seconds(self, name: str) -> float:
+        """Return a duration that the run was judged by."""
+        return self.evidence.values.seconds[duration(name).name]
 
     def step_at(self, sequence: int) -> MergedStep | None:
         """Return the merged step of a sequence number, if it was kept."""
         return self._by_sequence.get(sequence)
 
     def number_of(self, sequence: int) -> int:
-        """Return the trainer's number of a step, told from its neighbours when it was not kept."""
+        """Return the trainer's number of a step, extrapolated if the step was not kept."""
         if step := self.step_at(sequence):
             return step.step
         nearest = min(self.steps, key=lambda s: abs(s.sequence - sequence), default=None)
@@ -65,8 +69,8 @@ class Case:
         """Return the last `count` steps before one whose norms count."""
         return tuple(step for step in self.judged if step.sequence < sequence)[-count:]
 
-    def layers_at(self, sequence: int) -> LayerHistory | None:
-        """Return the layers of a step, or of the first look within ten steps after it."""
+    def layers_at(self, sequence: int) -> LayerSample | None:
+        """Return the layers of a step, or of the first sample within ten steps after it."""
         near = range(sequence, sequence + _NEAR_STEPS + 1)
         return next((table for table in self.history.tables if table.sequence in near), None)
 
@@ -75,7 +79,7 @@ class Case:
         return [loss for step in steps if (loss := step.get("loss")) is not None]
 
     def loss_band(self, sequence: int) -> tuple[float, float] | None:
-        """Return median and upper limit (six deviations) of the loss before a step.
+        """Return median and spike bound of the loss before a step.
 
         None when too few were kept.
         """
@@ -84,7 +88,8 @@ class Case:
             return None
         middle = median(losses)
         spread = median(abs(loss - middle) for loss in losses) * _MAD_TO_DEVIATION
-        return middle, middle + _DEVIATIONS * spread
+        used = max(spread, self.limit("loss_deviation_floor") * abs(middle))
+        return middle, middle + self.limit("loss_spike_deviations") * used
 
     @cached_property
     def _by_sequence(self) -> dict[int, MergedStep]:

@@ -1,13 +1,13 @@
-"""From a case to its findings, causes before what follows from them."""
+"""Diagnoses a case: its causes, before their consequences."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.causes import DETECTIVES
-from mp_agent.flight.findings import POSSIBLE, Cause, Causes, Diagnosis
+from mp_agent.flight.causes import DETECTORS
+from mp_agent.flight.diagnosis import POSSIBLE, Cause, Causes, Diagnosis
 
-_BIRTHS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
+_ORIGINS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
 _SCALE = (Causes.LOSS_SCALE_COLLAPSE, Causes.LOSS_SCALE_FALLING)
 _EXPLOSION = Causes.GRADIENT_EXPLOSION
 _RATE = Causes.LEARNING_RATE_JUMP
@@ -16,20 +16,20 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
     Causes.NONFINITE_ON_ONE_RANK: (_RATE, _EXPLOSION),
     Causes.NONFINITE_FORWARD: (_RATE, _EXPLOSION),
     Causes.NONFINITE_BACKWARD: (_RATE, _EXPLOSION),
-    Causes.NONFINITE_UPDATE: (_RATE, _EXPLOSION, *_BIRTHS),
+    Causes.NONFINITE_UPDATE: (_RATE, _EXPLOSION, *_ORIGINS),
     Causes.GRADIENT_EXPLOSION: (_RATE,),
     Causes.LOSS_SCALE_COLLAPSE: (_RATE, _EXPLOSION, Causes.NONFINITE_ON_ONE_RANK),
     Causes.LOSS_SCALE_FALLING: (_RATE, _EXPLOSION, Causes.NONFINITE_ON_ONE_RANK),
-    Causes.LOSS_DIVERGING: (_RATE, _EXPLOSION, *_BIRTHS, *_SCALE),
+    Causes.LOSS_DIVERGING: (_RATE, _EXPLOSION, *_ORIGINS, *_SCALE),
     Causes.GRADIENT_VANISHING: _SCALE,
-    Causes.RANK_FAILED: (Causes.RANK_KILLED, *_BIRTHS),
+    Causes.RANK_FAILED: (Causes.RANK_KILLED, *_ORIGINS),
 }
-"""What a cause can be the consequence of, if that showed no later; the likeliest first."""
+"""The causes that each cause can follow from, if they appeared no later; likeliest first."""
 
 
 def diagnose(case: Case) -> tuple[Diagnosis, ...]:
-    """Return what is found, the most likely cause first, consequences last; none in a clean run."""
-    found = [finding for look in DETECTIVES for finding in look(case) if finding.score > 0]
+    """Return the diagnoses, most likely first, consequences last; none for a clean run."""
+    found = [finding for look in DETECTORS for finding in look(case) if finding.score > 0]
     by_cause = {finding.cause: finding for finding in found}
     explained = [_explained(finding, by_cause) for finding in found]
     return tuple(sorted(explained, key=lambda f: (bool(f.follows), -f.score, f.sequence)))

@@ -1,13 +1,13 @@
-"""A story as JSON: what programs read. docs/flight-record.md describes it."""
+"""An analysis as JSON, for programs. docs/flight-record.md describes it."""
 
 import json
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+from mp_agent.flight.analysis import Analysis
 from mp_agent.flight.case import headroom_bits
-from mp_agent.flight.findings import NOT_MEASURED, Argument, Diagnosis
-from mp_agent.flight.story import Story
+from mp_agent.flight.diagnosis import NOT_MEASURED, Argument, Diagnosis
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 
@@ -18,15 +18,15 @@ VERSION = 1
 _NANOSECONDS = 1e9
 
 
-def as_json(story: Story) -> str:
-    """Return the story as JSON; a number that is not finite is null."""
-    return json.dumps(_finite(as_dict(story)), indent=2, ensure_ascii=True, allow_nan=False)
+def as_json(analysis: Analysis) -> str:
+    """Return the analysis as JSON; a number that is not finite is null."""
+    return json.dumps(_finite(as_dict(analysis)), indent=2, ensure_ascii=True, allow_nan=False)
 
 
-def as_dict(story: Story) -> dict[str, Any]:
-    """Return the story as plain values."""
-    evidence, identity = story.evidence, story.evidence.identity
-    first = story.first_bad
+def as_dict(analysis: Analysis) -> dict[str, Any]:
+    """Return the analysis as plain values."""
+    evidence, identity = analysis.evidence, analysis.evidence.identity
+    first = analysis.first_bad
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -36,9 +36,9 @@ def as_dict(story: Story) -> dict[str, Any]:
             "name": identity.run,
             "attempt": identity.attempt,
             "world_size": identity.world_size,
-            "end": story.end.name.lower(),
-            "last_step": story.history.steps[-1].step if story.history.steps else None,
-            "last_step_unix_seconds": story.ended_unix_seconds,
+            "end": analysis.end.name.lower(),
+            "last_step": analysis.history.steps[-1].step if analysis.history.steps else None,
+            "last_step_unix_seconds": analysis.ended_unix_seconds,
             "versions": dict(evidence.versions),
             "facts": dict(evidence.facts),
         },
@@ -52,7 +52,7 @@ def as_dict(story: Story) -> dict[str, Any]:
             "phase": first.phase,
             "cause": first.cause.name,
         },
-        "findings": [_finding(finding) for finding in story.findings],
+        "findings": [_finding(finding) for finding in analysis.findings],
         "remedies": [
             {
                 "condition": remedy.condition,
@@ -60,7 +60,7 @@ def as_dict(story: Story) -> dict[str, Any]:
                 "confirm": remedy.confirm,
                 "why": remedy.why,
             }
-            for remedy in story.remedies
+            for remedy in analysis.remedies
         ],
         "moves": [
             {
@@ -70,11 +70,11 @@ def as_dict(story: Story) -> dict[str, Any]:
                 "at": move.at,
                 "moved": move.moved,
             }
-            for move in story.moves
+            for move in analysis.moves
         ],
-        "steps": [_step(step) for step in story.history.steps],
+        "steps": [_step(step) for step in analysis.history.steps],
         "layers": {
-            "step": story.layers_step,
+            "step": analysis.layers_step,
             "worst": [
                 {
                     "name": layer.name,
@@ -82,7 +82,7 @@ def as_dict(story: Story) -> dict[str, Any]:
                     "grad_abs_max": layer.abs_max,
                     "nonfinite_elements": layer.nonfinite_elements,
                 }
-                for layer in story.layers
+                for layer in analysis.layers
             ],
         },
         "ranks": [_rank(log) for log in evidence.ranks],
@@ -113,8 +113,8 @@ def _finding(finding: Diagnosis) -> dict[str, Any]:
         "rank": finding.rank,
         "layer": finding.layer,
         "phase": finding.phase,
-        "for": [_argument(argument) for argument in finding.speaks_for],
-        "against": [_argument(argument) for argument in finding.speaks_against],
+        "for": [_argument(argument) for argument in finding.arguments_for],
+        "against": [_argument(argument) for argument in finding.arguments_against],
     }
 
 

@@ -1,10 +1,12 @@
-"""What is at hand about one attempt of a run: its ranks' rows, and what was known beside them."""
+"""The data on one attempt of a run: its ranks' rows, and what its node agents knew besides."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mp_agent.alerting.values import Values, values_in_force
+from mp_agent.flight.limits import recorded_values
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import NodeRecord, RankLog, Segment
 from mp_agent.records.schema import RankIdentity
@@ -13,8 +15,8 @@ from mp_agent.records.steps import LayerTable, StepRecord
 _Row = TypeVar("_Row", StepRecord, LayerTable)
 
 _SAME_START_NS = 600 * 10**9
-"""The ranks of an attempt are started together; clocks of nodes and slow imports tell them apart
-by no more than this."""
+"""The ranks of an attempt start together; skewed clocks and slow imports separate them by no more
+than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,16 +25,17 @@ class Evidence:
 
     source: Path
     ranks: tuple[RankLog, ...]
-    thresholds: Mapping[str, float]
     read_unix_seconds: float
-    """When the ranks' states were read: until then nothing more had come."""
+    """When the ranks' states were read: up to then they had written nothing more."""
+    values: Values = field(default_factory=values_in_force)
+    """The thresholds and durations that the run was judged by."""
     reasons: tuple[str, ...] = ()
-    """Why the records were made; none when the rows come from shared memory."""
+    """Why the records were made; empty when the rows come from shared memory."""
     conditions: tuple[ActiveCondition, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What could not be read, or was left out."""
+    """What could not be read, or was omitted."""
 
     @property
     def identity(self) -> RankIdentity:
@@ -67,7 +70,7 @@ def one_attempt(logs: Iterable[RankLog]) -> tuple[RankLog, ...]:
 def gather(
     source: Path, records: Sequence[NodeRecord], notes: Sequence[str] = ()
 ) -> Evidence | None:
-    """Return what records of one run say of its newest attempt; None when they hold no rank."""
+    """Return the evidence that a run's records hold on its newest attempt; None without a rank."""
     ranks = one_attempt(log for record in records for log in record.ranks)
     if not ranks:
         return None
@@ -78,13 +81,13 @@ def gather(
     return Evidence(
         source=source,
         ranks=ranks,
-        thresholds=used[-1].thresholds,
+        values=recorded_values(used[-1].thresholds, used[-1].settings),
         read_unix_seconds=used[-1].written_unix_seconds,
         reasons=tuple(dict.fromkeys(record.request.reason for record in used)),
         conditions=_conditions(used),
         settings=used[-1].settings,
         versions=used[-1].versions,
-        notes=(*notes, *([f"{left_out} rows were left out for size"] if left_out else [])),
+        notes=(*notes, *([f"{left_out} rows were omitted for size"] if left_out else [])),
     )
 
 
@@ -126,7 +129,7 @@ def _union(earlier: tuple[_Row, ...], later: tuple[_Row, ...]) -> tuple[_Row, ..
 
 
 def _conditions(records: Sequence[NodeRecord]) -> tuple[ActiveCondition, ...]:
-    """Return the conditions that any record knew of, each with its first word."""
+    """Return the conditions in any record, each as first recorded."""
     found: dict[tuple[str, str], ActiveCondition] = {}
     for record in records:
         trigger = record.request.trigger

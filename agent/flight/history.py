@@ -1,4 +1,4 @@
-"""The steps and layers of a run, merged over its ranks by the same code as the live ones."""
+"""The steps and layers of a run, merged over its ranks by the code of the live agent."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from mp_agent.records.views import FirstNonfinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerHistory:
+class LayerSample:
     """All layers at one sampled step, in module order: values [L, C], finite."""
 
     sequence: int
@@ -36,10 +36,10 @@ class LayerHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunHistory:
-    """Steps and tables ascend; there may be tables of steps before the first one kept."""
+    """Steps and tables ascend; tables may precede the first step kept."""
 
     steps: tuple[MergedStep, ...]
-    tables: tuple[LayerHistory, ...] = ()
+    tables: tuple[LayerSample, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
-    """Where the latest incident began, as the live agent tells it."""
+    """Where the latest incident began, as the live agent reports it."""
     first_nonfinite_sequence: int = 0

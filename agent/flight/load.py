@@ -1,4 +1,4 @@
-"""Finds and reads the flight record that a path names."""
+"""Finds and reads the flight records at a path."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ def load(path: Path) -> Evidence:
     """Return the evidence at `path`: a node's file, a record's directory, or all records of a run.
 
     Raises FlightError, naming the path, when there is none or it cannot be read. Of several files,
-    those that cannot be read are noted and left out, as long as one can.
+    those that cannot be read are noted and skipped, as long as one can.
     """
     if not path.exists():
         raise FlightError(f"{path}: no such file or directory")

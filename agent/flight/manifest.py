@@ -1,10 +1,10 @@
-"""The manifest of a flight record's file, and what stands in it of ranks and their arrays.
+"""The manifest of a flight record's file: its ranks, schemas and arrays.
 
 The file `node<k>.npz` is a zip archive of NumPy arrays, as `numpy.savez` writes them, with
-`manifest.json` beside the arrays. A zip keeps a checksum of each member and its directory at the
-end, so that a truncated file is never taken for a whole one; every language reads it, and
-`unzip -p node0.npz manifest.json` is enough to see what it is. Arrays are little-endian, float64 or
-int64; NaN stands for "not observed".
+`manifest.json` next to the arrays. A zip has a checksum of each member and its directory at the
+end, so that a truncated file is detected; every language can read it, and
+`unzip -p node0.npz manifest.json` shows what it is. Arrays are little-endian, float64 or int64; NaN
+means "not observed".
 """
 
 from typing import Any
@@ -20,13 +20,13 @@ from mp_agent.records.steps import EndReason, RankState
 
 FORMAT = "mp_agent flight record"
 VERSION = 1
-"""Rises with every change that a reader of an older version would read wrongly."""
+"""Incremented by every change that an older reader would misread."""
 
 MANIFEST = "manifest.json"
 
 
 class Names(Struct, frozen=True, kw_only=True):
-    """Layers by column: there may be a hundred thousand, the same ones on every rank."""
+    """Layers by column: there may be 100 000 of them, the same on every rank."""
 
     names: tuple[str, ...]
     shares: tuple[int, ...]
@@ -75,7 +75,7 @@ class RankEntry(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """All of a file that is not an array; names of arrays are names of members."""
+    """Everything in a file except its arrays, which are named by their members."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -100,12 +100,12 @@ class _Kind(Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON; names that are no UTF-8 get question marks."""
+    """Return the manifest as JSON; what is not valid UTF-8 in names becomes question marks."""
     return msgspec.json.format(msgspec.json.encode(_utf8(msgspec.to_builtins(manifest))), indent=1)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Return the manifest in `data`. Raises FlightError, which says what is wrong."""
+    """Return the manifest in `data`. Raises FlightError, naming the problem."""
     try:
         kind = msgspec.json.decode(data, type=_Kind)
         if kind.format != FORMAT:
@@ -138,7 +138,7 @@ def schema_entry(schema: Schema, layers: int) -> SchemaEntry:
 
 
 def schema_of(entry: SchemaEntry, layers: tuple[Names, ...]) -> Schema:
-    """Return the schema of an entry. Raises FlightError when it refers to what is not there."""
+    """Return the schema of an entry. Raises FlightError for a reference to something missing."""
     try:
         known = layers[entry.layers]
         rows = zip(known.names, known.shares, known.elements, strict=True)

@@ -1,11 +1,11 @@
-"""Where flight records lie, and that they stay few and small.
+"""Stores flight records, within bounds on their number and size.
 
 ::
 
     <flight_dir>/<run>/<timestamp>-<reason>/node<k>.npz      one file per node
 
-On a shared file system the nodes' files of one record meet in one directory. Each node keeps to
-the bounds with its own files, and touches no other node's.
+On a shared file system the nodes' files of one record share a directory. Each node applies the
+bounds to its own files, and touches no other node's.
 """
 
 import logging
@@ -30,7 +30,7 @@ _REASON_CHARACTERS_MAX = 60
 
 
 def record_name(time_unix_seconds: float, reason: str) -> str:
-    """Return the name of a record: it sorts by time, and says why it was made."""
+    """Return the name of a record, which sorts by time and contains the reason."""
     moment = datetime.fromtimestamp(time_unix_seconds, timezone.utc)
     milliseconds = moment.microsecond // 1000
     legible = sub(r"[^A-Za-z0-9]+", "-", reason)[:_REASON_CHARACTERS_MAX].strip("-") or "unnamed"
@@ -45,8 +45,8 @@ def records_directory(flight_dir: Path, run: str) -> Path:
 def write_record(flight_dir: Path, record: NodeRecord, *, records_max: int, bytes_max: int) -> Path:
     """Write a node's record, remove older ones beyond the bounds, and return its file.
 
-    The file gets its name once it is whole. Raises OSError when it cannot be written, RingError
-    when its directory is foreign; then nothing is left of it, and older records stay.
+    The file gets its name once it is complete. Raises OSError when it cannot be written, RingError
+    when its directory belongs to another user; then no part of it remains, and older records stay.
     """
     run_dir = records_directory(flight_dir, record.run)
     directory = run_dir / record.request.name
@@ -70,7 +70,7 @@ def write_record(flight_dir: Path, record: NodeRecord, *, records_max: int, byte
 
 
 def _make_directory(directory: Path) -> None:
-    """Make the directory; where anybody may write above it, none of it may be somebody else's."""
+    """Make the directory; below a world-writable one, all of it must belong to this user."""
     if any(_writable_by_all(above) for above in directory.parents):
         make_private_directory(directory)
     else:
@@ -85,7 +85,7 @@ def _writable_by_all(directory: Path) -> bool:
 
 
 def _prune(run_dir: Path, file: str, *, keep: Path, records_max: int, bytes_max: int) -> None:
-    """Remove this node's oldest files until few enough, and small enough together, are left."""
+    """Remove this node's oldest files until the rest is within the bounds."""
     with suppress(OSError):
         for stale in run_dir.glob(f"*/.{file}.*"):
             stale.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A story in the terminal."""
+"""Prints an analysis in the terminal."""
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -7,9 +7,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.flight.findings import NOT_MEASURED, Diagnosis
-from mp_agent.flight.story import Story
-from mp_agent.flight.words import (
+from mp_agent.flight.analysis import Analysis
+from mp_agent.flight.diagnosis import NOT_MEASURED, Diagnosis
+from mp_agent.flight.text import (
     NAMES,
     STEP_HEADINGS,
     facts,
@@ -26,43 +26,43 @@ _STYLES = {
 }
 
 
-def print_story(story: Story, console: Console) -> None:
-    """Print the story."""
-    style = "red" if story.first_bad else "green"
-    console.print(Panel(Text(verdict(story), style="bold"), border_style=style, expand=False))
-    console.print(_pairs(facts(story)))
-    for finding in story.findings:
+def print_analysis(analysis: Analysis, console: Console) -> None:
+    """Print the analysis."""
+    style = "red" if analysis.first_bad else "green"
+    console.print(Panel(Text(verdict(analysis), style="bold"), border_style=style, expand=False))
+    console.print(_pairs(facts(analysis)))
+    for finding in analysis.findings:
         console.print(_finding(finding))
-    if story.remedies:
+    if analysis.remedies:
         console.print(Rule("What to do", align="left"))
-        for remedy in story.remedies:
+        for remedy in analysis.remedies:
             for text in remedy.remedies:
                 console.print(Padding(Text(f"• {text}"), (0, 0, 0, 2)))
-        first = story.remedies[0]
+        first = analysis.remedies[0]
         console.print(Padding(Text(first.why, style="dim"), (0, 0, 0, 2)))
-        console.print(Padding(Text(f"To make sure: {first.confirm}", style="dim"), (0, 0, 1, 2)))
-    if story.moves:
-        console.print(Rule("What moved before it", align="left"))
-        console.print(_moves(story))
-    if story.around:
+        console.print(Padding(Text(f"To confirm: {first.confirm}", style="dim"), (0, 0, 1, 2)))
+    if analysis.moves:
+        console.print(Rule("What changed before it", align="left"))
+        console.print(_moves(analysis))
+    if analysis.around:
         console.print(
-            Rule("The steps around it" if story.findings else "The last steps", align="left")
+            Rule("Steps around it" if analysis.findings else "The last steps", align="left")
         )
-        console.print(_steps(story))
-    if story.layers:
-        console.print(_layers(story))
+        console.print(_steps(analysis))
+    if analysis.layers:
+        console.print(_layers(analysis))
     console.print(Rule("Ranks and conditions", align="left"))
-    console.print(_ranks(story))
-    for condition in story.evidence.conditions:
+    console.print(_ranks(analysis))
+    for condition in analysis.evidence.conditions:
         console.print(
             Text(
-                f"In force: {condition.name} ({condition.severity}) since step "
+                f"Active: {condition.name} ({condition.severity}) since step "
                 f"{condition.since_step}. {condition.description}"
             )
         )
     missing = ", ".join(text for _, text in NOT_MEASURED)
     console.print(Text(f"Not measured, so neither shown nor ruled out: {missing}.", style="dim"))
-    for note in story.evidence.notes:
+    for note in analysis.evidence.notes:
         console.print(Text(f"Note: {note}", style="dim"))
 
 
@@ -83,45 +83,45 @@ def _finding(finding: Diagnosis) -> Padding:
         f"; follows from {finding.follows}" if finding.follows else "",
     )
     lines = [head]
-    lines += [Text(f"   + {argument.text}", style="") for argument in finding.speaks_for]
-    lines += [Text(f"   − {argument.text}", style="dim") for argument in finding.speaks_against]
+    lines += [Text(f"   + {argument.text}", style="") for argument in finding.arguments_for]
+    lines += [Text(f"   − {argument.text}", style="dim") for argument in finding.arguments_against]
     return Padding(Group(*lines), (1, 0, 0, 0))
 
 
-def _moves(story: Story) -> Table:
+def _moves(analysis: Analysis) -> Table:
     table = Table("", "6–50 steps before", "1–5 steps before", "at the step", box=None)
-    for move in story.moves:
+    for move in analysis.moves:
         values = (move.long_before, move.just_before, move.at)
         table.add_row(NAMES[move.name], *map(number, values), style="bold" if move.moved else "dim")
     return table
 
 
-def _steps(story: Story) -> Table:
+def _steps(analysis: Analysis) -> Table:
     table = Table(*STEP_HEADINGS, box=None)
     for heading in table.columns[:-1]:
         heading.justify = "right"
-    bad = story.first_bad.sequence if story.first_bad else None
-    for step in story.around:
+    bad = analysis.first_bad.sequence if analysis.first_bad else None
+    for step in analysis.around:
         cells = [Text(cell) for cell in step_cells(step)]
         table.add_row(*cells, style="bold red" if step.sequence == bad else "")
     return table
 
 
-def _layers(story: Story) -> Group:
+def _layers(analysis: Analysis) -> Group:
     table = Table("layer", "gradient norm", "largest", "NaN/Inf", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    for layer in story.layers:
+    for layer in analysis.layers:
         nonfinite = f"{layer.nonfinite_elements:.0f}" if layer.nonfinite_elements else ""
         table.add_row(Text(layer.name), number(layer.norm), number(layer.abs_max), nonfinite)
-    title = f"The worst layers at step {story.layers_step}"
+    title = f"The worst layers at step {analysis.layers_step}"
     return Group(Rule(title, align="left"), table)
 
 
-def _ranks(story: Story) -> Table:
-    table = Table("rank", "host", "end", "stood in", "step", box=None)
-    shown = [log for log in story.evidence.ranks if log.end.name != "COMPLETED"]
-    for log in (shown or story.evidence.ranks)[:16]:
+def _ranks(analysis: Analysis) -> Table:
+    table = Table("rank", "host", "end", "phase", "step", box=None)
+    shown = [log for log in analysis.evidence.ranks if log.end.name != "COMPLETED"]
+    for log in (shown or analysis.evidence.ranks)[:16]:
         identity, state = log.identity, log.state
         table.add_row(
             str(identity.rank),

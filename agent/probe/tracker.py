@@ -21,6 +21,7 @@ from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
+from mp_agent.probe.placement import world_size
 from mp_agent.probe.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
 from mp_agent.probe.step.backward_loss import loss_of
@@ -501,8 +502,11 @@ class StepTracker:
         return None if first is None or first.managed else first.plan()
 
     def _note_changed_gradients(self, point: str) -> None:
-        """Say so where gradients were clipped, or otherwise changed, by means that no hook sees."""
-        looks_late = point in ("clip", "optimizer_step")
+        """Say so where gradients were clipped, or otherwise changed, by means that no hook sees.
+
+        On several ranks the change may be the script's own reduction, which is no reason for it.
+        """
+        looks_late = point in ("clip", "optimizer_step") and world_size() == 1
         if looks_late and not self._gradients_change and self._here.gradients.moved:
             self._gradients_change = True
             self._calls.note_unsupported("gradients before the script itself changed them")

@@ -52,7 +52,7 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    enabled: bool = Field(True, description="False makes everything a no-op.")
+    enabled: bool = Field(True, description="False disables mp_agent: everything is a no-op.")
     run: str = Field(
         "",
         description="Name of the run; empty: torchrun's rendezvous id, the scheduler's job id, "
@@ -77,21 +77,27 @@ class Settings(BaseSettings):
         "0.0.0.0: all IPv4.",
     )
     linger_seconds: float = Field(
-        120.0, ge=0, description="How long the node agent serves the last state after the end."
+        120.0,
+        ge=0,
+        description="How long the node agent serves the last state after the end of the run.",
     )
     exit_wait_seconds: float = Field(
         30.0, ge=0, description="Longest wait at a normal exit for the last state to be exported."
     )
     layer_interval: int = Field(
-        100, ge=1, description="Steps between two looks at every layer (every 10 in the first 100)."
+        100,
+        ge=1,
+        description="Steps between two measurements of every layer (10 in the first 100 steps).",
     )
     window_seconds: float = Field(
-        120.0, gt=0, description="Window of the gradient norm's largest and smallest value."
+        120.0, gt=0, description="Window for the largest and smallest gradient norm."
     )
-    max_series: int = Field(20_000, ge=100, description="Most series that one node agent exports.")
-    exporters: Exporters = Field(("prometheus",), description="Exporters that are on.")
+    max_series: int = Field(
+        20_000, ge=100, description="Maximum number of series that one node agent exports."
+    )
+    exporters: Exporters = Field(("prometheus",), description="Enabled exporters.")
     otlp_span_events: bool = Field(
-        False, description="Send critical conditions by OTLP as span events too, not only as logs."
+        False, description="Send critical conditions by OTLP as span events in addition to logs."
     )
     otlp_exit_wait_seconds: float = Field(
         5.0,
@@ -101,7 +107,7 @@ class Settings(BaseSettings):
     )
     dir: AbsolutePath = Field(
         default_factory=default_directory,
-        description="Directory for shared memory; must be on tmpfs to be cheap.",
+        description="Directory for shared memory; should be on tmpfs for low cost.",
     )
     log_dir: AbsolutePath = Field(
         default_factory=_temporary_directory,
@@ -122,8 +128,8 @@ class Settings(BaseSettings):
     )
     token: HeaderSecret = Field(
         SecretStr(""),
-        description="Secret that the node agents of a run share; empty: rank 0 makes one and "
-        "hands it out through the job's own store.",
+        description="Secret that the node agents of a run share; empty: rank 0 generates one "
+        "and distributes it through the job's own store.",
     )
     tls_certificate: AbsolutePath | None = Field(
         None, description="Certificate (PEM, with its chain) of the agent's port; empty: HTTP."
@@ -132,14 +138,18 @@ class Settings(BaseSettings):
         None, description="Private key (PEM) of `tls_certificate`."
     )
     tls_client_ca: AbsolutePath | None = Field(
-        None, description="Authority (PEM) of whose certificates a client needs one; empty: none."
+        None,
+        description="CA (PEM) that must have issued a client's certificate; empty: no "
+        "client certificates.",
     )
     tls_ca: AbsolutePath | None = Field(
         None,
-        description="Authority (PEM) that node agents trust when they call each other; empty: "
-        "the system's.",
+        description="CA (PEM) that node agents trust when they connect to each other; empty: "
+        "the system's CAs.",
     )
-    basic_auth_user: str = Field("", description="User whom scrapers have to name; empty: none.")
+    basic_auth_user: str = Field(
+        "", description="User name for basic auth of scrapers; empty: no basic auth."
+    )
     basic_auth_password: SecretStr = Field(
         SecretStr(""), description="Password of `basic_auth_user`."
     )
@@ -154,28 +164,30 @@ class Settings(BaseSettings):
         description="Directory for flight records.",
     )
     flight_steps: int = Field(
-        200, ge=1, description="Steps of every rank that a flight record holds at most."
+        200, ge=1, description="Maximum number of steps per rank in a flight record."
     )
     flight_records_max: int = Field(
-        10, ge=0, description="Flight records kept per run; 0 writes none."
+        10, ge=0, description="Flight records kept per run; 0 disables them."
     )
     flight_bytes_max: int = Field(
-        256 * 2**20, ge=2**20, description="Bytes that the flight records of a run may take."
+        256 * 2**20,
+        ge=2**20,
+        description="Maximum total size in bytes of the flight records of a run.",
     )
     thresholds: Thresholds = Field(
         default_factory=dict, description="Overrides of the conditions' thresholds, by name."
     )
     alerts: Texts = Field(
         default_factory=dict,
-        description="Overrides of the alerts' windows, severities and selectors, as `mp-agent "
-        "rules --set` takes them: `{stall_window: 20m, MpAgentLossSpike: off}`.",
+        description="Overrides of the alerts' windows, severities and selectors, in the syntax "
+        "of `mp-agent rules --set`: `{stall_window: 20m, MpAgentLossSpike: off}`.",
     )
     time_scale: float = Field(
         1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Multiplies the windows and waits of the conditions that the node agent "
-        "judges itself, as `mp-agent rules --time-scale` does for rules; for demonstrations.",
+        description="Factor for the windows and delays of the conditions that the node agent "
+        "evaluates, as `mp-agent rules --time-scale` for the rules; for demonstrations.",
     )
     _refused_guards: tuple[str, ...] = PrivateAttr(())
 

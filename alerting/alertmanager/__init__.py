@@ -1,4 +1,4 @@
-"""The Alertmanager configuration: who is told, what is grouped and muted, and in what words."""
+"""The Alertmanager configuration: receivers, grouping, inhibition and message templates."""
 
 from mp_agent.alerting.alertmanager.configuration import (
     CONFIGURATION_FILE,

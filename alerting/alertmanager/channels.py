@@ -1,4 +1,4 @@
-"""The channels by which people are told, with secrets in files that Alertmanager reads itself."""
+"""The notification channels, with secrets in files that Alertmanager reads itself."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from mp_agent.errors import SettingError
 
 
 class Channel(Enum):
-    """A way to tell people."""
+    """A notification channel."""
 
     SLACK = "slack"
     PAGERDUTY = "pagerduty"
@@ -60,7 +60,7 @@ _SUITS: Mapping[Channel, frozenset[Severity]] = {
     Channel.EMAIL: frozenset({Severity.CRITICAL, Severity.WARNING}),
     Channel.WEBHOOK: frozenset(Severity),
 }
-"""Nobody is paged for a warning or mailed a hint, unless there is no other way to tell."""
+"""Warnings are not paged and info alerts are not mailed, unless there is no other channel."""
 
 
 def integrations(

@@ -90,7 +90,7 @@ def alertmanager_command(
 
 
 def _check_used(channels: tuple[Channel, ...], addresses: dict[str, str]) -> None:
-    """Refuse an address of a channel that is not chosen: nobody would be told by it."""
+    """Refuse an address of a channel that is not chosen: it would notify no one."""
     for name, channel in _ADDRESSES.items():
         if channel not in channels and addresses[name] != getattr(_SITE, name):
             raise click.UsageError(

@@ -12,7 +12,7 @@ from mp_agent.errors import SettingError
 
 CONFIGURATION_FILE = "alertmanager.yaml"
 MESSAGES_FILE = "mp_agent.tmpl"
-"""Beside the configuration, which names it without a directory."""
+"""In the directory of the configuration, which names it without a path."""
 
 EVERY_CHANNEL = tuple(Channel)
 

@@ -37,7 +37,7 @@ def _all_clipped(bound: Limit) -> Predicate:
 
 
 def _loss_calm() -> Joined:
-    """Tell whether the loss stayed within its baseline; without one it is not calm.
+    """Return whether the loss stayed within its baseline; without one it is not calm.
 
     The rolling median follows the loss of a run that was thrown back; the best level does not.
     """
@@ -60,24 +60,24 @@ def _single_clipped() -> Joined:
 GRADIENT_EXPLOSION = Condition(
     name="MpAgentGradientExplosion",
     summary="Gradients are exploding.",
-    meaning="Single updates become large enough to wreck the weights; the loss jumps or diverges.",
+    meaning="Single updates become large enough to damage the weights; the loss jumps or diverges.",
     confirm="Plot mp_agent_grad_norm_window_max, mp_agent_grad_norm_usual and mp_agent_loss; "
-    "mp_agent_layer_grad_norm shows the layer, mp_agent_grad_norm by optimizer the model.",
+    "mp_agent_layer_grad_norm identifies the layer, mp_agent_grad_norm by optimizer the model.",
     remedies=(
         Remedy(
-            "Clip gradients after unscale_ and before step: max norm 1.0 is usual, 0.5 for large "
-            "or unstable models, 5.0 for small stable ones.",
+            "Clip gradients after unscale_ and before step: a max norm of 1.0 is usual, 0.5 for "
+            "large or unstable models, 5.0 for small stable ones.",
             CLIPS_NOT,
         ),
         Remedy(
-            "Gradients are clipped already, so a lower limit hardly helps: look for what changed.",
+            "Gradients are clipped already, so a lower limit hardly helps: find out what changed.",
             CLIPS,
         ),
-        "Lower the learning rate tenfold.",
-        "Check that inputs are normalised and that residual branches have a normalisation.",
+        "Reduce the learning rate tenfold.",
+        "Check that inputs are normalized and that residual branches contain a normalization.",
     ),
-    why="Clipping bounds the length of a single update without changing its direction; a smaller "
-    "learning rate and normalised values keep the norm from growing in the first place.",
+    why="Clipping bounds the length of a single update without changing its direction; a "
+    "smaller learning rate and normalized values prevent the norm from growing.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
@@ -87,7 +87,7 @@ GRADIENT_EXPLOSION = Condition(
                 _single_clipped(),
             ),
             description=describe(EXTREME),
-            reason="It does not wait: a single such step can cost the weights.",
+            reason="No delay: a single such step can destroy the weights.",
         ),
         Level(
             severity=Severity.WARNING,
@@ -97,15 +97,15 @@ GRADIENT_EXPLOSION = Condition(
             ),
             hold=duration("explosion_hold"),
             description=describe(HIGH),
-            reason="Two evaluations must see it, as the documents have it; the counter keeps the "
-            "step in sight for as long as explosion_window.",
+            reason="Two evaluations must see it; the counter keeps the step visible for "
+            "explosion_window.",
         ),
         Level(
             severity=Severity.INFO,
             when=all_of(happened(_steps_above(HIGH)), _tamed(HIGH)),
             hold=duration("explosion_hold"),
             description=describe(HIGH, CONTAINED),
-            reason="As the warning, whose place it takes.",
+            reason="As for the warning, which it replaces.",
         ),
     ),
     firing=FIRING,

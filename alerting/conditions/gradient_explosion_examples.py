@@ -13,7 +13,7 @@ _DESCRIPTION = (
     f"The gradient norm of run {{run}} was above <LIMIT>, and <grad_norm_growth> times its usual "
     f"value or more, on {_COUNT} step(s) in the last <explosion_window>"
 )
-CONTAINED = "; all of them were clipped, and the loss stayed within its baseline"
+CONTAINED = "; all of them were clipped, and the loss stayed at its usual level"
 
 
 def describe(bound: Limit, end: str = "") -> str:
@@ -81,7 +81,7 @@ _HIGH_ONLY = Example(
 )
 
 _DIVERGING = Example(
-    title="every step above the extreme limit clipped, and the loss soars nevertheless",
+    title="every step above the extreme limit clipped, but the loss rises sharply",
     minutes=20,
     tracks=(*_above(_EVERY, _EVERY, clipped=True), *_SOARING),
     also=_SPIKE,
@@ -91,7 +91,7 @@ _DIVERGING = Example(
 )
 
 _DIVERGING_HIGH = Example(
-    title="every step above the high limit clipped, and the loss soars nevertheless",
+    title="every step above the high limit clipped, but the loss rises sharply",
     minutes=20,
     tracks=(*_above(_EVERY, (0,), clipped=True), *_SOARING),
     also=_SPIKE,
@@ -101,7 +101,7 @@ _DIVERGING_HIGH = Example(
 )
 
 _CONTAINED_EXTREME = Example(
-    title="every step above the extreme limit clipped, the loss calm: one severity lower",
+    title="every step above the extreme limit clipped, with a stable loss: one severity lower",
     minutes=20,
     tracks=_above(_EVERY, _EVERY, clipped=True),
     fires={
@@ -113,7 +113,7 @@ _CONTAINED_EXTREME = Example(
 )
 
 _CONTAINED_HIGH = Example(
-    title="every step above the high limit clipped, the loss calm: one severity lower",
+    title="every step above the high limit clipped, with a stable loss: one severity lower",
     minutes=20,
     tracks=_above(_EVERY, (0,), clipped=True),
     fires={Severity.INFO: _fires(HIGH, 300, CONTAINED)},
@@ -175,7 +175,7 @@ _SINGLE_CLIPPED_SPIKE = Example(
 )
 
 _LOST = Example(
-    title="clipped norms of a run whose loss went up for good, so that its median followed",
+    title="clipped norms of a run whose loss rose permanently, so that its median followed",
     minutes=20,
     tracks=(
         *_above(_EVERY, _EVERY, clipped=True),
@@ -201,7 +201,7 @@ _LOST_HIGH = Example(
 )
 
 _LARGE_BY_NATURE = Example(
-    title="norms of thousands since the first step, as of a loss that is a sum",
+    title="norms of thousands since the first step, as with a summed loss",
     minutes=15,
     tracks=(
         Track(metrics.GRAD_NORM, (4000,)),
@@ -220,7 +220,7 @@ _BELOW = Example(
 )
 
 _SKIPPED = Example(
-    title="the finite rest of a skipped overflow step, which exceeds no bound",
+    title="the finite part of a skipped overflow step, which exceeds no bound",
     minutes=20,
     tracks=(
         Track(metrics.SKIPPED_STEPS, _ONE),

@@ -14,7 +14,7 @@ _HOLD = duration("underflow_hold")
 _SHARE = Series(metric=metrics.LAYERS_UNDERFLOWING)
 
 _FIFTH = Example(
-    title="a fifth of the layers; the alert outlasts the look that finds fewer",
+    title="a fifth of the layers; the alert lasts beyond a sample with fewer",
     minutes=52,
     tracks=(
         Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),
@@ -33,7 +33,7 @@ _FIFTH = Example(
 )
 
 _OUTLASTED = Example(
-    title="a fifth of the layers for some minutes, right after",
+    title="a fifth of the layers for some minutes, directly afterwards",
     minutes=36,
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),),
     fires={
@@ -50,19 +50,19 @@ _FEW = Example(
 )
 
 _ONE_LOOK = Example(
-    title="a single look at an odd batch",
+    title="a single sample of an unusual batch",
     minutes=20,
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 3), 0)),),
 )
 
 _BASELINE = Example(
-    title="embeddings' untouched rows and ReLU's zeros, which are the layers' own baseline",
+    title="unused embedding rows and ReLU zeros, which are in the layers' baseline",
     minutes=20,
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (0,)),),
 )
 
 _HUNG = Example(
-    title="a run that hung after a single look at an odd batch",
+    title="a run that hung after a single sample of an unusual batch",
     minutes=18,
     tracks=(
         Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 9), 0.2)),
@@ -74,21 +74,21 @@ _HUNG = Example(
 GRADIENT_UNDERFLOW = Condition(
     name="MpAgentGradientUnderflow",
     summary="Gradients underflow to zero in many layers.",
-    meaning="A growing part of the gradient is lost before the optimizer sees it: the small "
-    "values, of which most layers have the most.",
+    meaning="A growing part of the gradient is lost before it reaches the optimizer: the small "
+    "values, which are the majority in most layers.",
     confirm="mp_agent_layers_underflowing_ratio, and mp_agent_layer_grad_zero_ratio of the layers "
     "that mp_agent_underflowing_layer_info names.",
     remedies=(
         Remedy(
-            "Use a larger loss scale: raise growth_factor or lower growth_interval if GradScaler "
-            "has room, which mp_agent_grad_fp16_headroom shows.",
+            "Use a larger loss scale: raise growth_factor or lower growth_interval if "
+            "mp_agent_grad_fp16_headroom shows that there is headroom.",
             FP16,
         ),
-        Remedy("Train in BF16, whose smallest numbers are those of FP32.", FP16),
-        "Add normalisation and residual paths, and check for frozen or detached branches.",
+        Remedy("Train in BF16, which has the exponent range of FP32.", FP16),
+        "Add normalization and residual paths, and check for frozen or detached branches.",
     ),
-    why="FP16 knows nothing between zero and 6e-8: a larger scale moves gradients up from there, "
-    "and BF16 has no such gap.",
+    why="FP16 has no values between zero and 6e-8: a larger scale moves gradients above that "
+    "gap, and BF16 does not have it.",
     levels=(
         Level(
             severity=Severity.WARNING,
@@ -97,8 +97,8 @@ GRADIENT_UNDERFLOW = Condition(
             keep=duration("layer_keep"),
             description="The gradients of {value|percent} of the layers of run {run} have far more "
             "zeros than at the start.{mp_agent_underflowing_layer_info| Among them: |layer}",
-            reason="Several looks must see it, since a batch can be odd; and it outlasts some, "
-            "between which layers come and go.",
+            reason="The delay covers several samples, because a single batch can be unusual; "
+            "the alert lasts beyond some samples, between which the layers vary.",
         ),
     ),
     firing=(_FIFTH, _OUTLASTED),

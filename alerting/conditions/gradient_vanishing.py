@@ -32,7 +32,7 @@ def _below(bound: Limit) -> tuple[Predicate, Predicate]:
 
 
 def _small_by_nature() -> Predicate:
-    """Tell whether the norm is about what it was when it was largest: the loss has small units."""
+    """Return whether the norm is close to its largest value so far: the loss has small units."""
     return Compare(
         _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=metrics.GRAD_NORM_PEAK)
     )
@@ -46,8 +46,8 @@ def _description(bound: Limit, hold: Duration) -> str:
 
 
 _REASON = (
-    "The fainter the sign, the longer it must last: small norms come and go, and a step above the "
-    "limit within window_seconds ends the wait."
+    "The weaker the evidence, the longer the delay: small norms are often temporary, and a step "
+    "above the limit within window_seconds resets the delay."
 )
 _LOW, _LOW_HOLD = limit("grad_norm_low"), duration("vanishing_low_hold")
 _VERY_LOW, _VERY_LOW_HOLD = limit("grad_norm_very_low"), duration("vanishing_very_low_hold")
@@ -77,7 +77,7 @@ def _many_below(healthy: int = 0, steps: Value = 600) -> tuple[Track, ...]:
 
 
 _ALL_THREE = Example(
-    title="gradients that vanish altogether",
+    title="gradients that vanish completely",
     minutes=46,
     tracks=_norms(*flat(1.2, 10), 1e-7),
     fires={
@@ -90,7 +90,7 @@ _ALL_THREE = Example(
 )
 
 _VERY_LOW_ONLY = Example(
-    title="gradients below a thousandth, the loss standing",
+    title="gradients below a thousandth, with a constant loss",
     minutes=22,
     tracks=_norms(*flat(1.2, 10), 0.0005),
     fires={Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "0.0005")},
@@ -129,7 +129,7 @@ _OF_TWO_OPTIMIZERS = Example(
 )
 
 _CONVERGING = Example(
-    title="a converged run whose loss still falls: a hint at most",
+    title="a converged run whose loss still falls: info at most",
     minutes=46,
     tracks=(
         *_norms(*flat(1.2, 10), 1e-7),
@@ -141,7 +141,7 @@ _CONVERGING = Example(
 )
 
 _TINY_UNITS = Example(
-    title="a loss in tiny units, whose norm was never larger: a hint at most",
+    title="a loss in tiny units, whose norm was never larger: info at most",
     minutes=46,
     tracks=(*_norms(3e-7), Track(metrics.GRAD_NORM_PEAK, (9e-7,))),
     fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "3e-07")},
@@ -150,7 +150,7 @@ _TINY_UNITS = Example(
 )
 
 _AFTER_CLIPPED_INF = Example(
-    title="zeros that clipping left after an Inf",
+    title="zeros left by clipping after an Inf",
     minutes=46,
     tracks=(*_norms(*flat(1.2, 10), 0), Track(metrics.GRAD_FINITE, (*flat(1, 10), 0))),
 )
@@ -169,7 +169,7 @@ _FROZEN = Example(
 )
 
 _PARTIAL = Example(
-    title="merges that lack a rank",
+    title="merged steps without one rank",
     minutes=40,
     tracks=(*_norms(1e-7), Track(metrics.COVERAGE, (0.75,))),
     also={"MpAgentCoverageLow": (Severity.WARNING,)},
@@ -188,16 +188,16 @@ _INTERRUPTED = Example(
 GRADIENT_VANISHING = Condition(
     name="MpAgentGradientVanishing",
     summary="Gradients are vanishing.",
-    meaning="Updates are too small to change the weights: the run burns compute without learning.",
+    meaning="Updates are too small to change the weights: the run uses compute without learning.",
     confirm="Plot mp_agent_grad_norm and mp_agent_loss; mp_agent_layer_grad_zero_ratio shows where "
     "gradients underflow.",
     remedies=(
         Remedy("Use a larger loss scale, or BF16, if gradients underflow FP16.", FP16),
-        "Add normalisation and residual paths.",
+        "Add normalization and residual paths.",
         "Check for frozen or detached branches, and for a learning rate that has decayed to zero.",
     ),
-    why="Small gradients fall below the smallest FP16 number unless they are scaled up, and deep "
-    "paths without normalisation or residuals shrink them from layer to layer.",
+    why="Small gradients fall below the smallest FP16 number unless they are scaled up, and "
+    "deep paths without normalization or residual connections shrink them from layer to layer.",
     levels=(
         Level(
             severity=Severity.CRITICAL,

@@ -30,7 +30,7 @@ _TRAINING = "|".join(
 
 
 def calibrated(window: Duration) -> Predicate:
-    """Tell whether GradScaler's search for its scale was over before the window.
+    """Return whether GradScaler's search for its scale was over before the window.
 
     By the steps of this attempt: a job resumed at step 90 000 starts a new search with a new
     scaler, and a trainer may give its epoch as the step.
@@ -41,7 +41,7 @@ def calibrated(window: Duration) -> Predicate:
 
 
 def restarted() -> Predicate:
-    """Tell whether the job was resumed a while ago: its scaler may start anew."""
+    """Return whether the job was resumed a while ago: its scaler may calibrate again."""
     resets = Series(metric=metrics.ATTEMPT_STEP, over=("resets", duration("restart_window")))
     return Compare(Recorded("run:mp_agent_attempt_step:resets", resets), ">", _ZERO)
 
@@ -56,16 +56,16 @@ _USUAL_PAUSE = Compare(limit("stall_steps") * _USUAL, ">=", STANDING)
 
 
 def standing(hold: Duration) -> Compare:
-    """Tell whether no step was made for half of a hold and three usual steps.
+    """Return whether no step was made for half of a hold and three usual steps.
 
     What holds longer than that may be of a single step, the last that a run made.
     """
-    patience = Number(0.5) * Length(hold) + Number(3) * _USUAL
-    return Compare(STANDING, ">=", patience)
+    delay = Number(0.5) * Length(hold) + Number(3) * _USUAL
+    return Compare(STANDING, ">=", delay)
 
 
 def stopped(window: Duration, *, first_step: Duration | None = None) -> Joined:
-    """Tell whether a run in training has made no step for longer than `window`.
+    """Return whether a run in training has made no step for longer than `window`.
 
     Not when ten usual steps take as long, nor when it came back from a pause half as long before:
     rollouts, and evaluations that nothing marks. Before its first step nothing is usual, and
@@ -85,7 +85,7 @@ def stopped(window: Duration, *, first_step: Duration | None = None) -> Joined:
 
 
 def loss_falling() -> Predicate:
-    """Tell whether the loss falls by more than it jumps about: the run learns."""
+    """Return whether the loss falls by more than it jumps about: the run learns."""
     before = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
     recent = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND))
     jumps = Series(metric=metrics.LOSS, over=("stddev_over_time", _TREND))
@@ -97,12 +97,12 @@ def loss_falling() -> Predicate:
 
 
 def active() -> Compare:
-    """Tell whether the run goes on."""
+    """Return whether the run goes on."""
     return Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1))
 
 
 def unjudgeable() -> Predicate:
-    """Tell whether the last step was non-finite or did not cover all ranks."""
+    """Return whether the last step was non-finite or did not cover all ranks."""
     return any_of(
         Compare(Series(metric=metrics.GRAD_FINITE, aggregate="min"), "==", _ZERO),
         Compare(Series(metric=metrics.COVERAGE, aggregate="min"), "<", Number(1)),
@@ -110,7 +110,7 @@ def unjudgeable() -> Predicate:
 
 
 def happened(count: Signal) -> Predicate:
-    """Tell whether what is counted happened at least once."""
+    """Return whether what is counted happened at least once."""
     return Compare(count, ">", _ZERO)
 
 

@@ -20,33 +20,34 @@ def _named(*layers: str) -> tuple[Track, ...]:
 
 
 _TWO_LAYERS = Example(
-    title="two layers whose gradients died; the alert outlasts the look that finds them alive",
+    title="two layers with dead gradients; the alert lasts beyond a sample that finds them alive",
     minutes=46,
     tracks=(
         Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(2, 20), 0)),
         *_named("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"),
     ),
     fires={
-        Severity.WARNING: "2 layer(s) of run demo had next to no gradient in the last "
-        "<layer_dead_samples> samples. Among them: blocks.0.mlp.up.weight, blocks.1.mlp.up.weight."
+        Severity.WARNING: "2 layer(s) of run demo had almost no gradient in the last "
+        "<layer_dead_samples> samples. Among them: blocks.0.mlp.up.weight, "
+        "blocks.1.mlp.up.weight."
     },
     at=29,
     not_yet=(9, 45),
 )
 
 _OUTLASTED = Example(
-    title="a layer that was dead for some minutes, right after",
+    title="a layer that was dead for some minutes, directly afterwards",
     minutes=36,
     tracks=(Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(1, 20), 0)),),
     fires={
-        Severity.WARNING: "1 layer(s) of run demo had next to no gradient in the last "
+        Severity.WARNING: "1 layer(s) of run demo had almost no gradient in the last "
         "<layer_dead_samples> samples."
     },
     at=35,
 )
 
 _NONE = Example(
-    title="frozen, unused and idle parameters, of which none is counted",
+    title="frozen, unused and idle parameters, which are not counted",
     minutes=15,
     tracks=(Track(metrics.LAYERS_DEAD, (0,)),),
 )
@@ -57,27 +58,27 @@ _NOT_LOOKED_AT = Example(
 
 LAYER_GRADIENT_DEAD = Condition(
     name="MpAgentLayerGradientDead",
-    summary="A layer's gradient has died.",
-    meaning="The layer no longer learns, and neither does what is before it on its path; the rest "
-    "of the model trains around it.",
+    summary="A layer's gradient is dead.",
+    meaning="The layer no longer learns, nor do the layers before it on its path; the rest of "
+    "the model continues to train.",
     confirm="mp_agent_dead_layer_info names the layers; plot their mp_agent_layer_grad_abs_max.",
     remedies=(
         Remedy("Use a larger loss scale, or BF16, if the gradient underflows FP16.", FP16),
-        "Add normalisation or a residual path around the layer, and check its activations: a ReLU "
-        "that is never above zero passes no gradient.",
+        "Add normalization or a residual path around the layer, and check its activations: a "
+        "ReLU that is never above zero passes no gradient.",
         "Check whether the layer was frozen or detached on purpose.",
     ),
-    why="A gradient of 1e-10 is below anything that an optimizer in 16 or 32 bits turns into a "
-    "change of the weights; it has to be scaled up, or to find another path.",
+    why="A gradient of 1e-10 is too small for an optimizer in 16 or 32 bits to change the "
+    "weights; it must be scaled up, or take another path.",
     levels=(
         Level(
             severity=Severity.WARNING,
             when=Compare(_DEAD, ">", Number(0)),
             keep=duration("layer_keep"),
-            description="{value|count} layer(s) of run {run} had next to no gradient in the last "
+            description="{value|count} layer(s) of run {run} had almost no gradient in the last "
             "<layer_dead_samples> samples.{mp_agent_dead_layer_info| Among them: |layer}",
-            reason="It does not wait, since the samples in a row are its patience; it outlasts "
-            "some looks, between which layers come and go.",
+            reason="No delay: the condition already requires consecutive samples; the alert "
+            "lasts beyond some samples, between which the layers vary.",
         ),
     ),
     firing=(_TWO_LAYERS, _OUTLASTED),

@@ -31,7 +31,7 @@ _ONE_LAYER = Example(
 )
 
 _OUTLASTED = Example(
-    title="a layer that exploded for some minutes, right after",
+    title="a layer that exploded for some minutes, directly afterwards",
     minutes=36,
     tracks=(Track(metrics.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),),
     fires={Severity.WARNING: _NAMED},
@@ -39,7 +39,7 @@ _OUTLASTED = Example(
 )
 
 _NONE = Example(
-    title="layers that all grow, of which none is counted",
+    title="layers that all grow, which are not counted",
     minutes=15,
     tracks=(Track(metrics.LAYERS_EXPLODING, (0,)),),
 )
@@ -47,17 +47,17 @@ _NONE = Example(
 LAYER_GRADIENT_EXPLOSION = Condition(
     name="MpAgentLayerGradientExplosion",
     summary="The gradient of a layer is exploding.",
-    meaning="The layer takes most of each update, or of what clipping leaves of it: the others "
-    "hardly learn, and the layer's weights leave the range in which it works.",
-    confirm="mp_agent_exploding_layer_info names the layers; plot their mp_agent_layer_grad_norm "
-    "beside mp_agent_grad_norm.",
+    meaning="The layer dominates each update, or what clipping leaves of it: the others hardly "
+    "learn, and the layer's weights leave their working range.",
+    confirm="mp_agent_exploding_layer_info names the layers; plot their "
+    "mp_agent_layer_grad_norm together with mp_agent_grad_norm.",
     remedies=(
-        "Look at the layer's inputs and weights: a missing normalisation before it, or weights "
-        "that have grown, are the usual reasons.",
-        "Give the layer a lower learning rate or a clipping of its own until it is found.",
+        "Check the layer's inputs and weights: a missing normalization before it, or weights "
+        "that have grown, are the usual causes.",
+        "Use a lower learning rate or separate clipping for the layer until the cause is found.",
     ),
-    why="The norm of the whole model hides a layer whose own gradient is small beside the sum; "
-    "measured by its own past, its growth shows long before the sum grows.",
+    why="The norm of the whole model hides a layer whose own gradient is small compared with "
+    "the sum; relative to its own history, its growth is visible long before the sum grows.",
     levels=(
         Level(
             severity=Severity.WARNING,
@@ -66,8 +66,8 @@ LAYER_GRADIENT_EXPLOSION = Condition(
             description="{value|count} layer(s) of run {run} had a gradient norm of more than "
             "<layer_growth> times their usual one in the last <layer_dead_samples> samples, while "
             "most layers had not.{mp_agent_exploding_layer_info| Among them: |layer}",
-            reason="It does not wait, since the samples in a row are its patience; it outlasts "
-            "some looks, between which layers come and go.",
+            reason="No delay: the condition already requires consecutive samples; the alert "
+            "lasts beyond some samples, between which the layers vary.",
         ),
     ),
     firing=(_ONE_LAYER, _OUTLASTED),

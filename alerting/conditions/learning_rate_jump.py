@@ -11,7 +11,7 @@ from mp_agent.alerting.signals import Count
 _JUMPS = Count(metric=metrics.LEARNING_RATE_JUMPS, window=duration("incident_window"))
 
 _JUMP = Example(
-    title="a learning rate that is suddenly three thousand times what it was",
+    title="a learning rate that suddenly grows three thousandfold",
     minutes=26,
     tracks=(Track(metrics.LEARNING_RATE_JUMPS, (*flat(0, 10), 1)),),
     fires={
@@ -31,23 +31,23 @@ _WARM_UP = Example(
 LEARNING_RATE_JUMP = Condition(
     name="MpAgentLearningRateJump",
     summary="The learning rate has jumped.",
-    meaning="Updates are suddenly many times as long as those that the weights were trained with; "
-    "the loss often follows within some steps.",
-    confirm="Plot mp_agent_learning_rate beside mp_agent_loss and mp_agent_grad_norm.",
+    meaning="Updates are suddenly many times as large as those that the weights were trained "
+    "with; the loss often rises within some steps.",
+    confirm="Plot mp_agent_learning_rate together with mp_agent_loss and mp_agent_grad_norm.",
     remedies=(
-        "Check the schedule: its units (steps or epochs), what it multiplies, and whether it was "
+        "Check the schedule: its units (steps or epochs), its base rate, and whether it was "
         "restored with the optimizer.",
         "If the loss has risen, resume from a checkpoint from before the jump with the old rate.",
     ),
-    why="A schedule rises smoothly or restarts at a rate it has had before; a rate ten times "
-    "above all before is nearly always a mistake in its units or its base.",
+    why="A schedule rises smoothly or restarts at an earlier rate; a rate ten times above all "
+    "previous ones is nearly always a mistake in its units or its base.",
     levels=(
         Level(
             severity=Severity.WARNING,
             when=happened(_JUMPS),
             description="The learning rate of run {run} rose to <learning_rate_jump> times its "
             "highest value so far, or more, within the last <incident_window>.",
-            reason="It does not wait: what the rate does is known at once.",
+            reason="No delay: the learning rate is known exactly.",
         ),
     ),
     firing=(_JUMP,),

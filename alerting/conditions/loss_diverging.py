@@ -13,12 +13,12 @@ _TREND = Series(metric=metrics.LOSS_TREND)
 _RISING = Series(metric=metrics.LOSS_RISING_STEPS)
 _LOST = Series(metric=metrics.LOSS_LOST_STEPS)
 _LOST_TEXT = (
-    "Run {run} has lost what it had learned: for {value|count} losses the loss has been far above "
-    "the best level that it ever had."
+    "Run {run} has lost what it had learned: the loss has been far above its best level for "
+    "{value|count} steps."
 )
 
 _RISEN = Example(
-    title="a loss that rises from one long window to the next; the alert outlasts its end",
+    title="a loss that rises from one long window to the next; the alert lasts longer",
     minutes=51,
     tracks=(
         Track(metrics.LOSS_TREND, (*flat(-0.4, 10), *flat(5.5, 21), 0)),
@@ -33,7 +33,7 @@ _RISEN = Example(
 )
 
 _THROWN_BACK = Example(
-    title="a run that an explosion threw back for good, at many steps a second",
+    title="a run that an explosion set back permanently, at many steps a second",
     minutes=60,
     tracks=(
         Track(metrics.LOSS, (*flat(2.6, 10), 300.0)),
@@ -48,7 +48,7 @@ _THROWN_BACK = Example(
 )
 
 _RECOVERED = Example(
-    title="a run that was thrown back, and has learned it again; the alert outlasts it",
+    title="a run that was set back and has recovered; the alert lasts longer",
     minutes=40,
     tracks=(Track(metrics.LOSS_LOST_STEPS, (*flat(0, 5), *ramp(60, 60, 10), 0)),),
     fires={Severity.CRITICAL: _LOST_TEXT.replace("{run}", "demo").replace("{value|count}", "600")},
@@ -61,13 +61,13 @@ _FALLING = Example(
 )
 
 _WAVES = Example(
-    title="a loss that goes up and down in slow waves",
+    title="a loss that oscillates slowly",
     minutes=20,
     tracks=(Track(metrics.LOSS_TREND, (2.5, 0.5, -1.5, 0.3) * 5),),
 )
 
 _TOUCHES = Example(
-    title="a trend that only touches the limit, however slow the steps are",
+    title="a trend that only touches the limit, with slow steps",
     minutes=30,
     tracks=(
         Track(metrics.LOSS_TREND, (*flat(1, 10), *flat(3.4, 14), 1)),
@@ -76,24 +76,24 @@ _TOUCHES = Example(
 )
 
 _YOUNG = Example(
-    title="a run that has no two long windows yet", minutes=20, without=(metrics.LOSS_TREND,)
+    title="a run that does not have two long windows yet", minutes=20, without=(metrics.LOSS_TREND,)
 )
 
 LOSS_DIVERGING = Condition(
     name="MpAgentLossDiverging",
     summary="The loss is rising.",
-    meaning="The run unlearns: whatever it does now makes the model worse, and what it costs is "
-    "lost.",
+    meaning="The model gets worse with every step, and the compute is wasted.",
     confirm="Plot mp_agent_loss_median and mp_agent_loss_best over the last hours, with "
-    "mp_agent_learning_rate and mp_agent_grad_norm; look for what changed when it turned.",
+    "mp_agent_learning_rate and mp_agent_grad_norm; find out what changed when the loss started "
+    "to rise.",
     remedies=(
-        "Resume from a checkpoint from before the loss turned, with a learning rate of a third to "
-        "a tenth.",
+        "Resume from a checkpoint from before the rise, with a learning rate of a third to a "
+        "tenth.",
         "Check what changed at that step: schedule, data mixture, batch size, a resumed optimizer "
         "without its state.",
-        "If the loss scale fell or gradients grew at the same time, treat those first.",
+        "If the loss scale fell or gradients grew at the same time, handle those first.",
     ),
-    why="A loss that rises for a thousand steps does not come back by itself: the weights have "
+    why="A loss that rises for a thousand steps does not recover by itself: the weights have "
     "left the region where the learning rate is small enough.",
     levels=(
         Level(
@@ -101,8 +101,8 @@ LOSS_DIVERGING = Condition(
             when=happened(_LOST),
             keep=duration("diverging_keep"),
             description=_LOST_TEXT,
-            reason="It does not wait: the node agent counts loss_lost_steps losses first, so that "
-            "fast steps wait no longer than slow ones, and it lasts until the loss has recovered.",
+            reason="No delay: the node agent first counts loss_lost_steps losses, independent "
+            "of the step time, and the alert lasts until the loss has recovered.",
         ),
         Level(
             severity=Severity.WARNING,
@@ -113,8 +113,8 @@ LOSS_DIVERGING = Condition(
             keep=duration("diverging_keep"),
             description="The loss of run {run} has risen by {value|number} deviations from one "
             "long window to the next.",
-            reason="The windows are long; loss_rising_steps losses let the trend leave the limit, "
-            "and the alert outlasts its coming back to it.",
+            reason="The windows are long; the condition requires loss_rising_steps losses above "
+            "the limit, and the alert lasts beyond a return to it.",
         ),
     ),
     firing=(_RISEN, _THROWN_BACK, _RECOVERED),

@@ -46,7 +46,7 @@ _BORN = Example(
 )
 
 _THREE_SKIPPED = Example(
-    title="the third skipped step in a row with an Inf loss",
+    title="the third consecutive skipped step with an Inf loss",
     minutes=26,
     tracks=(
         Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
@@ -82,10 +82,10 @@ _HEALTHY_SKIPS = Example(
 LOSS_NONFINITE = Condition(
     name="MpAgentLossNonFinite",
     summary="The loss is NaN or Inf.",
-    meaning="The forward pass produces values that no update can learn from; unless the steps are "
+    meaning="The forward pass produces values that no update can use; unless the steps are "
     "skipped, the weights are lost.",
-    confirm="mp_agent_rank_loss_nonfinite_steps_total shows which ranks; one rank alone points at "
-    "its data or hardware.",
+    confirm="mp_agent_rank_loss_nonfinite_steps_total shows the affected ranks; a single rank "
+    "indicates its data or hardware.",
     remedies=NONFINITE_REMEDIES,
     why=WHY_NONFINITE_ENDS,
     levels=(
@@ -94,8 +94,8 @@ LOSS_NONFINITE = Condition(
             when=happened(_STEPS),
             description="The loss of run {run} was NaN or Inf on "
             "{value|count} recent step(s)." + FIRST_NONFINITE,
-            reason="It does not wait: each such step counts, and is counted; the first two "
-            "skipped ones in a row are not.",
+            reason="No delay: each such step matters and is counted; the first two of "
+            "consecutive skipped steps are not.",
         ),
     ),
     firing=(_ONE_UNSKIPPED, _BORN, _THREE_SKIPPED),

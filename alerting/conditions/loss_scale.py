@@ -22,7 +22,7 @@ _ALIVE = duration("alive_window")
 
 
 def hung() -> Predicate:
-    """Tell whether the run has ceased to make steps: its scale says nothing new."""
+    """Return whether the run has ceased to make steps: its scale says nothing new."""
     return standing(_ALIVE)
 
 
@@ -35,7 +35,7 @@ def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...
 
 
 def counted_anew(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
-    """Return, for examples, the step of a run that begins its count anew in minute 10."""
+    """Return, for examples, the step of a run that restarts its count in minute 10."""
     return (Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
 
 

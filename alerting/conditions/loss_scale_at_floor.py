@@ -15,7 +15,7 @@ _SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
 _STALLS = Count(metric=metrics.LOSS_SCALE_FLOOR_STALLS, window=duration("floor_window"))
 
 _STUCK = Example(
-    title="steps overflow at a scale that is held at 1; the alert outlasts it",
+    title="steps overflow at a scale that stays at 1; the alert lasts longer",
     minutes=20,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(4, 10), *flat(1, 6), 2)),
@@ -49,7 +49,7 @@ _STORM = Example(
 )
 
 _ONE_DIP = Example(
-    title="one dip to 1, where the scale then stays for 2000 clean steps",
+    title="one dip to 1, where the scale stays for 2000 steps without overflow",
     minutes=40,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(2, 5), *flat(1, 33), 2)),
@@ -60,7 +60,7 @@ _ONE_DIP = Example(
 )
 
 _ENDED_AT_FLOOR = Example(
-    title="a storm of overflow that is over, the scale on its way up again",
+    title="a burst of overflows that has ended, with the scale recovering",
     minutes=20,
     tracks=(
         Track(metrics.LOSS_SCALE, (4,)),
@@ -77,9 +77,9 @@ _NO_SCALER = Example(
 
 LOSS_SCALE_AT_FLOOR = Condition(
     name="MpAgentLossScaleAtFloor",
-    summary="The loss scale is at its floor and steps are still being skipped.",
-    meaning="Training has stalled: gradients overflow FP16 even without scaling, so that "
-    "GradScaler skips step after step and the weights no longer change.",
+    summary="The loss scale is at its floor and steps are still skipped.",
+    meaning="Training has stalled: gradients overflow FP16 even without scaling, so GradScaler "
+    "skips every step and the weights no longer change.",
     confirm="mp_agent_skipped_steps_total grows as fast as mp_agent_steps_total.",
     remedies=OVERFLOW_REMEDIES,
     why=WHY_OVERFLOW_ENDS,
@@ -91,8 +91,8 @@ LOSS_SCALE_AT_FLOOR = Condition(
                 all_of(Compare(_SCALE, "<=", _FLOOR), happened(_STALLS)),
             ),
             keep=duration("loss_scale_keep"),
-            reason="It does not wait, since no step is lost sooner than these; it outlasts the "
-            "single clean steps between skipped ones.",
+            reason="No delay: every such step is lost; the alert lasts beyond single successful "
+            "steps between skipped ones.",
             description="The loss scale of run {run} is down to "
             "{value|number} and gradients still overflow: GradScaler skips its steps.",
         ),

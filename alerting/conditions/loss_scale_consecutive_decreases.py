@@ -37,12 +37,12 @@ def _falls(
 
 
 _FIVE = Example(
-    title="five decreases, minute after minute, and nothing upwards",
+    title="five decreases, one per minute, and no increase",
     minutes=50,
     tracks=_falls(20, 5),
     fires={
-        Severity.WARNING: "The loss scale of run demo was lowered 5 times in a row, in the last "
-        "<loss_scale_window>."
+        Severity.WARNING: "The loss scale of run demo was lowered 5 consecutive times in the "
+        "last <loss_scale_window>."
     },
     at=36,
     not_yet=(23, 50),
@@ -101,7 +101,7 @@ _CALIBRATION_ELSEWHERE = Example(
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=60,
     tracks=(*_FALLS_OF_NEW_SCALER, *counted_anew(6, 61)),
 )
@@ -118,7 +118,7 @@ _CALIBRATION_AGAIN = Example(
 )
 
 _HUNG = Example(
-    title="a run that hung in the middle of its fall",
+    title="a run that hung while the scale was falling",
     minutes=18,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 10), 2048)),
@@ -131,11 +131,11 @@ _HUNG = Example(
 
 LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
     name="MpAgentLossScaleConsecutiveDecreases",
-    summary="The loss scale was lowered again and again, and never raised.",
-    meaning="Gradients overflow FP16 more often than the scale can recover: the run is losing its "
-    "range, a step at each decrease.",
-    confirm="mp_agent_loss_scale_consecutive_decreases counts them; mp_agent_loss_scale shows "
-    "stairs downwards.",
+    summary="The loss scale was lowered repeatedly and never raised.",
+    meaning="Gradients overflow FP16 more often than the scale can recover: the run loses "
+    "range, and one step with each decrease.",
+    confirm="mp_agent_loss_scale_consecutive_decreases counts the decreases; "
+    "mp_agent_loss_scale shows a downward staircase.",
     remedies=OVERFLOW_REMEDIES,
     why=WHY_OVERFLOW_ENDS,
     levels=(
@@ -145,10 +145,10 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
                 Compare(_IN_ROW, ">=", _LIMIT), Compare(DECREASES, ">=", _LIMIT)
             ),
             keep=duration("loss_scale_keep"),
-            description="The loss scale of run {run} was lowered {value|count} times in a row, in "
-            "the last <loss_scale_window>.",
-            reason="It does not wait, since five decreases are no accident; it outlasts the first "
-            "growth, which a sixth may follow.",
+            description="The loss scale of run {run} was lowered {value|count} consecutive "
+            "times in the last <loss_scale_window>.",
+            reason="No delay: five decreases do not occur by chance; the alert lasts beyond the "
+            "first increase, which a sixth decrease may follow.",
         ),
     ),
     firing=(_FIVE,),

@@ -13,7 +13,7 @@ from mp_agent.alerting.signals import limit
 _BOUND = limit("loss_scale_share_of_initial") * INITIAL
 
 _COLLAPSED = Example(
-    title="a scale that falls from 65536 to 512 over an afternoon; the alert outlasts it",
+    title="a scale that falls from 65536 to 512 over an afternoon; the alert lasts longer",
     minutes=150,
     tracks=(
         Track(
@@ -27,7 +27,7 @@ _COLLAPSED = Example(
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "
-        "<loss_scale_share_of_initial> of what it began with."
+        "<loss_scale_share_of_initial> of its initial value."
     },
     at=148,
     not_yet=(125,),
@@ -35,7 +35,7 @@ _COLLAPSED = Example(
 )
 
 _CALIBRATING = Example(
-    title="calibration that overshoots to 512 and comes back",
+    title="calibration that overshoots to 512 and recovers",
     minutes=30,
     tracks=(
         Track(metrics.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
@@ -46,7 +46,7 @@ _CALIBRATING = Example(
 )
 
 _CALIBRATED_LOW = Example(
-    title="calibration that comes to 64 and stays there: low, but no collapse",
+    title="calibration that ends at 64: low, but no collapse",
     minutes=45,
     tracks=(
         Track(metrics.LOSS_SCALE, (65536, 64)),
@@ -58,7 +58,7 @@ _CALIBRATED_LOW = Example(
 )
 
 _AT_THE_BORDER = Example(
-    title="one halving of a scale that calibration left just above the limit",
+    title="one halving of a scale that was just above the limit after calibration",
     minutes=12,
     tracks=(
         Track(metrics.LOSS_SCALE, (1024, 512)),
@@ -68,7 +68,7 @@ _AT_THE_BORDER = Example(
 )
 
 _CALIBRATION_AGAIN = Example(
-    title="a resumed run that begins its calibration anew",
+    title="a resumed run that repeats its calibration",
     minutes=25,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
@@ -97,8 +97,8 @@ _HUNG = Example(
 LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
     name="MpAgentLossScaleFarBelowInitial",
     summary="The loss scale has collapsed since calibration.",
-    meaning="The gradients have grown a hundredfold, or overflow without end: small gradients now "
-    "underflow to zero, and the scale is on its way to its floor.",
+    meaning="The gradients have grown a hundredfold, or overflow permanently: small gradients "
+    "now underflow to zero, and the scale falls towards its floor.",
     confirm="Compare mp_agent_loss_scale with mp_agent_loss_scale_initial and "
     "mp_agent_loss_scale_calibrated; mp_agent_grad_norm_window_max shows whether gradients grew.",
     remedies=OVERFLOW_REMEDIES,
@@ -113,9 +113,9 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
             hold=duration("loss_scale_collapse_hold"),
             keep=duration("loss_scale_keep"),
             description="The loss scale of run {run} has fallen to {value|number}, less than "
-            "<loss_scale_share_of_initial> of what it began with.",
-            reason="It waits for as long as tells a run that goes on from one that hung, and "
-            "outlasts the growths between two falls.",
+            "<loss_scale_share_of_initial> of its initial value.",
+            reason="The delay distinguishes a continuing run from a hung one; the alert lasts "
+            "beyond increases between two decreases.",
         ),
     ),
     firing=(_COLLAPSED,),

@@ -27,7 +27,7 @@ def _below(bound: Limit) -> Joined:
 def _description(bound: Limit, hold: Duration) -> str:
     return (
         f"The loss scale of run {{run}} has been below <{bound.threshold.name}> for "
-        f"<{hold.name}>; it is {{value|number}}, and healthy is 32768 to 65536."
+        f"<{hold.name}>; it is {{value|number}}; the healthy range is 32768 to 65536."
     )
 
 
@@ -37,7 +37,7 @@ def _fires(bound: Limit, hold: Duration, scale: str) -> str:
 
 
 _BOTH = Example(
-    title="a scale that settles at 512; the alert outlasts the next growth",
+    title="a scale that settles at 512; the alert lasts beyond the next increase",
     minutes=55,
     tracks=(Track(metrics.LOSS_SCALE, (*flat(8192, 20), *flat(512, 30), 65536)),),
     fires={
@@ -50,7 +50,7 @@ _BOTH = Example(
 )
 
 _REDUCED_ONLY = Example(
-    title="a scale of 8192 for long",
+    title="a scale of 8192 for a long time",
     minutes=35,
     tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 10), 8192)),),
     fires={Severity.INFO: _fires(_REDUCED, _REDUCED_HOLD, "8192")},
@@ -59,7 +59,7 @@ _REDUCED_ONLY = Example(
 )
 
 _PASSING = Example(
-    title="dips below both limits that last no longer than some minutes",
+    title="dips below both limits for a few minutes",
     minutes=50,
     tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 10), *flat(8192, 13), *flat(65536, 12),
                                        *flat(1000, 8), 65536)),),
@@ -117,7 +117,7 @@ _CALIBRATION_ELSEWHERE = Example(
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=65,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 42), 512)),
@@ -140,10 +140,10 @@ _HUNG = Example(
 LOSS_SCALE_LOW = Condition(
     name="MpAgentLossScaleLow",
     summary="The loss scale is far below its healthy range.",
-    meaning="Small gradients are closer to FP16's smallest number than they have to be: the lower "
-    "the scale, the more of them become zero.",
-    confirm="mp_agent_loss_scale over the last day; mp_agent_grad_fp16_headroom tells how far the "
-    "largest gradient is from an overflow.",
+    meaning="Small gradients are closer to FP16's smallest number than necessary: the lower the "
+    "scale, the more of them become zero.",
+    confirm="Plot mp_agent_loss_scale over the last day; mp_agent_grad_fp16_headroom shows how "
+    "far the largest gradient is from an overflow.",
     remedies=OVERFLOW_REMEDIES,
     why=WHY_OVERFLOW_ENDS,
     levels=(
@@ -153,8 +153,8 @@ LOSS_SCALE_LOW = Condition(
             hold=_VERY_LOW_HOLD,
             keep=duration("loss_scale_keep"),
             description=_description(_VERY_LOW, _VERY_LOW_HOLD),
-            reason="A scale halves and recovers by design; only one that stays low is a finding, "
-            "and a single growth does not end it.",
+            reason="A scale halves and recovers by design; only a scale that stays low is a "
+            "problem, and a single increase does not end the alert.",
         ),
         Level(
             severity=Severity.INFO,
@@ -162,7 +162,7 @@ LOSS_SCALE_LOW = Condition(
             hold=_REDUCED_HOLD,
             keep=duration("loss_scale_keep"),
             description=_description(_REDUCED, _REDUCED_HOLD),
-            reason="As the warning; what is less bad has more time.",
+            reason="As for the warning, with a longer delay because it is less severe.",
         ),
     ),
     firing=(_BOTH, _REDUCED_ONLY),

@@ -26,8 +26,9 @@ _NET_DECREASES = DECREASES - Count(metric=metrics.LOSS_SCALE_INCREASES, window=W
 
 _DESCRIPTION = (
     "The loss scale of run {run} is {value|number}: below <loss_scale_low> and falling, by "
-    "<loss_scale_net_decreases> or more net decreases in the last <loss_scale_window>, or within "
-    "<loss_scale_fall_window> to <loss_scale_share_of_calibrated> of what calibration came to."
+    "<loss_scale_net_decreases> or more net decreases in the last <loss_scale_window>, or "
+    "within <loss_scale_fall_window> to <loss_scale_share_of_calibrated> of the calibrated "
+    "value."
 )
 
 
@@ -49,7 +50,7 @@ _SLOWLY = Example(
 )
 
 _AT_ONCE = Example(
-    title="three decreases within minutes, to a quarter of what calibration came to",
+    title="three decreases within minutes, to a quarter of the calibrated value",
     minutes=28,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(512, 20), 256, 128, 64)),
@@ -63,7 +64,7 @@ _AT_ONCE = Example(
 )
 
 _SETTLED = Example(
-    title="a scale that fell before all memory, and has stayed at 64 for days",
+    title="a scale that fell before the recorded history, and has stayed at 64 for days",
     minutes=15,
     tracks=(
         Track(metrics.LOSS_SCALE, (64,)),
@@ -73,7 +74,7 @@ _SETTLED = Example(
 )
 
 _CALIBRATED_LOW = Example(
-    title="a scale of 64 that calibration came to from 512",
+    title="a scale of 64 after calibration from 512",
     minutes=15,
     tracks=(
         Track(metrics.LOSS_SCALE, (512, 64)),
@@ -83,7 +84,7 @@ _CALIBRATED_LOW = Example(
 )
 
 _COLLAPSE = Example(
-    title="the scale collapses long after calibration; the alert outlasts it",
+    title="the scale collapses long after calibration; the alert lasts longer",
     minutes=40,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 20), *halving(32768, 14), 512)),
@@ -143,7 +144,7 @@ _CALIBRATION_ELSEWHERE = Example(
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=50,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
@@ -165,7 +166,7 @@ _CALIBRATION_AGAIN = Example(
 )
 
 _HUNG = Example(
-    title="a run that hung in the middle of its fall",
+    title="a run that hung while the scale was falling",
     minutes=9,
     tracks=(
         Track(metrics.LOSS_SCALE, (256, 256, 256, 16)),
@@ -178,7 +179,7 @@ _HUNG = Example(
 )
 
 _LOW_ON_PURPOSE = Example(
-    title="a run started below the limit on purpose",
+    title="a run that starts below the limit on purpose",
     minutes=30,
     tracks=(
         Track(metrics.LOSS_SCALE, (*flat(64, 20), *halving(32, 4))),
@@ -190,10 +191,10 @@ _LOW_ON_PURPOSE = Example(
 LOSS_SCALE_LOW_AND_FALLING = Condition(
     name="MpAgentLossScaleLowAndFalling",
     summary="The loss scale is low and still falling.",
-    meaning="Gradients overflow FP16 again and again: each overflow costs a step, and at a low "
-    "scale the small gradients underflow to zero.",
-    confirm="Plot mp_agent_loss_scale beside mp_agent_skipped_steps_total: stairs downwards, a "
-    "skip at each.",
+    meaning="Gradients overflow FP16 repeatedly: each overflow costs a step, and at a low scale "
+    "the small gradients underflow to zero.",
+    confirm="Plot mp_agent_loss_scale together with mp_agent_skipped_steps_total: a downward "
+    "staircase with a skipped step at each decrease.",
     remedies=OVERFLOW_REMEDIES,
     why=WHY_OVERFLOW_ENDS,
     levels=(
@@ -209,8 +210,8 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
             ),
             hold=duration("alive_window"),
             keep=duration("loss_scale_keep"),
-            reason="It waits for as long as tells a run that goes on from one that hung in its "
-            "fall, and outlasts the pauses between two overflows.",
+            reason="The delay distinguishes a continuing run from one that hung during the "
+            "fall; the alert lasts beyond pauses between two overflows.",
             description=_DESCRIPTION,
         ),
     ),

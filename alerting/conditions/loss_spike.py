@@ -51,41 +51,41 @@ _NONFINITE = Example(
 )
 
 _ODD_BATCH = Example(
-    title="a single batch with twice the loss, which the counter passes over",
+    title="a single batch with twice the loss, which is not counted",
     minutes=20,
     tracks=(Track(metrics.LOSS, (*flat(2.0, 10), 4.0, 2.0)),),
 )
 
 _OTHER_LEVEL = Example(
-    title="a loss that jumps about within its own deviations",
+    title="a loss that fluctuates within its own deviations",
     minutes=20,
     tracks=(Track(metrics.LOSS, (1.0, 3.0) * 10),),
 )
 
 LOSS_SPIKE = Condition(
     name="MpAgentLossSpike",
-    summary="The loss has a spike.",
-    meaning="An update has thrown the model back, or the data holds something that it has never "
-    "seen; most spikes pass, some end in divergence.",
-    confirm="Plot mp_agent_loss beside mp_agent_loss_spike_bound; a spike of the gradient norm "
-    "before it points at an update, one at the same step at the data.",
+    summary="The loss has spiked.",
+    meaning="An update has set the model back, or the data contains something new; most spikes "
+    "are temporary, some end in divergence.",
+    confirm="Plot mp_agent_loss together with mp_agent_loss_spike_bound; a spike of the "
+    "gradient norm before it indicates an update, one at the same step indicates the data.",
     remedies=(
-        "Wait for some hundred steps: if the loss does not come back, resume from a checkpoint "
-        "from before the spike, and skip the batches that it fell on.",
+        "Wait for some hundred steps: if the loss does not recover, resume from a checkpoint "
+        "from before the spike, and skip its batches.",
         Remedy("Clip gradients, max norm 1.0 or less.", CLIPS_NOT),
-        "Lower the learning rate if spikes return.",
-        "Look at the batches of those steps: duplicates, broken records, sequences of one token.",
+        "Reduce the learning rate if spikes recur.",
+        "Check the batches of those steps: duplicates, corrupt records, sequences of one token.",
     ),
-    why="A spike is one step too large, or one batch too strange; clipping and a smaller learning "
-    "rate bound the step, and without the batch it does not occur again.",
+    why="A spike comes from an update that is too large, or from an unusual batch; clipping and "
+    "a smaller learning rate bound the update, and without the batch the spike does not recur.",
     levels=(
         Level(
             severity=Severity.WARNING,
             when=happened(_STEPS),
             description="The loss of run {run} was far above its usual level on {value|count} "
             "step(s) within the last <loss_spike_window>.",
-            reason="It does not wait: two of three steps are the proof, and the counter keeps them "
-            "in sight for as long as loss_spike_window.",
+            reason="No delay: two of three steps are sufficient evidence, and the counter keeps "
+            "them visible for loss_spike_window.",
         ),
     ),
     firing=(_SPIKE, _BORN),

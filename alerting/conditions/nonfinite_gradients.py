@@ -14,13 +14,13 @@ _STEPS = Count(metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident
 
 def _fires(steps: int) -> str:
     return (
-        f"The gradients of run demo were NaN or Inf on <nonfinite_gradients> steps in a row, and "
-        f"on {steps} step(s) since within the last <incident_window>."
+        f"The gradients of run demo were NaN or Inf on <nonfinite_gradients> consecutive steps, "
+        f"and on {steps} step(s) since then within the last <incident_window>."
     )
 
 
 _SKIPPED_BY_HAND = Example(
-    title="a run without a scaler that leaves out each such step by itself",
+    title="a run without a scaler that skips each such step itself",
     minutes=26,
     tracks=(
         Track(metrics.GRAD_NONFINITE_REPEATED, (*flat(0, 10), *ramp(1, 1, 4))),
@@ -33,7 +33,7 @@ _SKIPPED_BY_HAND = Example(
 )
 
 _ISOLATED = Example(
-    title="isolated non-finite gradients, as many healthy runs have them",
+    title="isolated non-finite gradients, as in many healthy runs",
     minutes=20,
     tracks=(
         Track(metrics.SKIPPED_STEPS, (*flat(0, 5), *flat(1, 5), 2)),
@@ -43,11 +43,11 @@ _ISOLATED = Example(
 
 GRADIENT_NONFINITE = Condition(
     name="MpAgentGradientNonFinite",
-    summary="Gradients are NaN or Inf again and again.",
-    meaning="The trainer skips step after step, and no loss scale is lowered that could help: the "
-    "weights stay as they are; in published runs the loss followed hundreds of steps later.",
-    confirm="mp_agent_grad_finite stays at 0; mp_agent_first_nonfinite_info names step, layer and, "
-    "where there is evidence, rank.",
+    summary="Gradients are NaN or Inf repeatedly.",
+    meaning="The trainer skips every step without lowering a loss scale: the weights do not "
+    "change; in published runs the loss diverged hundreds of steps later.",
+    confirm="mp_agent_grad_finite stays at 0; mp_agent_first_nonfinite_info names step, layer "
+    "and, if there is evidence, rank.",
     remedies=(
         "Stop the run and resume from a checkpoint from before the first of these steps.",
         *NONFINITE_REMEDIES,
@@ -57,11 +57,12 @@ GRADIENT_NONFINITE = Condition(
         Level(
             severity=Severity.CRITICAL,
             when=happened(_STEPS),
-            description="The gradients of run {run} were NaN or Inf on <nonfinite_gradients> steps "
-            "in a row, and on {value|count} step(s) since within the last <incident_window>."
-            + FIRST_NONFINITE,
-            reason="It does not wait: the steps in a row are its patience. Steps on which a scaler "
-            "lowers its scale are not among them, nor updates, which MpAgentNonFiniteUpdate is of.",
+            description="The gradients of run {run} were NaN or Inf on <nonfinite_gradients> "
+            "consecutive steps, and on {value|count} step(s) since then within the last "
+            "<incident_window>." + FIRST_NONFINITE,
+            reason="No delay: the condition already requires consecutive steps. Steps on which "
+            "a scaler lowers its scale are excluded, and so are updates, which "
+            "MpAgentNonFiniteUpdate covers.",
         ),
     ),
     firing=(_SKIPPED_BY_HAND,),

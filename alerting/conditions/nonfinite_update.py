@@ -20,7 +20,7 @@ def _fires(updates: int, first: str = "") -> str:
 
 
 _WITHOUT_SCALER = Example(
-    title="a NaN reaches the weights, and each step after it is non-finite as well",
+    title="a NaN reaches the weights, and each step after it is non-finite too",
     minutes=26,
     tracks=(
         Track(metrics.NONFINITE_UPDATES, (*flat(0, 10), *ramp(1, 1, 3))),
@@ -49,7 +49,7 @@ _WITHOUT_SCALER = Example(
 )
 
 _BORN_IN_BACKWARD = Example(
-    title="a NaN born in backward before the first scrape, which names no rank",
+    title="a NaN from the backward pass before the first scrape, without a rank",
     age_minutes=0,
     minutes=15,
     tracks=(
@@ -91,10 +91,10 @@ _BEFORE_FAILED_SCRAPE = Example(
 
 NONFINITE_UPDATE = Condition(
     name="MpAgentNonFiniteUpdate",
-    summary="The optimizer was stepped with NaN or Inf gradients.",
-    meaning="The weights that such an update touches become NaN; without a checkpoint from before "
-    "it, the run is lost.",
-    confirm="mp_agent_first_nonfinite_info names step, layer and, where there is evidence, rank.",
+    summary="The optimizer stepped with NaN or Inf gradients.",
+    meaning="The updated weights become NaN; without a checkpoint from before that step, the "
+    "run is lost.",
+    confirm="mp_agent_first_nonfinite_info names step, layer and, if there is evidence, rank.",
     remedies=(
         "Stop the run and resume from a checkpoint from before the step.",
         *NONFINITE_REMEDIES,
@@ -107,7 +107,7 @@ NONFINITE_UPDATE = Condition(
             description="Run {run} stepped its optimizer "
             "{value|count} time(s) with NaN or Inf gradients in the last "
             "<incident_window>." + FIRST_NONFINITE,
-            reason="It does not wait: the weights are lost with the first.",
+            reason="No delay: the first such step destroys the weights.",
         ),
     ),
     firing=(_WITHOUT_SCALER, _BORN_IN_BACKWARD, _BEFORE_FAILED_SCRAPE),

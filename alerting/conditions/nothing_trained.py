@@ -11,7 +11,7 @@ from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Series, Where, limit
 
 _CERTAIN = "all gradients 0|loss 0 with non-finite gradients"
-_TEXT = "For {value|count} steps run {run} can have learned nothing: {reason}."
+_TEXT = "Run {run} cannot have learned anything for {value|count} steps: {reason}."
 
 
 def _for(reasons: str, threshold: str) -> Predicate:
@@ -49,9 +49,7 @@ _ZERO_RATE = _example(
 _CONSTANT = _example(
     "a loss that is exactly the same on every step", "constant loss", Severity.WARNING
 )
-_NO_GRADIENTS = _example(
-    "steps of the optimizer without any gradient", "no gradients", Severity.WARNING
-)
+_NO_GRADIENTS = _example("optimizer steps without any gradient", "no gradients", Severity.WARNING)
 
 _LEARNS = Example(
     title="a first group with learning rate 0 on purpose, while the loss falls",
@@ -72,7 +70,7 @@ _FEW = Example(
 )
 
 _ROUNDED = Example(
-    title="a loss that is rounded, and is the same for a while",
+    title="a rounded loss that is constant for some time",
     minutes=30,
     tracks=(
         Track(metrics.UNTRAINED_STEPS, (*ramp(10, 16, 29), "stale"), {"reason": "constant loss"}),
@@ -81,25 +79,25 @@ _ROUNDED = Example(
 
 NOTHING_TRAINED = Condition(
     name="MpAgentNothingTrained",
-    summary="Steps go on, and nothing is trained.",
-    meaning="The optimizer is stepped, but the weights cannot change to the better: the run burns "
-    "compute for nothing.",
-    confirm="mp_agent_untrained_steps says for how long and why; compare mp_agent_loss, "
+    summary="Steps continue, but nothing is trained.",
+    meaning="The optimizer steps, but the weights cannot improve: the run wastes compute.",
+    confirm="mp_agent_untrained_steps shows duration and reason; compare mp_agent_loss, "
     "mp_agent_grad_norm and mp_agent_learning_rate.",
     remedies=(
-        "Check what the loss is computed from: labels that are all masked, an output that is "
-        "detached, a model in inference mode or with every parameter frozen.",
+        "Check the inputs of the loss: labels that are all masked, a detached output, a model "
+        "in inference mode or with all parameters frozen.",
         "Check the learning-rate schedule: its number of steps may be smaller than the run's.",
-        "If gradients are not finite, stop, and resume from a checkpoint from before the first.",
+        "If gradients are not finite, stop, and resume from a checkpoint from before the first "
+        "such step.",
     ),
-    why="An optimizer steps whatever it is given; a gradient or learning rate of 0 leaves the "
-    "weights as they are, and some trainers log a NaN loss as 0.",
+    why="An optimizer steps with any gradient; a gradient or learning rate of 0 does not change "
+    "the weights, and some trainers log a NaN loss as 0.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
             when=_for(_CERTAIN, "untrained_steps"),
             description=_TEXT,
-            reason="It does not wait: untrained_steps in a row are its patience.",
+            reason="No delay: the condition already requires untrained_steps consecutive steps.",
         ),
         Level(
             severity=Severity.WARNING,
@@ -112,8 +110,8 @@ NOTHING_TRAINED = Condition(
             ),
             hold=duration("untrained_hold"),
             description=_TEXT,
-            reason="A loss that falls shows that something is trained, and it takes some minutes "
-            "to see whether it does.",
+            reason="A falling loss shows that the model still learns, and it takes some minutes "
+            "to detect that.",
         ),
     ),
     firing=(_ZEROS, _ZERO_LOSS, _ZERO_RATE, _CONSTANT, _NO_GRADIENTS),

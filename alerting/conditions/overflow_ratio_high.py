@@ -44,7 +44,7 @@ def _judged(claim: Predicate) -> Joined:
 
 
 def _above(share: Limit, *others: Predicate) -> Joined:
-    """Tell whether the share is above a limit, over as many steps as it takes to say so."""
+    """Return whether the share is above a limit, over as many steps as it takes to say so."""
     return any_of(
         _judged(any_of(_over(_SHARE, share), *others) if others else _over(_SHARE, share)),
         all_of(
@@ -61,8 +61,8 @@ def _over(share: Signal, bound: Limit) -> Compare:
 
 
 _DESCRIPTION = (
-    "Run {run} skips {value|percent} of its steps because gradients overflow, as of the last "
-    "<overflow_window>, or <overflow_long_window> where steps are slow; healthy is 0.05%."
+    "Run {run} skips {value|percent} of its steps because gradients overflow, in the last "
+    "<overflow_window>, or <overflow_long_window> if steps are slow; the healthy value is 0.05%."
 )
 
 
@@ -101,7 +101,7 @@ _FIFTH_OF_SLOW_STEPS = Example(
 )
 
 _STORM = Example(
-    title="a storm of overflow among fast steps, until its quarter of an hour is over",
+    title="a burst of overflows among fast steps, until its 15 minutes have passed",
     minutes=24,
     tracks=(Track(metrics.SKIPPED_STEPS, (*ramp(100, 12, 6), 160)),),
     fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
@@ -110,7 +110,7 @@ _STORM = Example(
 )
 
 _SLOWLY_RISING = Example(
-    title="a small share that rises from quarter to quarter of an hour",
+    title="a small share that rises every 15 minutes",
     minutes=70,
     tracks=(
         Track(
@@ -134,7 +134,7 @@ _HEALTHY = Example(
 )
 
 _SLOW_STEPS = Example(
-    title="one overflow among the few steps that a slow run makes in the window",
+    title="one overflow among the few steps of a slow run in the window",
     minutes=45,
     tracks=(
         Track(metrics.STEP, tuple(float(5000 + minute // 2) for minute in range(46))),
@@ -176,7 +176,7 @@ _CALIBRATION_AGAIN = Example(
 )
 
 _SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of a next attempt that counts its steps from 1 and makes few of them",
+    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=50,
     tracks=(
         Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
@@ -217,7 +217,7 @@ _ROSE_BEFORE = Example(
 )
 
 _ALL_BUT_STEADY = Example(
-    title="a scale at the edge of overflow, where a skip more or less is chance",
+    title="a scale close to overflow, with a random number of skips",
     minutes=60,
     tracks=(_shares(4, 4, 4.5, 5),),
 )
@@ -231,8 +231,8 @@ _SEEN_LATE = Example(
 OVERFLOW_RATIO_HIGH = Condition(
     name="MpAgentOverflowRatioHigh",
     summary="Too many steps are skipped because gradients overflow FP16.",
-    meaning="Each skipped step is compute without learning, and a share that is high or rising "
-    "announces the collapse of the loss scale.",
+    meaning="Each skipped step is compute without learning, and a high or rising share precedes "
+    "a collapse of the loss scale.",
     confirm="Divide the increase of mp_agent_skipped_steps_total by that of mp_agent_steps_total.",
     remedies=OVERFLOW_REMEDIES,
     why=WHY_OVERFLOW_ENDS,
@@ -241,15 +241,15 @@ OVERFLOW_RATIO_HIGH = Condition(
             severity=Severity.CRITICAL,
             when=_above(limit("overflow_critical")),
             description=_DESCRIPTION,
-            reason="It does not wait: the share is one over a quarter of an hour, or over as "
-            "many slow steps as tell a share from chance.",
+            reason="No delay: the share covers 15 minutes, or enough slow steps to be "
+            "statistically significant.",
         ),
         Level(
             severity=Severity.WARNING,
             when=_above(limit("overflow_warning"), _RISING),
             description=_DESCRIPTION,
-            reason="It does not wait: the share is one over a quarter of an hour, or over as "
-            "many slow steps as tell a share from chance.",
+            reason="No delay: the share covers 15 minutes, or enough slow steps to be "
+            "statistically significant.",
         ),
     ),
     firing=(_TWO_IN_A_HUNDRED, _FIFTH, _FIFTH_OF_SLOW_STEPS, _STORM, _SLOWLY_RISING),

@@ -38,12 +38,13 @@ def _losses(*values: Value) -> Track:
 _FROM_TEN: tuple[Value, ...] = (*flat(None, 10), 1)
 
 _ONE_RANK = Example(
-    title="one rank's own loss is not finite, and half an hour later a loss that is no news of it",
+    title="one rank's own loss is not finite, and half an hour later a loss that is not a new "
+    "incident",
     minutes=50,
     tracks=(_first("3", _FROM_TEN), _losses(*flat(0, 10), *flat(1, 30), 2)),
     fires={
-        Severity.CRITICAL: "Rank 3 of run demo was the first with a NaN or Inf, at step 5612: its "
-        "own, before gradients were mixed."
+        Severity.CRITICAL: "Rank 3 of run demo had the first NaN or Inf, at step 5612, before "
+        "the gradient reduction."
     },
     labels={"rank": "3", "step": "5612"},
     at=15,
@@ -60,8 +61,8 @@ _AFTER_FAILED_SCRAPE = Example(
         Track("up", (*flat(1, 40), 0, 1)),
     ),
     fires={
-        Severity.CRITICAL: "Rank 3 of run demo was the first with a NaN or Inf, at step 5612: its "
-        "own, before gradients were mixed."
+        Severity.CRITICAL: "Rank 3 of run demo had the first NaN or Inf, at step 5612, before "
+        "the gradient reduction."
     },
     labels={"rank": "3", "step": "5612"},
     at=5,
@@ -75,13 +76,13 @@ _SEEN_LATE = Example(
 )
 
 _NOBODY = Example(
-    title="a value born in backward, or on all ranks alike, which names none",
+    title="a value from the backward pass, or on all ranks, which names no rank",
     minutes=20,
     tracks=(_first("", _FROM_TEN), _losses(*flat(0, 10), 1)),
 )
 
 _WORLD_OF_ONE = Example(
-    title="a run of a single rank, of which nothing is learned by naming it",
+    title="a run with a single rank, where naming it has no value",
     minutes=20,
     tracks=(
         _first("0", _FROM_TEN),
@@ -93,27 +94,26 @@ _WORLD_OF_ONE = Example(
 
 RANK_NONFINITE = Condition(
     name="MpAgentRankNonFinite",
-    summary="One rank was the first with NaN or Inf values.",
-    meaning="The value was born on that rank, by its data or its hardware: it reaches all others "
-    "with the next reduction.",
-    confirm="mp_agent_rank_loss_nonfinite_steps_total and mp_agent_rank_loss of that rank beside "
-    "those of the others; mp_agent_rank_info tells the host and the GPU.",
+    summary="One rank had the first NaN or Inf values.",
+    meaning="The value originated on that rank, from its data or its hardware; the next "
+    "reduction spreads it to all others.",
+    confirm="Compare mp_agent_rank_loss_nonfinite_steps_total and mp_agent_rank_loss of that "
+    "rank with those of the others; mp_agent_rank_info names the host and the GPU.",
     remedies=(
-        "Look at the batch that the rank had at that step.",
-        "Look at the rank's hardware (XID, ECC), and move the run off the node if it is that.",
+        "Check the rank's batch at that step.",
+        "Check the rank's hardware (XID, ECC), and move the run off the node if it is faulty.",
         *NONFINITE_REMEDIES[:2],
     ),
-    why="The model is the same on all ranks, so what differs is what the rank was fed and what it "
-    "ran on.",
+    why="The model is the same on all ranks, so the difference is in the rank's data or hardware.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
             when=unless(
                 all_of(Seen(_INCIDENT), Seen(_SEVERAL_RANKS), happened(_LOSSES)), Seen(_KNOWN)
             ),
-            description="Rank {rank} of run {run} was the first with a NaN or Inf, at step {step}: "
-            "its own, before gradients were mixed.",
-            reason="It does not wait: a rank is only named by evidence.",
+            description="Rank {rank} of run {run} had the first NaN or Inf, at step {step}, "
+            "before the gradient reduction.",
+            reason="No delay: a rank is named only on evidence.",
         ),
     ),
     firing=(_ONE_RANK, _AFTER_FAILED_SCRAPE),

@@ -34,25 +34,25 @@ _LATE = Example(
         _lagging("5", "gone"),
     ),
     fires={
-        Severity.CRITICAL: "2 rank(s) of run demo have not come as far as the others, and no step "
-        "was made for <rank_stall_window>. Behind: rank 3, phase forward; rank 5, phase gone."
+        Severity.CRITICAL: "2 rank(s) of run demo are behind the others, and no step was made "
+        "for <rank_stall_window>. Behind: rank 3, phase forward; rank 5, phase gone."
     },
     at=18,
     not_yet=(13,),
 )
 
 _ALL_ALIKE = Example(
-    title="a hang of all ranks alike, of which none can be named", minutes=19, tracks=_stops_at(10)
+    title="a hang of all ranks, none of which can be named", minutes=19, tracks=_stops_at(10)
 )
 
 _IN_STEP = Example(
-    title="ranks at different places while steps are made",
+    title="ranks in different phases while steps are made",
     minutes=20,
     tracks=(Track(metrics.RANKS_LAGGING, (0, 1, 3, 1) * 5),),
 )
 
 _SLOW_STEPS = Example(
-    title="steps of four minutes, in which ranks come to the collective one after the other",
+    title="steps of four minutes, in which ranks reach the collective one by one",
     minutes=19,
     tracks=(
         *_stops_at(10),
@@ -73,7 +73,7 @@ _EVALUATION = Example(
 )
 
 _ENDED = Example(
-    title="a run that ended, some ranks sooner than others",
+    title="a run that ended, some ranks earlier than others",
     minutes=25,
     tracks=(
         *_stops_at(10),
@@ -84,20 +84,20 @@ _ENDED = Example(
 )
 
 _IN_FIRST_STEP = Example(
-    title="a rank that never enters the first collective of all",
+    title="a rank that never enters the very first collective",
     minutes=9,
     tracks=(Track(metrics.STEPS, (0,)), Track(metrics.RANKS_LAGGING, (1,))),
     without=(metrics.STEP, metrics.STEP_USUAL),
     fires={
-        Severity.CRITICAL: "1 rank(s) of run demo have not come as far as the others, and no step "
-        "was made for <rank_stall_window>."
+        Severity.CRITICAL: "1 rank(s) of run demo are behind the others, and no step was made "
+        "for <rank_stall_window>."
     },
     at=6,
     not_yet=(4,),
 )
 
 _AFTER_PAUSES = Example(
-    title="a rank that came back from pauses of an hour and a quarter, and now does not",
+    title="a rank that recovered from pauses of 75 minutes before, and now does not",
     minutes=8,
     tracks=(
         Track(metrics.RANKS_LAGGING, (1,)),
@@ -105,8 +105,8 @@ _AFTER_PAUSES = Example(
         Track(metrics.PAUSE_LONGEST, (4500,)),
     ),
     fires={
-        Severity.CRITICAL: "1 rank(s) of run demo have not come as far as the others, and no step "
-        "was made for <rank_stall_window>."
+        Severity.CRITICAL: "1 rank(s) of run demo are behind the others, and no step was made "
+        "for <rank_stall_window>."
     },
     at=5,
     not_yet=(3,),
@@ -114,7 +114,7 @@ _AFTER_PAUSES = Example(
 )
 
 _ROLLOUTS = Example(
-    title="rollouts of one rank, for which the others wait, like one that took as long before",
+    title="rollouts of one rank, for which the others wait, no longer than an earlier one",
     minutes=8,
     tracks=(
         Track(metrics.RANKS_LAGGING, (1,)),
@@ -124,7 +124,7 @@ _ROLLOUTS = Example(
 )
 
 _YOUNG = Example(
-    title="ranks that start one after the other",
+    title="ranks that start one by one",
     minutes=4,
     tracks=(
         *_stops_at(0),
@@ -135,25 +135,24 @@ _YOUNG = Example(
 RANK_STALLED = Condition(
     name="MpAgentRankStalled",
     summary="Some ranks are stuck, and all others wait for them.",
-    meaning="The job holds its machines without training: a collective was entered by some ranks "
-    "and never by the others.",
-    confirm="mp_agent_lagging_rank_info names the ranks that are behind and where they stand; "
-    "py-spy dump on one of them shows the line.",
+    meaning="The job occupies its machines without training: some ranks have entered a "
+    "collective that the others never enter.",
+    confirm="mp_agent_lagging_rank_info names the ranks that are behind and their phase; py-spy "
+    "dump on one of them shows the line of code.",
     remedies=(
-        "Look at those ranks' logs, data loaders and GPUs; the others only wait.",
-        "If a rank is gone, look for the out-of-memory killer, preemption and node failures.",
-        "Restart from the last checkpoint, without the node if it is that.",
+        "Check those ranks' logs, data loaders and GPUs; the others only wait.",
+        "If a rank is gone, check for the out-of-memory killer, preemption and node failures.",
+        "Restart from the last checkpoint, without the node if it is faulty.",
     ),
-    why="A collective ends when the last rank enters it, so the ranks that are behind are the "
-    "cause, and those ahead the victims.",
+    why="A collective completes when the last rank has entered it, so the ranks that are behind "
+    "are the cause, and the others wait.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
             when=all_of(Compare(_LAGGING, ">", Number(0)), stopped(_WINDOW), active()),
-            description="{value|count} rank(s) of run {run} have not come as far as the others, "
-            "and no step was made for <rank_stall_window>."
-            "{mp_agent_lagging_rank_info| Behind: |rank phase}",
-            reason="It does not wait: the condition spans five minutes, and ten usual steps.",
+            description="{value|count} rank(s) of run {run} are behind the others, and no step "
+            "was made for <rank_stall_window>.{mp_agent_lagging_rank_info| Behind: |rank phase}",
+            reason="No delay: the condition itself spans five minutes and ten usual steps.",
         ),
     ),
     firing=(_LATE, _IN_FIRST_STEP, _AFTER_PAUSES),

@@ -15,7 +15,7 @@ _COST = Series(metric=metrics.STRAGGLER_DELAY)
 _MATTERS = limit("straggler_share") * Series(metric=metrics.STEP_USUAL)
 
 _SLOW_RANK = Example(
-    title="a rank at 1.6 times the median for half an hour; the alert outlasts it",
+    title="a rank at 1.6 times the median for half an hour; the alert lasts longer",
     minutes=51,
     tracks=(
         Track(metrics.STRAGGLER_SLOWDOWN, (*flat(1.05, 10), *flat(1.6, 31), 1.05)),
@@ -31,7 +31,7 @@ _SLOW_RANK = Example(
 )
 
 _BRIEF = Example(
-    title="a slow minute now and then",
+    title="an occasional slow minute",
     minutes=20,
     tracks=(
         Track(metrics.STRAGGLER_SLOWDOWN, (1.1, 1.1, 1.8, 1.1) * 5),
@@ -49,7 +49,7 @@ _WITHIN = Example(
 )
 
 _CHEAP = Example(
-    title="three milliseconds against two, in steps of a second",
+    title="three milliseconds instead of two, in steps of a second",
     minutes=20,
     tracks=(
         Track(metrics.STRAGGLER_SLOWDOWN, (1.5,)),
@@ -58,7 +58,7 @@ _CHEAP = Example(
 )
 
 _UNKNOWN = Example(
-    title="ranks whose first collective cannot be told",
+    title="ranks whose first collective cannot be determined",
     minutes=15,
     without=(metrics.STRAGGLER_SLOWDOWN, metrics.STRAGGLER_DELAY),
 )
@@ -76,18 +76,19 @@ _HUNG = Example(
 
 RANK_STRAGGLER = Condition(
     name="MpAgentRankStraggler",
-    summary="A rank keeps the others waiting.",
-    meaning="All ranks train at the pace of the slowest: what one loses in each step, the whole "
-    "job pays.",
-    confirm="mp_agent_rank_compute_seconds by rank; mp_agent_straggler_info names the slowest, "
-    "mp_agent_rank_info its host and GPU.",
+    summary="A rank slows down the others.",
+    meaning="All ranks train at the speed of the slowest: its delay in each step delays the "
+    "whole job.",
+    confirm="Plot mp_agent_rank_compute_seconds by rank; mp_agent_straggler_info names the "
+    "slowest, mp_agent_rank_info its host and GPU.",
     remedies=(
-        "Look at the rank's GPU: clocks, temperature, power limit, other processes on it, ECC.",
-        "Look at its data loader: workers, storage, longer sequences than on other ranks.",
-        "Swap the node; if the slowness stays with the rank it is the work, else the machine.",
+        "Check the rank's GPU: clocks, temperature, power limit, other processes on it, ECC.",
+        "Check its data loader: workers, storage, longer sequences than on other ranks.",
+        "Replace the node; if the rank is still slow, its share of the work is the cause, "
+        "otherwise the machine.",
     ),
-    why="Until its first collective a rank waits for nobody, so what takes longer there is its "
-    "own: its device, its data or its share of the work.",
+    why="Before its first collective a rank waits for no other rank, so a longer time there is "
+    "due to its own device, data or share of the work.",
     levels=(
         Level(
             severity=Severity.WARNING,
@@ -102,7 +103,7 @@ RANK_STRAGGLER = Condition(
             keep=duration("rank_keep"),
             description="A rank of run {run} takes {value|number} times as long as the median of "
             "all before its first collective.{mp_agent_straggler_info| It is rank |rank}",
-            reason="Jitter does not last; and a rank at the limit is in and out, which is one "
+            reason="Jitter is temporary; a rank that crosses the limit repeatedly raises one "
             "alert.",
         ),
     ),

@@ -16,7 +16,7 @@ _WEIGHTS = {"kind": "weights"}
 _LABELS = {"kind": "weights", "step": "5600", "ranks": "3"}
 
 _APART = Example(
-    title="weights that are compared now and then, and stay unequal for half an hour",
+    title="weights that are compared periodically, and stay unequal for half an hour",
     minutes=53,
     tracks=(
         Track(metrics.REPLICA_DIVERGENCE, (*flat(0, 10), *flat(1, 30), 0), _WEIGHTS),
@@ -24,8 +24,8 @@ _APART = Example(
         Track(metrics.DIVERGENT_RANKS, (*flat(None, 10), *flat(1, 30), "stale"), _LABELS),
     ),
     fires={
-        Severity.CRITICAL: "Ranks of run demo that must hold the same do not. Last seen: "
-        "kind weights, step 5600, ranks 3."
+        Severity.CRITICAL: "Replicas of run demo are not equal. Last seen: kind weights, step "
+        "5600, ranks 3."
     },
     at=35,
     not_yet=(9, 52),
@@ -38,7 +38,7 @@ _FOR_A_STEP = Example(
         Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), *ramp(1, 1, 2)),
               {"kind": "gradients"}),
     ),
-    fires={Severity.CRITICAL: "Ranks of run demo that must hold the same do not."},
+    fires={Severity.CRITICAL: "Replicas of run demo are not equal."},
     at=15,
     not_yet=(9, 25),
 )  # fmt: skip
@@ -46,35 +46,34 @@ _FOR_A_STEP = Example(
 _EQUAL = Example(title="replicas that agree on every comparison", minutes=20)
 
 _NOTHING_TO_COMPARE = Example(
-    title="a run in which no two ranks hold the same",
+    title="a run without replicas",
     minutes=15,
     without=(metrics.REPLICA_DIVERGENCE,),
 )
 
 REPLICA_DIVERGENCE = Condition(
     name="MpAgentReplicaDivergence",
-    summary="Replicas that must be equal are not.",
-    meaning="Ranks train different models under one name: each averages gradients of weights that "
-    "it does not have, and a checkpoint holds only one of them.",
-    confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and the "
-    "step; mp_agent_replica_divergence_steps_total since when.",
+    summary="Replicas are not equal.",
+    meaning="Ranks train different models: each averages gradients of weights that it does not "
+    "have, and a checkpoint contains only one of the models.",
+    confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and "
+    "the step; mp_agent_replica_divergence_steps_total shows since when.",
     remedies=(
         "Stop, and resume from a checkpoint from before the step, so that all ranks load the same "
         "weights.",
-        "If it is always the same rank or node, take it out and test its memory and GPU (XID, "
-        "ECC).",
-        "Look for what ranks do on their own: a seed or dropout in place of broadcast weights, "
-        "updates under no_sync, parameters that are changed outside the optimizer.",
+        "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
+        "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
+        "no_sync, parameters that are changed outside the optimizer.",
     ),
-    why="Data parallel training only averages gradients, it never compares weights: a bit that "
-    "flips on one rank stays, and grows with every update.",
+    why="Data-parallel training only averages gradients and never compares weights: a flipped "
+    "bit on one rank persists, and the difference grows with every update.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
             when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_STEPS)),
-            description="Ranks of run {run} that must hold the same do not."
-            "{mp_agent_divergent_ranks_info| Last seen: |kind step ranks}",
-            reason="It does not wait: bits are equal or they are not.",
+            description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "
+            "Last seen: |kind step ranks}",
+            reason="No delay: the comparison is exact.",
         ),
     ),
     firing=(_APART, _FOR_A_STEP),

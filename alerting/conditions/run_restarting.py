@@ -15,8 +15,8 @@ _FRESH_AGENTS = Series(metric=metrics.COUNTING, over=("resets", _WINDOW))
 """A container that takes its node agent with it leaves nothing that could count its attempts."""
 
 _DESCRIPTION = (
-    "Run {run} was started more than <restarts> times within <restarts_window>, {value|count} "
-    "times as far as was counted."
+    "Run {run} was started more than <restarts> times within <restarts_window>; {value|count} "
+    "starts were counted."
 )
 
 
@@ -39,7 +39,7 @@ _CRASH_LOOP = Example(
 )
 
 _WITHOUT_MEMORY = Example(
-    title="a container that is restarted every two minutes, and its node agent with it",
+    title="a container that is restarted every two minutes together with its node agent",
     minutes=22,
     tracks=(
         _attempts(1),
@@ -51,7 +51,7 @@ _WITHOUT_MEMORY = Example(
 )
 
 _PREEMPTED = Example(
-    title="five pre-emptions within an hour",
+    title="five preemptions within an hour",
     minutes=60,
     tracks=(_attempts(*(float(1 + minute // 12) for minute in range(60))),),
 )
@@ -64,25 +64,24 @@ _LONG_AGO = Example(
 
 RUN_RESTARTING = Condition(
     name="MpAgentRunRestarting",
-    summary="A run is restarted again and again.",
-    meaning="Each attempt ends within minutes: the job holds its machines, and gets no further "
-    "than its last checkpoint.",
-    confirm="mp_agent_run_attempts_total rises; mp_agent_step comes back to the same step again "
-    "and again.",
+    summary="A run is restarted repeatedly.",
+    meaning="Each attempt ends within minutes: the job occupies its machines without getting "
+    "beyond its last checkpoint.",
+    confirm="mp_agent_run_attempts_total rises; mp_agent_step returns to the same step repeatedly.",
     remedies=(
-        "Read the first traceback of an attempt in the launcher's log: the attempts mostly end for "
-        "the same reason.",
-        "Stop the job until that is mended; the restarts only heat the machines.",
-        "If attempts end on one node alone, take the node out.",
+        "Read the first traceback of an attempt in the launcher's log: the attempts usually end "
+        "for the same reason.",
+        "Stop the job until the cause is fixed; restarts only waste compute.",
+        "If attempts end only on one node, remove the node.",
     ),
-    why="A launcher restarts whatever fails; an attempt that fails for a reason of its own fails "
-    "again, and no single one lasts long enough to be reported as failed.",
+    why="A launcher restarts after any failure; a deterministic failure recurs, and no single "
+    "attempt lasts long enough to be reported as failed.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
             when=any_of(Compare(_ATTEMPTS, ">", _MANY), Compare(_FRESH_AGENTS, ">", _MANY)),
             description=_DESCRIPTION,
-            reason="It does not wait: so many attempts within an hour are a loop.",
+            reason="No delay: that many attempts within an hour are a restart loop.",
         ),
     ),
     firing=(_CRASH_LOOP, _WITHOUT_MEMORY),

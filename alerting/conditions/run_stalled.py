@@ -26,7 +26,7 @@ def _in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
 
 
 def _hung_in(limit: Duration, phase: Seen) -> Joined:
-    """Tell whether the run has been for longer than a limit in a phase outside training."""
+    """Return whether the run has been for longer than a limit in a phase outside training."""
     return all_of(Compare(STANDING, ">", Length(limit)), phase)
 
 
@@ -36,7 +36,8 @@ _OUTLASTS_ITS_LIKE = Compare(
 _ELSEWHERE = any_of(
     _hung_in(_STARTING, _in_phase("=", Phase.STARTING.name.lower())),
     _hung_in(_LIMIT, _in_phase("!~", _TRAINING_OR_STARTING)),
-    all_of(_hung_in(_KNOWN, _in_phase("!~", _TRAINING_OR_STARTING)), _OUTLASTS_ITS_LIKE),
+    # The series is there outside training alone.
+    all_of(Compare(STANDING, ">", Length(_KNOWN)), _OUTLASTS_ITS_LIKE),
 )
 
 
@@ -91,7 +92,7 @@ _HUNG_SLOW = Example(
 )
 
 _HUNG_AFTER_PAUSES = Example(
-    title="a run that came back from pauses of an hour and a quarter, and now does not",
+    title="a run that recovered from pauses of 75 minutes before, and now does not",
     minutes=10,
     tracks=(Track(metrics.STANDING, ramp(7000, 60, 11)), Track(metrics.PAUSE_LONGEST, (4500,))),
     fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
@@ -120,7 +121,7 @@ _HUNG_IN_CHECKPOINT = Example(
 )
 
 _HUNG_IN_EVALUATION = Example(
-    title="an evaluation that hangs, where others took two minutes",
+    title="an evaluation that hangs, after others that took two minutes",
     minutes=10,
     tracks=(
         _in("eval"),
@@ -134,7 +135,7 @@ _HUNG_IN_EVALUATION = Example(
 )
 
 _SLOW_STEPS = Example(
-    title="a run of steps of half an hour, which seem longer than usual by noise",
+    title="a run with steps of half an hour, which vary by noise",
     minutes=40,
     tracks=(
         Track(metrics.STEPS, tuple(float(5000 + minute // 33) for minute in range(41))),
@@ -143,7 +144,7 @@ _SLOW_STEPS = Example(
 )
 
 _EPOCHS = Example(
-    title="a trainer that gives its epoch as the step",
+    title="a trainer that reports its epoch as the step",
     minutes=35,
     tracks=(Track(metrics.STEP, (3,)),),
 )
@@ -159,13 +160,13 @@ _SLOW_FIRST_STEP = Example(
 )
 
 _SLOWER_STEP = Example(
-    title="a step of more than three hours where one hour is usual",
+    title="a step of more than three hours, where one hour is usual",
     minutes=8,
     tracks=(Track(metrics.STANDING, ramp(10600, 60, 9)), _usual_step(3600)),
 )
 
 _ROLLOUTS = Example(
-    title="rollouts of up to forty minutes between fast updates, after one that took half an hour",
+    title="rollouts of up to forty minutes between fast updates, after one of half an hour",
     minutes=10,
     tracks=(Track(metrics.STANDING, ramp(1800, 60, 11)), Track(metrics.PAUSE_LONGEST, (1800,))),
 )
@@ -178,7 +179,7 @@ _EVALUATION = Example(
 )
 
 _WHOLE_EVALUATION = Example(
-    title="an evaluation of all data for two hours, where those of a part took half an hour",
+    title="an evaluation of all data for two hours, after partial ones of half an hour",
     minutes=8,
     tracks=(
         _in("eval"),
@@ -196,14 +197,14 @@ _EVALUATED_FIRST = Example(
 )
 
 _STARTING_UP = Example(
-    title="nearly an hour of start",
+    title="a start that takes nearly an hour",
     minutes=12,
     tracks=(_in("starting"), Track(metrics.STANDING, ramp(2850, 60, 13))),
     without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
 )
 
 _AFTER_CHECKPOINT = Example(
-    title="training that goes on a minute after a long checkpoint",
+    title="training that continues a minute after a long checkpoint",
     minutes=30,
     tracks=(
         Track(metrics.STEP, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
@@ -215,7 +216,7 @@ _AFTER_CHECKPOINT = Example(
 )
 
 _ENDED = Example(
-    title="a run that ended and lingers",
+    title="a run that ended and whose agent lingers",
     minutes=45,
     tracks=(
         *_stops_at(10),
@@ -234,7 +235,7 @@ _GONE = Example(
 _HEALTHY = Example(title="a healthy run", minutes=35)
 
 _YOUNG = Example(
-    title="a run seen for nine minutes, with steps of nearly a minute",
+    title="a run observed for nine minutes, with steps of nearly a minute",
     minutes=9,
     tracks=(*_stops_at(0), _usual_step(55)),
 )
@@ -242,32 +243,31 @@ _YOUNG = Example(
 RUN_STALLED = Condition(
     name="MpAgentRunStalled",
     summary="A run is active but makes no steps.",
-    meaning="The job holds its machines without training: a rank hangs, mostly in a collective "
-    "that another rank never entered.",
-    confirm="mp_agent_rank_phase_info and mp_agent_rank_step show where each rank stands; py-spy "
-    "shows the line.",
+    meaning="The job occupies its machines without training: a rank hangs, usually in a "
+    "collective that another rank never entered.",
+    confirm="mp_agent_rank_phase_info and mp_agent_rank_step show the phase and step of each "
+    "rank; py-spy shows the line of code.",
     remedies=(
-        "Find the rank whose phase lags the others' and look at its log, its data loader and its "
-        "GPU.",
-        "Mark evaluation and checkpoints with mp_agent.phase if it was one of those.",
+        "Find the rank whose phase lags behind and check its log, its data loader and its GPU.",
+        "If it was an evaluation or a checkpoint, mark it with mp_agent.phase.",
         "Restart from the last checkpoint if the rank is lost.",
     ),
-    why="Ranks wait for each other in collectives, so one that is stuck or gone stops all; the one "
-    "that lags is the cause, the others wait.",
+    why="Ranks wait for each other in collectives, so a stuck or dead rank stops all of them; "
+    "the lagging rank is the cause, the others wait.",
     levels=(
         Level(
             severity=Severity.CRITICAL,
             when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
             description=_description(_LONG),
-            reason="It does not wait: the condition spans half an hour, and ten usual steps; an "
-            "hour of starting, and three of evaluation or of a checkpoint, or one if that is "
+            reason="No delay: the condition itself spans half an hour and ten usual steps; one "
+            "hour during startup; three hours of evaluation or a checkpoint, or one if that is "
             "phase_growth times as long as any before.",
         ),
         Level(
             severity=Severity.WARNING,
             when=all_of(stopped(_WINDOW, first_step=_FIRST), active()),
             description=_description(_WINDOW),
-            reason="It does not wait: the condition spans ten minutes, and ten usual steps.",
+            reason="No delay: the condition itself spans ten minutes and ten usual steps.",
         ),
     ),
     firing=(

@@ -16,21 +16,21 @@ _ELSEWHERE = {"instance": "node-7:9464"}
 _GONE_AT_TEN: tuple[Value, ...] = (*flat(1, 10), "stale")
 
 _VANISHED = Example(
-    title="node and agent die, and discovery drops the target",
+    title="node and agent die, and service discovery drops the target",
     minutes=46,
     tracks=(Track("up", _GONE_AT_TEN),),
     ends=10,
-    fires={Severity.WARNING: "The series of run demo ended, and its end was not seen."},
+    fires={Severity.WARNING: "The series of run demo stopped, and no end of the run was reported."},
     at=16,
     not_yet=(11, 14, 45),
 )
 
 _DEAD_BUT_LISTED = Example(
-    title="a node that dies and stays among the targets",
+    title="a node that dies and remains a target",
     minutes=24,
     tracks=(Track("up", (*flat(1, 10), 0)),),
     ends=10,
-    fires={Severity.WARNING: "The series of run demo ended, and its end was not seen."},
+    fires={Severity.WARNING: "The series of run demo stopped, and no end of the run was reported."},
     at=24,
     not_yet=(19,),
 )
@@ -45,7 +45,7 @@ _UNREACHABLE = Example(
 )
 
 _COMPLETES = Example(
-    title="a run whose end was seen",
+    title="a run whose end was reported",
     minutes=46,
     tracks=(
         Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")),
@@ -68,7 +68,7 @@ _GOES_ON_ELSEWHERE = Example(
 )
 
 _ENDED_ELSEWHERE = Example(
-    title="a run rescheduled to another node, where its end was seen",
+    title="a run rescheduled to another node, where its end was reported",
     minutes=50,
     tracks=(
         Track("up", _GONE_AT_TEN),
@@ -80,18 +80,18 @@ _ENDED_ELSEWHERE = Example(
 
 RUN_VANISHED = Condition(
     name="MpAgentRunVanished",
-    summary="A run's series ended without its end having been seen.",
-    meaning="The run's node agent is gone together with the run, or went alone and left the run "
-    "unwatched: node failure, eviction, or a container killed with all that was in it.",
-    confirm="Look for the node or pod of the last series, and for the job in its scheduler.",
+    summary="A run's series stopped without a reported end.",
+    meaning="The run's node agent ended together with the run, or alone and left the run "
+    "unmonitored: node failure, eviction, or a killed container.",
+    confirm="Check the node or pod of the last series, and the job in its scheduler.",
     remedies=(
-        "Look at the node's and the scheduler's events: preemption, out of memory, hardware.",
-        "Resume the job from its last checkpoint if it is dead.",
+        "Check the node's and the scheduler's events: preemption, out of memory, hardware.",
+        "If the job is dead, resume it from its last checkpoint.",
         "Run the node agent as a sidecar, or start the job with mp-agent exec, so that the next "
-        "end is seen.",
+        "end is reported.",
     ),
-    why="A node agent outlives its job by the linger unless its container or node dies with it, so "
-    "series that stop while active mean that more than the job is gone.",
+    why="A node agent outlives its job by linger_seconds unless its container or node dies with "
+    "it, so series that stop while the run is active mean that more than the job has ended.",
     levels=(
         Level(
             severity=Severity.WARNING,
@@ -104,9 +104,9 @@ RUN_VANISHED = Condition(
                 Compare(_LAST_ACTIVE, "==", Number(0)),
             ),
             hold=duration("vanished_hold"),
-            reason="A pod that is replaced, and a discovery that lags, take that long; a target "
-            "that is listed and fails is given ten minutes.",
-            description="The series of run {run} ended, and its end was not seen.",
+            reason="The delay covers the replacement of a pod and slow service discovery; a "
+            "listed target that fails gets ten minutes.",
+            description="The series of run {run} stopped, and no end of the run was reported.",
         ),
     ),
     firing=(_VANISHED, _DEAD_BUT_LISTED),

@@ -27,7 +27,7 @@ _TROUBLE: Signal = (
 
 def _fires(count: int, run: str = " of run demo") -> str:
     return (
-        f"The telemetry{run} is not whole: {count} new error(s) and loss(es), or target(s) "
+        f"The telemetry{run} is incomplete: {count} new error(s) and loss(es), or target(s) "
         "without any series."
     )
 
@@ -45,7 +45,7 @@ def _rises(metric: Metric, by: float) -> Example:
 
 
 _WRONG_FROM_THE_START = Example(
-    title="a wrong setting that is known before the first scrape",
+    title="an invalid setting that is known before the first scrape",
     age_minutes=0,
     minutes=21,
     tracks=(Track(metrics.SETTING_ERRORS, (None, None, 1), NODE),),
@@ -84,7 +84,7 @@ _OF_OTHERS = Example(
 _OLD: tuple[Value, ...] = (*flat(3, 30), "stale", 3)
 
 _AFTER_FAILED_SCRAPE = Example(
-    title="errors of long ago, but not again when a scrape fails",
+    title="old errors, but not again when a scrape fails",
     age_minutes=0,
     minutes=42,
     tracks=(Track(metrics.PROBE_ERRORS, _OLD, NODE), Track("up", (*flat(1, 30), 0, 1))),
@@ -96,21 +96,21 @@ _AFTER_FAILED_SCRAPE = Example(
 TELEMETRY_DEGRADED = Condition(
     name="MpAgentTelemetryDegraded",
     summary="Telemetry is being lost.",
-    meaning="Training goes on unharmed, but what is watched is not all that there is: a hook "
-    "failed, a setting was ignored, records or series were dropped, or nothing arrives at all.",
-    confirm="mp_agent_probe_errors_total, mp_agent_setting_errors_total, "
+    meaning="Training is not affected, but monitoring is incomplete: a hook failed, a setting "
+    "was ignored, records or series were dropped, or no data arrives at all.",
+    confirm="Check mp_agent_probe_errors_total, mp_agent_setting_errors_total, "
     "mp_agent_records_dropped_total and mp_agent_series_dropped_total by node_rank; the node "
-    "agent's log file says what and why.",
+    "agent's log file has the details.",
     remedies=(
-        "Read the node agent's log and the first lines of the job's: each kind of error is told "
-        "there once, and each ignored setting by its name.",
-        "Raise max_series, or take layers out, if series are dropped; give the node agent a CPU of "
-        "its own if records are.",
+        "Read the node agent's log and the first lines of the job's log: each kind of error is "
+        "logged once, and each ignored setting by name.",
+        "Raise max_series if series are dropped; reserve a CPU for the node agent if records "
+        "are dropped.",
         "Without any series: check that the job calls mp_agent.init(), and that the node agent "
         "sees its directory in shared memory.",
     ),
-    why="The probe and the agent contain what goes wrong instead of disturbing the job; these "
-    "counters are where it shows.",
+    why="The probe and the agent contain errors instead of disturbing the job; these counters "
+    "report them.",
     levels=(
         Level(
             severity=Severity.WARNING,
@@ -118,10 +118,10 @@ TELEMETRY_DEGRADED = Condition(
                 Compare(_TROUBLE, ">", Number(0)),
                 Silent(metrics.BUILD, duration("silent_window")),
             ),
-            description="The telemetry{run| of run } is not whole: {value|count} new error(s) and "
-            "loss(es), or target(s) without any series.",
-            reason="It does not wait: each is an event of its own. A target has half an hour to "
-            "show its first series, since jobs take their time to start.",
+            description="The telemetry{run| of run } is incomplete: {value|count} new error(s) "
+            "and loss(es), or target(s) without any series.",
+            reason="No delay: each error is a separate event. A target has half an hour to "
+            "export its first series, because jobs take time to start.",
         ),
     ),
     firing=(

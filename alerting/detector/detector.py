@@ -21,7 +21,7 @@ log = logging.getLogger("mp_agent.node")
 PERIODS_PER_WINDOW = 24
 """Of the shortest window; in windows of minutes, one period is a few seconds."""
 FINDINGS_PER_LEVEL = 100
-"""Values of kept labels, such as layers, for which one level is told at most."""
+"""Values of kept labels, such as layers, for which one level is reported at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

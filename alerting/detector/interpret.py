@@ -1,4 +1,4 @@
-"""Expressions as functions of what was read: the second reading of a condition, beside PromQL.
+"""Expressions as functions of what was read: an alternative to PromQL.
 
 There is one interpreter per type of node.
 """
@@ -51,7 +51,7 @@ from mp_agent.alerting.values import Values
 from mp_agent.errors import CatalogError
 
 _TARGET_LABELS = ("instance",)
-"""By which the series of one target are known, beside the labels of the run."""
+"""Labels that identify the series of one target, besides those of the run."""
 
 
 class Interpreter:
@@ -170,7 +170,7 @@ class Interpreter:
     def _young(
         self, window_seconds: float, before_seconds: float
     ) -> Callable[[Moment], frozenset[Kept]]:
-        """Return what tells the targets that had counted for less than a window, `before` ago."""
+        """Return a selector of targets that had counted for less than a window, `before` ago."""
         name = metrics.COUNTING.prometheus_name
         self._readings.need(name, before_seconds + self._seconds(SCRAPE_GAP))
         age = self._range("last_over_time", SCRAPE_GAP, before_seconds)

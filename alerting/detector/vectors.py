@@ -1,7 +1,7 @@
 """What an expression comes to at a moment, and how two of them are put together.
 
 A vector is what PromQL calls an instant vector of one run: the values of the labels that are kept
-beside those of the run, to a number.
+besides those of the run, to a number.
 """
 
 from collections.abc import Callable, Mapping

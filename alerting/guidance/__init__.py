@@ -1,4 +1,4 @@
-"""What people need beyond an alert: how bad, how to confirm, why, how to mend it."""
+"""Runbook texts: severity, confirmation, causes, remedies, false positives."""
 
 from collections.abc import Mapping
 

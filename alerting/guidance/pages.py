@@ -35,28 +35,28 @@ def render_runbook(condition: Condition, guidance: Guidance, values: Values) -> 
         _GENERATED,
         f"# {condition.name}",
         f"**{condition.summary}** {condition.meaning}",
-        "## How bad is it",
+        "## Severity",
         guidance.harm,
         _levels(condition, values),
-        "## Make sure",
+        "## Confirm",
         condition.confirm,
-        f"In Prometheus, with the run's name for `{RUN_MARK}`:",
+        f"Query Prometheus, with the run's name in place of `{RUN_MARK}`:",
         code_block("promql", guidance.query),
         guidance.reading,
-        "On the dashboards, below your Grafana's address:",
+        "Dashboard panels, relative to your Grafana's URL:",
         listed(map(panel_text, guidance.panels)),
-        "## Likely causes, the likeliest first",
+        "## Likely causes, most likely first",
         _numbered(guidance.causes),
         "## What to do",
         _numbered(condition.remedies),
-        f"Why that works: {condition.why}",
+        f"Why this helps: {condition.why}",
         *map(_sample, guidance.samples),
-        "## When it fires and all is well",
+        "## False positives",
         listed(guidance.false_positives),
-        "It stays quiet, and is tested to, on: " + "; ".join(quiet_titles(condition)) + ".",
-        "## When exactly it fires",
+        "Tested not to fire on: " + "; ".join(quiet_titles(condition)) + ".",
+        "## Exact condition",
         *(expression(level, values) for level in condition.levels),
-        "Thresholds and durations can be set: see [the alerts reference](../../docs/alerts.md).",
+        "To change thresholds and durations, see [the alerts reference](../../docs/alerts.md).",
     )
     return "\n\n".join(parts) + "\n"
 
@@ -76,13 +76,13 @@ def _levels(condition: Condition, values: Values) -> str:
     rows = [
         (
             level.severity.value,
-            values.duration(level.hold) if level.hold else "at once",
-            values.duration(level.keep) if level.keep else "at once",
+            values.duration(level.hold) if level.hold else "immediately",
+            values.duration(level.keep) if level.keep else "immediately",
             level.reason,
         )
         for level in condition.levels
     ]
-    return markdown_table(("severity", "fires after", "is over after", "why"), rows)
+    return markdown_table(("severity", "fires after", "resolves after", "why"), rows)
 
 
 def expression(level: Level, values: Values) -> str:
@@ -94,7 +94,7 @@ def expression(level: Level, values: Values) -> str:
     }
     blocks = [code_block("promql", promql(level.when, values))]
     for name, text in recorded.items():
-        blocks += [f"where `{name}` is recorded as", code_block("promql", text)]
+        blocks += [f"where `{name}` is the recording rule", code_block("promql", text)]
     return folded(f"{level.severity.value.capitalize()}, as PromQL", "\n\n".join(blocks))
 
 
@@ -106,7 +106,7 @@ def folded(title: str, text: str) -> str:
 def _sample(name: str) -> str:
     path = _SAMPLES / f"{name}.py"
     link = f"[{path.name}](../samples/{path.name})"
-    return f"{link}, which a test runs:\n\n{code_block('python', path.read_text('utf-8').strip())}"
+    return f"{link} (run by a test):\n\n{code_block('python', path.read_text('utf-8').strip())}"
 
 
 def _index() -> str:
@@ -119,10 +119,10 @@ def _index() -> str:
         for condition in CONDITIONS
     ]
     text = (
-        "Publish this folder where your people read, and name the place to the rules: "
-        "`mp-agent rules --runbook-base https://…`. The address of the folder in a repository "
-        "will do: each alert links to `<base>/<alert name in lower case>.md`. Where pages have "
-        "other addresses, say where the name goes: `--runbook-base https://wiki…/{alert}/`."
+        "Publish this folder for your team, and pass its base URL to the rules: "
+        "`mp-agent rules --runbook-base https://…`. The URL of the folder in a repository works: "
+        "each alert links to `<base>/<alert name in lower case>.md`. For other URL schemes, mark "
+        "the place of the name: `--runbook-base https://wiki…/{alert}/`."
     )
     table = markdown_table(("alert", "severity", "what"), rows)
     return "\n\n".join((_GENERATED, "# Runbooks", text, table)) + "\n"

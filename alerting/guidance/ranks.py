@@ -5,59 +5,60 @@ from mp_agent.alerting.guidance.record import Guidance
 
 RANKS = {
     "MpAgentReplicaDivergence": Guidance(
-        harm="The ranks train different models while they average their gradients: the result is "
-        "neither. Every step makes it worse; stop the run and keep the evidence.",
+        harm="The ranks train different models while averaging their gradients: the result is "
+        "neither model. Every step makes it worse; stop the run and keep the evidence.",
         query='last_over_time(mp_agent_divergent_ranks_info{run="RUN"}[1h])',
-        reading="Which ranks differ from the others, since which step, and in what: gradients once "
-        "they are reduced, or weights. mp_agent_replica_divergence is 1 while they do.",
+        reading="The ranks that differ from the others, since which step, and in what: reduced "
+        "gradients or weights. mp_agent_replica_divergence is 1 while they differ.",
         causes=(
-            "A hardware fault that corrupts silently: one GPU computes or stores wrongly.",
+            "Silent data corruption by hardware: one GPU computes or stores wrong values.",
             "Parameters that are changed outside the wrapped step on one rank only.",
-            "Ranks that resumed from different checkpoints, or initialised with different seeds.",
-            "Parameters that are left out of the gradient reduction: unused in some ranks' "
+            "Ranks that resumed from different checkpoints, or were initialized with different "
+            "seeds.",
+            "Parameters that are excluded from the gradient reduction: unused in some ranks' "
             "forward pass, or added after wrapping.",
         ),
         false_positives=(
-            "Models that are meant to differ between ranks, such as plain parameters of an "
-            "ensemble: wrap them, or give them names of their own.",
+            "Models that differ between ranks by design, such as unwrapped parameters of an "
+            "ensemble: wrap them, or give them distinct names.",
         ),
         samples=("compare_replicas", "save_and_resume"),
         panels=(panels.WHICH_DIFFER, panels.REPLICAS, panels.XID_ERRORS),
     ),
     "MpAgentRankNonFinite": Guidance(
-        harm="What this rank has is in everybody's gradients one reduction later. Without a scaler "
-        "the weights of all ranks are lost: stop the run.",
+        harm="The next reduction spreads the values of this rank to the gradients of all ranks. "
+        "Without a scaler the weights of all ranks are lost: stop the run.",
         query='last_over_time(mp_agent_first_nonfinite_info{run="RUN",rank!=""}[1h])',
-        reading="The step and the rank on which it began, before anything was mixed. "
-        "mp_agent_rank_loss_nonfinite_steps_total says who has it since: one rank alone points at "
-        "its data or its hardware, all of them at the model.",
+        reading="The step and the rank where it started, before any reduction. "
+        "mp_agent_rank_loss_nonfinite_steps_total shows the ranks affected since then: a single "
+        "rank indicates its data or its hardware, all ranks indicate the model.",
         causes=(
-            "Broken samples in this rank's shard of the data.",
-            "A failing GPU: look for XID errors, ECC errors and thermal throttling on its host.",
-            "A sample that is long or empty, which only this rank met so far: a mean over no "
+            "Corrupt samples in this rank's shard of the data.",
+            "A failing GPU: check for XID errors, ECC errors and thermal throttling on its host.",
+            "A very long or empty sample that only this rank has processed so far: a mean over no "
             "tokens, an attention mask that hides everything.",
-            "Another software version on one node: driver, CUDA or library.",
+            "A different software version on one node: driver, CUDA or library.",
         ),
         false_positives=(
-            "A single overflowed forward pass in FP16 that GradScaler skipped; it fires only when "
-            "that does not pass.",
+            "A single overflowed forward pass in FP16 that GradScaler skipped; the alert fires "
+            "only if the overflow persists.",
         ),
         samples=("check_batch", "find_the_operation"),
         panels=(panels.NONFINITE_RANKS, panels.XID_ERRORS, panels.FIRST_NONFINITE),
     ),
     "MpAgentRankStraggler": Guidance(
-        harm="All ranks wait for the slowest in every step, so one slow GPU slows the whole job by "
-        "as much. Nothing is lost but time and money; look in working hours.",
+        harm="All ranks wait for the slowest one in every step, so one slow GPU slows down the "
+        "whole job. It costs time and money, not data; investigate during working hours.",
         query='mp_agent_straggler_slowdown{run="RUN"} * on (run) group_right () '
         'mp_agent_straggler_info{run="RUN"}',
-        reading="The slowest rank, and its time before its first collective by the median of all "
-        "ranks. The time in the collective itself says nothing: there the fast ones wait.",
+        reading="The slowest rank, and its time before its first collective divided by the median "
+        "of all ranks. The time within the collective is no indication: the fast ranks wait there.",
         causes=(
-            "A GPU that is throttled by heat or power, or runs at other clocks.",
+            "A GPU that is throttled by temperature or power, or runs at lower clocks.",
             "A data loader that is slower on this node: network storage, too few workers, CPU "
-            "taken by something else.",
-            "Work that is unevenly spread: longer sequences, more experts, an uneven pipeline.",
-            "A rank that does more than the others: logging, checkpointing, evaluation on rank 0.",
+            "used by other processes.",
+            "Unevenly distributed work: longer sequences, more experts, an unbalanced pipeline.",
+            "A rank with additional work: logging, checkpointing, evaluation on rank 0.",
         ),
         false_positives=(
             "Pipeline stages, and experts with more tokens, differ by design: raise the "
@@ -67,17 +68,17 @@ RANKS = {
         panels=(panels.SLOWDOWN, panels.SLOWEST_RANKS, panels.XID_ERRORS),
     ),
     "MpAgentRankStalled": Guidance(
-        harm="The job stands: the other ranks wait in a collective for the ones that are named. It "
-        "will not go on by itself until the process group's timeout ends it; act now.",
+        harm="The job makes no progress: the other ranks wait in a collective for the named ones. "
+        "It does not continue until the process group's timeout ends it; act now.",
         query='mp_agent_lagging_rank_info{run="RUN"}',
-        reading="The ranks that have not come as far as the furthest one, and where they stand; "
-        "gone means that the process is, or that nothing is heard of its node. They are the cause, "
-        "the others wait for them.",
+        reading="The ranks that are behind the furthest one, and their phase; gone means that the "
+        "process has ended, or that its node does not report. They are the cause; the others wait "
+        "for them.",
         causes=(
             "The rank hangs in its data loader: dead worker, network storage, a lock.",
             "It died, or is stopped: out of memory, a debugger, a GPU that fell off the bus.",
-            "It took another branch of the code, and entered no collective or another one.",
-            "Something long that only this rank does, such as writing a checkpoint.",
+            "It took a different branch of the code, and entered no collective or another one.",
+            "A long operation on this rank only, such as writing a checkpoint.",
         ),
         false_positives=(
             "Rank 0 evaluates or saves while the others wait: mark it with mp_agent.phase.",
@@ -87,22 +88,20 @@ RANKS = {
         panels=(panels.LAGGING_RANKS, panels.RANKS_BY_PHASE, panels.XID_ERRORS),
     ),
     "MpAgentCoverageLow": Guidance(
-        harm="The training may be well, but norms and counts are of a part of it only, and "
-        "conditions on norms are not judged meanwhile: you are partly blind.",
+        harm="Training may be healthy, but norms and counts cover only part of it, and conditions "
+        "on norms are not evaluated in the meantime.",
         query='mp_agent_missing_rank_info{run="RUN"}',
-        reading="The ranks that the merged numbers lack. Ranks of one host mean that its node "
-        "agent, or its way to the root agent, is the problem.",
+        reading="The ranks that the merged numbers do not include. Ranks of a single host indicate "
+        "a problem with its node agent, or with its connection to the root agent.",
         causes=(
-            "A node agent that died, or was never started: with node_agent = external, look for "
-            "its process or sidecar.",
-            "The root agent cannot be reached from that node: firewall, network policy, a port "
-            "that is not open, a name that does not resolve.",
+            "A node agent that died or was never started: with node_agent = external, check its "
+            "process or sidecar.",
+            "The root agent is unreachable from that node: firewall, network policy, a closed "
+            "port, a name that does not resolve.",
             "Agents of different versions, or without the run's token: their log says so.",
-            "Ranks that are gone while the others go on, as elastic jobs allow.",
+            "Ranks that have ended while the others continue, as elastic jobs allow.",
         ),
-        false_positives=(
-            "The first minutes of a large run, while the nodes come up one after the other.",
-        ),
+        false_positives=("The first minutes of a large run, while its nodes start one by one.",),
         samples=("check_agents",),
         panels=(panels.WHICH_ARE_MISSING, panels.COVERAGE, panels.RANKS_GONE),
     ),

@@ -1,4 +1,4 @@
-"""What a runbook says of a condition beside the condition's own record."""
+"""Runbook text of a condition, in addition to the condition's own record."""
 
 import re
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
-    """What somebody needs whom the alert has woken.
+    """Runbook text for the person who handles the alert.
 
-    harm: how bad it is: what is lost while it lasts, and how long it can wait.
-    query: PromQL that confirms it, for the run called RUN; reading: what its answer tells.
-    causes: the likely ones, the likeliest first. false_positives: when it fires and all is well.
+    harm: severity: what is lost while it lasts, and how soon to act.
+    query: PromQL that confirms it, for the run named RUN; reading: how to interpret the result.
+    causes: likely ones, most likely first. false_positives: cases in which the run is healthy.
     samples: names of the code samples for the fix, without `.py`; the first is the main one.
-    panels: where to look; the first is the one that shows it best.
+    panels: dashboard panels; the first shows the condition best.
     """
 
     harm: str
@@ -43,7 +43,7 @@ class Guidance:
             raise CatalogError("causes, false positives, samples and panels are never empty")
         for text in texts:
             if not text.endswith("."):
-                raise CatalogError(f"{text!r} is no whole sentence")
+                raise CatalogError(f"{text!r} is not a complete sentence")
         if f'run="{RUN_MARK}"' not in self.query:
             raise CatalogError(f"{self.query!r} is not of one run")
 

@@ -47,11 +47,12 @@ def _overview() -> str:
             f"[`{condition.name}`](#{condition.name.lower()})",
             ", ".join(level.severity.value for level in condition.levels),
             condition.summary,
+            condition.remedies[0],
             f"[runbook](../{RUNBOOKS}/{page_file(condition.name)})",
         )
         for condition in CONDITIONS
     )
-    return markdown_table(("alert", "severity", "what", ""), rows)
+    return markdown_table(("alert", "severity", "what", "first remedy", ""), rows)
 
 
 def _thresholds() -> str:
@@ -87,8 +88,8 @@ def _entry(condition: Condition, values: Values) -> str:
                     for level in condition.levels
                 ),
             ),
-            *(["Set by:", listed(numbers)] if numbers else []),
-            "Quiet on: " + "; ".join(quiet_titles(condition)) + ".",
+            *(["Thresholds and durations:", listed(numbers)] if numbers else []),
+            "Tested not to fire on: " + "; ".join(quiet_titles(condition)) + ".",
             f"[Runbook](../{RUNBOOKS}/{page_file(condition.name)})",
             *(expression(level, values) for level in condition.levels),
         )

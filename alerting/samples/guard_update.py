@@ -4,7 +4,7 @@ import torch
 
 
 def finite_gradients(parameters: list[torch.nn.Parameter]) -> bool:
-    """Tell whether every gradient is finite. Waits for the device once."""
+    """Return whether every gradient is finite. Waits for the device once."""
     norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
     return bool(torch.stack(norms).isfinite().all())
 

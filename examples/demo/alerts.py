@@ -23,7 +23,7 @@ _WAITING_SCALE = 0.05
 
 
 class AlertSource(Protocol):
-    """Whatever tells of alerts."""
+    """A source of alerts."""
 
     def describe(self) -> Sequence[str]:
         """Return what the alerts come from, in words."""
@@ -60,7 +60,7 @@ class RealServers:
 
 
 class MetricsAlone:
-    """Without servers: only what can be told from one look at /metrics."""
+    """Without servers: only what a single reading of /metrics shows."""
 
     def __init__(self) -> None:
         self._fired: dict[str, tuple[Notification, ...]] = {}
@@ -68,7 +68,7 @@ class MetricsAlone:
     def describe(self) -> Sequence[str]:
         """Return what is missing, and what is done instead."""
         return (
-            "Prometheus and Alertmanager are neither on PATH nor to be had by apt here.",
+            "Prometheus and Alertmanager are not on PATH, and apt cannot install them here.",
             "Instead, the counters on the node agent's /metrics are looked at directly.",
         )
 

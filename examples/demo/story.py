@@ -1,4 +1,4 @@
-"""What went wrong first: told from one reading of /metrics to the next."""
+"""Reports the first fault, from consecutive readings of /metrics."""
 
 from dataclasses import dataclass, field
 

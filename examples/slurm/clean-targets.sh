@@ -1,7 +1,7 @@
 #!/bin/bash
 # Removes the targets of jobs that died without removing them, for cron, a systemd timer or
 # EpilogSlurmctld. A root agent refreshes its file every 15 s and removes those that stand still for
-# ten minutes; what nobody else may remove, or what the last job left, is removed here.
+# ten minutes; this script removes those of other users, and those of the last job.
 set -euo pipefail
 
 directory=${1:-/shared/mp_agent/targets}

@@ -1,7 +1,7 @@
-"""What the standard OTEL_* variables ask for; the official exporters read the rest themselves.
+"""Reads the standard OTEL_* variables that the official exporters do not read themselves.
 
 https://opentelemetry.io/docs/specs/otel/protocol/exporter/ lists them. Headers, endpoints and
-certificates are left to the exporters, so no secret is held here.
+certificates are left to the exporters, so no secret is kept here.
 """
 
 import logging
@@ -13,7 +13,7 @@ from math import isfinite
 log = logging.getLogger("mp_agent.otlp")
 
 DEFAULT_INTERVAL_SECONDS = 15.0
-"""As Prometheus scrapes. The specification's minute would show rules two points per window."""
+"""Prometheus' scrape interval. The specification's minute would leave rules two points a window."""
 DEFAULT_TIMEOUT_SECONDS = 10.0
 DEFAULT_EXPORT_TIMEOUT_SECONDS = 30.0
 
@@ -21,15 +21,15 @@ _HTTP = "http/protobuf"
 _PROTOCOLS = (_HTTP, "grpc")
 _COMPRESSIONS = ("none", "gzip", "deflate")
 _MILLISECONDS = 1e-3
-_MEANT_FOR_INSTRUMENTS = {
+_FIXED_VALUES = {
     "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "cumulative",
     "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
 }
-"""Variables with the only value that loses nothing here."""
+"""Variables for instruments, each with the only value that is supported here."""
 
 
 class OtlpSignal(Enum):
-    """What can be sent by OTLP. The value is the word in the variables' names."""
+    """What OTLP can carry. The value is the word in the variables' names."""
 
     METRICS = "METRICS"
     LOGS = "LOGS"
@@ -43,38 +43,38 @@ def variable_names(signal: OtlpSignal, what: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpTransport:
-    """How one signal travels."""
+    """How one signal is sent."""
 
     signal: OtlpSignal
     grpc: bool
     gzip_over_grpc: bool
-    """Of no account over HTTP, where the exporter reads the compression itself."""
+    """Unused over HTTP, where the exporter reads the compression itself."""
     timeout_seconds: float
-    """For one request, repetitions of it included."""
+    """For one request, including retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpEnvironment:
-    """The variables' values, defaults filled in."""
+    """The variables' values, with defaults."""
 
     transports: Mapping[OtlpSignal, OtlpTransport]
-    """Of the signals that are on."""
+    """Of the signals that are enabled."""
     interval_seconds: float
     export_timeout_seconds: float
     """For all requests of one push."""
 
 
 def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:
-    """Return what `variables` ask for; a wrong value is logged by its name, and the default used.
+    """Return what `variables` configure; an invalid value is logged, and the default used.
 
-    Takes out of `variables` what the exporters would trip over: empty values, which count as not
-    set, and wrong ones.
+    Removes from `variables` what the exporters cannot handle: empty values, which count as unset,
+    and invalid ones.
     """
     _drop_empty(variables)
     disabled = _is_disabled(variables)
-    for name, only in _MEANT_FOR_INSTRUMENTS.items():
+    for name, only in _FIXED_VALUES.items():
         if variables.get(name, only).strip().lower() != only:
-            log.warning("%s is not followed: what is sent is always %s", name, only)
+            log.warning("%s is ignored: metrics are always sent as %s", name, only)
     limit_seconds = _seconds(
         variables, "OTEL_METRIC_EXPORT_TIMEOUT", DEFAULT_EXPORT_TIMEOUT_SECONDS, _MILLISECONDS
     )
@@ -98,7 +98,7 @@ def _transport(
     grpc = _choice(variables, signal, "PROTOCOL", _PROTOCOLS, _HTTP) == "grpc"
     compression = _choice(variables, signal, "COMPRESSION", _COMPRESSIONS, "none")
     if grpc and compression == "deflate":
-        log.warning("%s are sent by gRPC as they are: deflate is for HTTP", signal.name.lower())
+        log.warning("%s are sent uncompressed: gRPC does not support deflate", signal.name.lower())
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS
     for name in reversed(variable_names(signal, "TIMEOUT")):
         # Seconds, as everywhere in Python's exporters; the specification says milliseconds.

@@ -21,7 +21,7 @@ _SEVERITIES = {"firing": SeverityNumber.ERROR, "resolved": SeverityNumber.INFO}
 
 
 def is_sent(event: StoredConditionEvent) -> bool:
-    """Return whether an event is one to send: critical ones are."""
+    """Return whether an event is sent: only critical ones are."""
     return event.condition.severity == "critical"
 
 
@@ -33,7 +33,7 @@ def log_records(
 
 
 def spans(events: Iterable[StoredConditionEvent], resource: Resource) -> list[ReadableSpan]:
-    """Return one span per event, without length; those of a run make up one trace."""
+    """Return one span of zero duration per event; those of a run form one trace."""
     return [_span(event, resource) for event in events]
 
 
@@ -70,7 +70,7 @@ def _span(event: StoredConditionEvent, resource: Resource) -> ReadableSpan:
 
 
 def _attributes(event: StoredConditionEvent) -> Mapping[str, str | int | float]:
-    """Return what is known, by the names that the metrics' labels have."""
+    """Return what is known, under the names of the metrics' labels."""
     condition = event.condition
     known: dict[str, str | int | float] = {
         "condition": condition.name,

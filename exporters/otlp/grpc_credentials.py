@@ -1,8 +1,8 @@
 """The certificates that the OTEL_* variables name, for gRPC.
 
-The official exporter would not show a client's certificate unless an authority is named too,
-would not mix a signal's own variables with those for all signals, and goes on without a file
-that is missing. Over HTTP it does none of this.
+The official exporter sends a client certificate only if an authority is configured too, does not
+mix a signal's own variables with those for all signals, and ignores a missing file. Over HTTP it
+does none of this.
 """
 
 import os
@@ -11,15 +11,15 @@ from typing import Any
 
 from grpc import ssl_channel_credentials  # type: ignore[import-untyped]
 
-from mp_agent.exporters.otlp.clients import ExportError
 from mp_agent.exporters.otlp.environment import OtlpSignal, variable_names
+from mp_agent.exporters.otlp.exporter import ExportError
 
 
 def credentials(signal: OtlpSignal) -> Any:
-    """Return the channel's credentials; None where no variable names a file.
+    """Return the channel's credentials; None if no variable names a file.
 
-    None as well where a credential provider is named, which the exporter asks itself. Raises
-    ExportError when a file cannot be read, or a key is without its certificate or vice versa.
+    None, too, if a credential provider is configured, which the exporter calls itself. Raises
+    ExportError when a file cannot be read, or for a key without its certificate or vice versa.
     """
     if _has_provider(signal):
         return None
@@ -27,8 +27,11 @@ def credentials(signal: OtlpSignal) -> Any:
         _content(signal, what) for what in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
     )
     if bool(key) is not bool(certificate):
-        # gRPC would end the process.
-        raise ExportError("a client's key and certificate are of use together only: set both")
+        # gRPC would abort the process.
+        raise ExportError(
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE must be set "
+            "together"
+        )
     if authority is None and certificate is None:
         return None
     return ssl_channel_credentials(authority, key, certificate)

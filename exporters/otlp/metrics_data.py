@@ -1,4 +1,4 @@
-"""A Snapshot as OpenTelemetry's metrics data: dotted names, units, cumulative, in batches."""
+"""Converts a Snapshot to OpenTelemetry metrics data: cumulative, in requests of limited size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ SCOPE = InstrumentationScope("mp_agent", __version__)
 
 POINTS_MAX = 4000
 LABEL_CHARACTERS_MAX = 700_000
-"""Per request; both together keep it below the 4 MiB that a gRPC server takes by default."""
+"""Per request; together they keep it below the 4 MiB that a gRPC server accepts by default."""
 
-OF_ONE_PROCESS = frozenset(
+PROCESS_METRICS = frozenset(
     metric.name for metric in (*EXPORT_METRICS, *TRANSPORT_METRICS, *FLIGHT_METRICS)
 )
-"""What a node agent counts of its own work: its successor begins anew."""
+"""Metrics of the node agent's own work, which start anew with each process."""
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _NANOSECONDS = 1e9
@@ -47,21 +47,21 @@ Point = NumberDataPoint | HistogramDataPoint
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a snapshot was taken, and since when its counters count. Nanoseconds since the epoch."""
+    """When a snapshot was taken, and when its counters started. Nanoseconds since the epoch."""
 
     taken_unix_ns: int
     born_unix_ns: Mapping[str, int]
     """By run."""
-    restarts_unix_ns: Mapping[Key, int]
+    resets_unix_ns: Mapping[Key, int]
     process_unix_ns: int = 0
-    """Since when this process counts its own work."""
+    """When this process started to count its own work."""
 
     def start(self, metric: Metric, labels: tuple[str, ...]) -> int:
-        """Return the start of a counter's or histogram's present series."""
+        """Return the start time of a counter or histogram."""
         born = self.born_unix_ns.get(labels[0], self.taken_unix_ns)
-        if metric.name in OF_ONE_PROCESS:
+        if metric.name in PROCESS_METRICS:
             born = max(born, self.process_unix_ns)
-        start = self.restarts_unix_ns.get((metric.name, labels), born)
+        start = self.resets_unix_ns.get((metric.name, labels), born)
         return min(start, self.taken_unix_ns)
 
 
@@ -71,7 +71,7 @@ def unix_ns(unix_seconds: float) -> int:
 
 
 def attributes(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
-    """Return a series' labels; an empty one is absent, as Prometheus has it."""
+    """Return a series' labels; an empty one is omitted, as in Prometheus."""
     return {
         name: as_utf8(label)
         for name, label in zip(metric.label_names, labels, strict=True)
@@ -80,7 +80,7 @@ def attributes(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
 
 
 def batches(snapshot: Snapshot, times: Times, resource: Resource) -> Iterator[MetricsData]:
-    """Yield the whole snapshot in requests of bearable size; a family may span several."""
+    """Yield the snapshot in requests of limited size; a family may span several."""
     room, characters, metrics = POINTS_MAX, LABEL_CHARACTERS_MAX, list[OtelMetric]()
     for family in snapshot:
         points: list[Point] = []
@@ -103,7 +103,7 @@ def _request(metrics: Iterable[OtelMetric], resource: Resource) -> MetricsData:
 
 
 def _metric(family: Family, points: list[Point]) -> Iterator[OtelMetric]:
-    """Yield the family with these of its points, if there are any."""
+    """Yield the family with these points, if there are any."""
     if not points:
         return
     data: Gauge | Sum | Histogram
@@ -153,7 +153,7 @@ def _histogram_point(metric: Metric, sample: Sample, times: Times) -> Point:
 
 def _number(metric: Metric, sample: Sample) -> float:
     if isinstance(sample.value, HistogramValue):
-        raise TypeError(f"{metric.name}: a histogram where a number belongs")
+        raise TypeError(f"{metric.name}: expected a number, not a histogram")
     return float(sample.value)
 
 

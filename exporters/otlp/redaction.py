@@ -1,7 +1,7 @@
 """Keeps secrets out of the logs: OTEL_* headers, passwords and queries of endpoints.
 
 The exporters log headers that they cannot parse and URLs that they cannot reach. While a capture
-is in place, what they log stays here, redacted, and is asked for when a push fails.
+is installed, their messages are kept here, redacted, and are read when a push fails.
 """
 
 import logging
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, unquote
 
 LOGGERS = ("opentelemetry", "urllib3", "requests")
-"""Those of the exporters and of what they use."""
+"""Of the exporters and the libraries they use."""
 
 _SHOWN = "***"
 _LENGTH_MIN = 3
-"""Shorter words are no secrets, and replacing them would garble every text."""
+"""Shorter words are no secrets, and replacing them would garble every message."""
 _MESSAGES_KEPT = 4
 _MESSAGE_CHARACTERS_MAX = 500
 
@@ -30,7 +30,7 @@ class Redactor:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def redact(self, text: str) -> str:
-        """Return `text` without the secrets, and not longer than a log line should be."""
+        """Return `text` without the secrets, truncated to a reasonable log line."""
         return self._pattern.sub(_SHOWN, text)[:_MESSAGE_CHARACTERS_MAX]
 
     def __repr__(self) -> str:
@@ -38,7 +38,7 @@ class Redactor:
 
 
 class LogCapture(logging.Handler):
-    """Takes what the exporters log off their loggers, and keeps each thread's last messages."""
+    """Diverts the exporters' log messages, and keeps each thread's last ones."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__(logging.WARNING)
@@ -47,7 +47,7 @@ class LogCapture(logging.Handler):
         self._propagated: dict[str, bool] = {}
 
     def install(self) -> None:
-        """Stand between the loggers and everybody else's handlers; once is enough."""
+        """Attach to the loggers and stop their propagation; idempotent."""
         for name in LOGGERS:
             if name in self._propagated:
                 continue
@@ -57,7 +57,7 @@ class LogCapture(logging.Handler):
             logger.addHandler(self)
 
     def remove(self) -> None:
-        """Let the loggers go."""
+        """Detach from the loggers and restore their propagation."""
         for name, propagated in self._propagated.items():
             logger = logging.getLogger(name)
             logger.removeHandler(self)
@@ -65,14 +65,14 @@ class LogCapture(logging.Handler):
         self._propagated.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message, redacted, with the exception that it came with."""
+        """Keep a message, redacted, with its exception."""
         try:
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
                 text = f"{text}: {record.exc_info[1]!r}"
         except Exception:
             # logging's own report of this would show the arguments.
-            text = f"{record.name} logged what cannot be formatted"
+            text = f"{record.name} logged a message that cannot be formatted"
         kept = self._messages.setdefault(threading.get_ident(), deque(maxlen=_MESSAGES_KEPT))
         if (redacted := self._redactor.redact(text)) not in kept:
             kept.append(redacted)
@@ -81,8 +81,8 @@ class LogCapture(logging.Handler):
         """Return `text` without secrets."""
         return self._redactor.redact(text)
 
-    def take(self) -> str:
-        """Return what this thread's exporters said since it last asked, oldest first."""
+    def pop(self) -> str:
+        """Return and forget the messages of this thread since the last call, oldest first."""
         return "; ".join(self._messages.pop(threading.get_ident(), ()))
 
 
@@ -97,9 +97,9 @@ def _secrets(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _header_secrets(value: str) -> Iterator[str]:
-    """Yield every text in which a header's value might turn up, well-formed or not."""
+    """Yield every form in which a header's value may appear, well-formed or not."""
     for pair in value.split(","):
-        # As a whole too: without a name, all of it is the secret.
+        # Also as a whole: without a name, all of it is the secret.
         yield pair.strip()
         secret = re.split("[=:]", pair, maxsplit=1)[-1].strip()
         for form in {secret, unquote(secret)}:
@@ -109,7 +109,7 @@ def _header_secrets(value: str) -> Iterator[str]:
 
 
 def _url_secrets(value: str) -> Iterator[str]:
-    """Yield passwords and queries, of what is no valid URL as well."""
+    """Yield passwords and queries, even of an invalid URL."""
     address, _, query = value.partition("?")
     for userinfo in re.findall(r"[^/\s]+(?=@)", address):
         for part in (userinfo, *userinfo.split(":")):

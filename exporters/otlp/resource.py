@@ -1,4 +1,4 @@
-"""Who sends: the attributes of the resource, those of OTEL_RESOURCE_ATTRIBUTES above our own."""
+"""The resource attributes of the node agent; OTEL_RESOURCE_ATTRIBUTES overrides them."""
 
 import os
 import socket
@@ -19,10 +19,10 @@ _POD_VARIABLES = {
     "k8s.node.name": ("NODE_NAME", "K8S_NODE_NAME"),
     "k8s.container.name": ("CONTAINER_NAME", "K8S_CONTAINER_NAME"),
 }
-"""Attribute to the variables under which the downward API is wont to give it, the first wins.
+"""By attribute, the variables that the downward API commonly sets; the first one set wins.
 
-The host name is none of them: it is the node's under hostNetwork, and that of a pod of an indexed
-Job lacks the end of the pod's name. A collector mends what is absent, not what is wrong.
+The host name is not used: under hostNetwork it is the node's, and in an indexed Job it lacks the
+end of the pod's name. A collector can fill in what is absent, not correct what is wrong.
 """
 
 
@@ -41,16 +41,16 @@ def make_resource(directory: Path) -> Resource:
         **pod,
     }
     if namespace := pod.get("k8s.namespace.name"):
-        # Prometheus makes `job` of it: runs of one name in two namespaces are told apart by that.
+        # Becomes part of Prometheus' `job`, which separates runs of one name in two namespaces.
         own["service.namespace"] = namespace
     return Resource.create(own).merge(OTELResourceDetector().detect())
 
 
 def instance_id(directory: Path) -> str:
-    """Return an id that no other node agent has, and that its successor has as well.
+    """Return an id that is unique to this node agent and its successors in `directory`.
 
-    Counters outlive a node agent in `directory`, so the series of its successor go on; the boot
-    and the directory's own identity tell apart machines and containers of the same name.
+    Counters survive a node agent's restart, so the series of its successor must continue them; the
+    boot id and the directory's inode distinguish machines and containers of the same name.
     """
     try:
         place = directory.stat()
@@ -64,7 +64,7 @@ def instance_id(directory: Path) -> str:
 def kubernetes_attributes(
     variables: Mapping[str, str], namespace_file: Path = _NAMESPACE_FILE
 ) -> dict[str, str]:
-    """Return what is known of the pod; nothing outside Kubernetes."""
+    """Return the attributes of the pod; none outside Kubernetes."""
     if "KUBERNETES_SERVICE_HOST" not in variables:
         return {}
     attributes = {

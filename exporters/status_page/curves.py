@@ -1,4 +1,4 @@
-"""The last steps of a run as curves for a terminal, a character for some steps each."""
+"""The last steps of a run as curves for a terminal, each character for one or more steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,29 +16,29 @@ STYLES = {"critical": "bold red", "warning": "yellow", "info": "blue"}
 """How rich shows a severity."""
 _BARS = "▁▂▃▄▅▆▇█"
 _LOWEST = 2.0**-24
-"""FP16's smallest number: what is below it looks no lower."""
-_BESIDE_CURVE = 48
-"""Characters that a curve's name and its numbers take."""
+"""FP16's smallest number: lower values are drawn at its height."""
+_OTHER_COLUMNS = 48
+"""Width of a curve's name and numbers in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Loss, loss scale and gradient norm over the last steps, as far as there are any.
+    """Loss, loss scale and gradient norm over the last steps, as far as they were observed.
 
-    What is beyond a threshold has the colour of its alert.
+    Values beyond a threshold have the colour of its alert.
     """
 
     history: Facts
     thresholds: Mapping[str, float]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw them as wide as there is room beside their numbers."""
+        """Draw them in the width that their numbers leave."""
         steps = self.history["step"]
         table = Table(box=None, pad_edge=False, title=f"steps {steps[0]} to {steps[-1]}")
         table.title_justify = "left"
         for column in ("", "", "smallest", "largest", "now"):
             table.add_column(column, justify="right" if column else "left", no_wrap=True)
-        characters = max(options.max_width - _BESIDE_CURVE, 10)
+        characters = max(options.max_width - _OTHER_COLUMNS, 10)
         for name, is_log, worst in (
             ("loss", False, max),
             ("loss_scale", True, min),
@@ -69,7 +69,7 @@ class Curves:
 def _worst_of_groups(
     values: Sequence[float | None], count: int, worst: Callable[[Sequence[float]], float]
 ) -> list[float | None]:
-    """Return values as they are, or the worst of each of `count` groups that follow each other."""
+    """Return values unchanged, or the worst of each of `count` consecutive groups."""
     count = min(count, len(values))
     bounds = [len(values) * at // count for at in range(count + 1)]
     groups = [
@@ -84,7 +84,7 @@ def _height(value: float, is_log: bool) -> float:
 
 
 def _beyond(name: str, value: float, thresholds: Mapping[str, float]) -> str:
-    """Return the style of the severest threshold that a value is beyond."""
+    """Return the style of the most severe threshold that a value is beyond."""
     limits = {
         "loss_scale": (
             ("loss_scale_floor", "critical", -1),
@@ -105,7 +105,7 @@ def _beyond(name: str, value: float, thresholds: Mapping[str, float]) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value in few characters; a dash for one that is not known."""
+    """Return a value in few characters; a dash for an unknown one."""
     if value is None:
         return "–"
     if isinstance(value, float):

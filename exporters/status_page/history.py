@@ -1,4 +1,4 @@
-"""The last steps of a run, for curves that miss none of them."""
+"""The last steps of a run, complete, for curves."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class StepHistory:
         self._points: deque[Point] = deque(maxlen=STEPS_KEPT)
 
     def add(self, step: MergedStep) -> None:
-        """Take a closed step in. A norm that does not count (skipped, partial) is left out."""
+        """Add a closed step. A norm that does not count (skipped, partial) is omitted."""
         self._points.append(
             (
                 step.step,
@@ -30,7 +30,7 @@ class StepHistory:
         )
 
     def clear(self) -> None:
-        """Forget the steps: a new attempt counts anew."""
+        """Remove all steps: a new attempt starts its own count."""
         self._points.clear()
 
     def columns(self, *, after_step: int | None = None) -> Mapping[str, list[object]]:

@@ -1,16 +1,18 @@
-"""The page itself: one HTML file with everything in it, and the policy that keeps it so."""
+"""The status page: one HTML file with everything in it, and the policy that enforces that.
+
+`uplot.*` are the plot library as npm has it; `python -m tools.vendor` fetches it.
+"""
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_LIBRARY = "uplot.js"
-"""uPlot as npm has it; `python -m tools.vendor` fetches it."""
-_PARTS = ("elements.js", "charts.js", "tables.js", "page.js")
-"""The page's own script, in the order in which its parts need each other."""
-_STYLES = ("uplot.css", "page.css")
+_SHARED_PARTS = ("elements.js", "axes.js")
+_PARTS = (*_SHARED_PARTS, "charts.js", "tables.js", "page.js")
+"""The page's own script, in the order of its parts' dependencies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +27,56 @@ class Page:
 def status_page() -> Page:
     """Return the page. It loads nothing but `/api/v1/…` of the agent that serves it.
 
-    The policy names each script and style by its digest, so that text from a job that would slip
-    through as markup could still not run.
+    Its policy names each script and style by its digest, so that text from a job which got into the
+    markup still could not run.
     """
-    own = "\n".join(_asset(name) for name in _PARTS)
-    scripts = [_asset(_LIBRARY), f'"use strict";\n(() => {{\n{own}}})();\n']
-    styles = [_asset(name) for name in _STYLES]
+    library, library_style = plot_library()
+    scripts = (library, own_script(*map(_asset, _PARTS)))
+    styles = (library_style, _asset("page.css"))
     html = _asset("page.html")
     html = html.replace("<!--styles-->", "".join(f"<style>{text}</style>" for text in styles))
     html = html.replace("<!--scripts-->", "".join(f"<script>{text}</script>" for text in scripts))
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            "connect-src 'self'",
-            "img-src data:",
-            f"script-src {' '.join(map(_digest, scripts))}",
-            # uPlot places its cursor by style attributes.
-            f"style-src {' '.join(map(_digest, styles))}",
-            "style-src-attr 'unsafe-inline'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'self'",
-        )
-    )
+    policy = content_security_policy(scripts, styles)
     headers = {
         "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": policy,
+        "Content-Security-Policy": f"{policy}; connect-src 'self'; frame-ancestors 'self'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
     return Page(html.encode(), headers)
+
+
+def plot_library() -> tuple[str, str]:
+    """Return the plot library's script and style sheet, for a page that holds them itself."""
+    return _asset("uplot.js"), _asset("uplot.css")
+
+
+def plot_helpers() -> tuple[str, ...]:
+    """Return the parts of the page's script that write numbers and draw axes."""
+    return tuple(map(_asset, _SHARED_PARTS))
+
+
+def own_script(*parts: str) -> str:
+    """Return parts of a script as one, with no name of theirs visible outside."""
+    joined = "\n".join(parts)
+    return f'"use strict";\n(() => {{\n{joined}}})();\n'
+
+
+def content_security_policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
+    """Return a policy that lets exactly these inline scripts and styles apply."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            "img-src data:",
+            f"script-src {' '.join(map(_digest, scripts))}",
+            # uPlot positions its cursor with style attributes.
+            f"style-src {' '.join(map(_digest, styles))}",
+            "style-src-attr 'unsafe-inline'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
 
 
 def _asset(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the status page and `mp-agent top` say of a run, as plain JSON values.
+"""The report on a run for the status page and `mp-agent top`, as plain JSON values.
 
 The format is documented in docs/api.md; `FORMAT` grows when a field changes its meaning.
 """
@@ -13,9 +13,9 @@ from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 FORMAT = 1
 LAYERS_AT_MOST = 1000
-"""Layers in an answer: those with non-finite elements first, then those of the largest norm."""
+"""Layers in a report: those with non-finite elements first, then those of the largest norm."""
 _DOING = {"eval": "Evaluating", "checkpoint": "Saving a checkpoint"}
-"""What a run does, by its phase, where that is not training."""
+"""What a run is doing, by phase, other than training."""
 _SEVERITIES = ("critical", "warning", "info")
 
 
@@ -39,7 +39,7 @@ class RunSources(Protocol):
 def snapshot_report(
     sources: Sequence[RunSources], thresholds: Mapping[str, float], time_unix_seconds: float
 ) -> dict[str, Any]:
-    """Return the answer of `/api/v1/snapshot`."""
+    """Return the response of `/api/v1/snapshot`."""
     return {
         "format": FORMAT,
         "time_unix_seconds": time_unix_seconds,
@@ -65,10 +65,10 @@ def _run(source: RunSources) -> dict[str, Any]:
 
 
 def verdict(source: RunSources) -> str:
-    """Return how the run is, in one sentence."""
+    """Return the state of the run in one sentence."""
     view = source.view
     if view is None:
-        return f"Node {source.node_rank} of the run; its root agent tells of the run as a whole."
+        return f"Node {source.node_rank} of the run; its root agent reports on the run as a whole."
     at = f" at step {view.last.step}" if view.last else " before its first step"
     if view.end_reason is EndReason.COMPLETED:
         state = f"Ended: completed{at}"
@@ -86,17 +86,17 @@ def verdict(source: RunSources) -> str:
 
 
 def _in_force(conditions: Sequence[ActiveCondition]) -> str:
-    """Return the worst condition within a sentence, and how many others there are."""
+    """Return the worst condition as part of a sentence, and the number of others."""
     worst, more = conditions[0], len(conditions) - 1
     others = f", and {more} more condition{'s' if more > 1 else ''}" if more else ""
     return f"{worst.severity}: {_within_sentence(worst.summary)} ({worst.name}){others}"
 
 
 def _within_sentence(sentence: str) -> str:
-    """Return a sentence to go on with: no full stop, no capital but that of a name."""
+    """Return a sentence to continue another: no full stop, no capital except a name's."""
     first, _, _ = sentence.partition(" ")
-    begin = first.lower() if first.istitle() or len(first) == 1 else first
-    return begin + sentence.removeprefix(first).rstrip(".")
+    start = first.lower() if first.istitle() or len(first) == 1 else first
+    return start + sentence.removeprefix(first).rstrip(".")
 
 
 def _by_severity(view: RunView) -> list[ActiveCondition]:
@@ -148,7 +148,7 @@ def _condition(condition: ActiveCondition) -> dict[str, Any]:
 
 
 def _layers(layers: Sequence[LayerView]) -> list[dict[str, Any]]:
-    """Return the layers in their own order, the worst of them where there are too many."""
+    """Return the layers in module order; only the worst if there are too many."""
     rows = [_layer(layer) for layer in layers]
     if len(rows) <= LAYERS_AT_MOST:
         return rows

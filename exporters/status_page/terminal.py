@@ -1,4 +1,4 @@
-"""A run as the status page shows it, drawn for a terminal from the same JSON."""
+"""The status page's view of a run for a terminal, from the same JSON."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,16 +52,16 @@ def run_panel(
 
 def _numbers(summary: Facts, now_unix_seconds: float) -> Text:
     names = ("step", "phase", "loss", "loss_scale", "grad_norm", "clip_coefficient")
-    told = [
+    shown = [
         f"{name.replace('_', ' ')} {short(summary[name])}"
         for name in (*names, "learning_rate")
         if summary[name] is not None
     ]
-    told.append(f"coverage {summary['coverage']:.0%}")
+    shown.append(f"coverage {summary['coverage']:.0%}")
     if (last := summary["last_step_time_unix_seconds"]) is not None:
-        told.append(f"last step {max(now_unix_seconds - last, 0.0):.0f} s ago")
-    told.append(f"{_count(summary['world_size'], 'rank')} on {_count(summary['nodes'], 'node')}")
-    return Text("   ".join(told))
+        shown.append(f"last step {max(now_unix_seconds - last, 0.0):.0f} s ago")
+    shown.append(f"{_count(summary['world_size'], 'rank')} on {_count(summary['nodes'], 'node')}")
+    return Text("   ".join(shown))
 
 
 def _count(number: int, noun: str) -> str:
@@ -69,7 +69,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _incident(summary: Facts) -> list[Text]:
-    """Return a line each for what is missing and for where numbers first went wrong."""
+    """Return a line for missing ranks and one for the first non-finite value."""
     lines = []
     if summary["missing_ranks"]:
         lines.append(f"missing ranks: {', '.join(map(str, summary['missing_ranks']))}")
@@ -89,12 +89,12 @@ def _condition(condition: Facts) -> list[Text]:
         f", rank {condition['rank']}" if condition["rank"] else "",
         f", {condition['layer']}" if condition["layer"] else "",
     )
-    told = condition["description"] or condition["summary"]
-    return [Text("\n").join((head, Text(told), Text(f"What to do: {condition['remedy']}")))]
+    text = condition["description"] or condition["summary"]
+    return [Text("\n").join((head, Text(text), Text(f"What to do: {condition['remedy']}")))]
 
 
 def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table:
-    """Return the first layers in an order; those that lack the value come last."""
+    """Return the first layers by a column; those without a value come last."""
     known = [row for row in rows if row[sort] is not None]
     unknown = [row for row in rows if row[sort] is None]
     known.sort(key=lambda row: row[sort], reverse=sort != "layer")
@@ -122,14 +122,14 @@ def _ranks(rows: Sequence[Facts]) -> Table:
         table.add_column(title, justify="right")
     for row in rows:
         state = "up" if row["up"] else "ended" if row["phase"] == "ended" else "gone"
-        told = {**row, "state": state}
+        cells = {**row, "state": state}
         style = "yellow" if state == "gone" else ""
-        table.add_row(*(escape(short(told[name])) for name in _RANK_COLUMNS), style=style)
+        table.add_row(*(escape(short(cells[name])) for name in _RANK_COLUMNS), style=style)
     return table
 
 
 def _agent(agent: Facts) -> Text:
-    """Return the node agent's own health in a line; what is wrong stands out."""
+    """Return the node agent's own health in a line, with problems highlighted."""
     troubles = {
         "probe errors": agent["probe_errors"],
         "setting errors": agent["setting_errors"],
@@ -139,10 +139,10 @@ def _agent(agent: Facts) -> Text:
         "reports given up": agent["reports_dropped"],
         "flight records not written": agent["flight_errors"],
     }
-    told = Text(f"node agent {agent['version']}: probe time {agent['probe_seconds']:.3g} s")
+    line = Text(f"node agent {agent['version']}: probe time {agent['probe_seconds']:.3g} s")
     for name, count in troubles.items():
-        told.append(", ")
-        told.append(f"{name} {count}", "yellow" if count else "")
+        line.append(", ")
+        line.append(f"{name} {count}", "yellow" if count else "")
     if agent["unsupported"]:
-        told.append(f", not measured: {', '.join(agent['unsupported'])}", "yellow")
-    return told
+        line.append(f", not measured: {', '.join(agent['unsupported'])}", "yellow")
+    return line

@@ -78,24 +78,24 @@ _GLANCE = Row(
         _stat(
             2,
             "Runs with something critical",
-            "Runs of which a critical alert is firing, or of which the node agent itself finds a "
-            "critical condition: they are being lost, or are lost.",
+            "Runs with a firing critical alert, or with a critical condition that the node "
+            "agent has detected: they are lost, or about to be.",
             runs_in_trouble("critical"),
             steps=ANY_IS_BAD,
         ),
         _stat(
             3,
             "Runs with a warning",
-            "Runs of which an alert is firing as a warning, or of which the node agent itself "
-            "finds such a condition: somebody should look today.",
+            "Runs with a firing warning, or with such a condition that the node agent has "
+            "detected: investigate today.",
             runs_in_trouble("warning"),
             steps=ANY_IS_NOTABLE,
         ),
         _stat(
             4,
             "Runs standing still",
-            "Active runs whose step did not change for ten minutes. Evaluation and checkpointing "
-            "count as well; the alert leaves them out.",
+            "Active runs whose step did not change for ten minutes. This includes evaluation "
+            "and checkpointing, which the alert excludes.",
             f"count({_CHANGES} == 0 {_OF_ACTIVE}) or vector(0)",
             steps=ANY_IS_NOTABLE,
             runbooks=(run_stalled.RUN_STALLED,),
@@ -103,8 +103,8 @@ _GLANCE = Row(
         _stat(
             5,
             "Lowest coverage",
-            "Share of its ranks whose numbers reach the merged ones, of the active run where it is "
-            "lowest. Below 100 % some rank or node does not report.",
+            "Lowest share of covered ranks among the active runs. Below 100 %, a rank or a node "
+            "does not report.",
             f"min({by_run('mp_agent_coverage_ratio', 'min')} {_OF_ACTIVE})",
             unit="percentunit",
             steps=COVERAGE,
@@ -114,7 +114,7 @@ _GLANCE = Row(
             6,
             "Steps skipped",
             "Share of the attempted steps that GradScaler skipped, over all runs and the time "
-            "range. Healthy is below 1 in 2000.",
+            "range. The healthy range is below 1 in 2000.",
             f"sum(increase({series('mp_agent_skipped_steps_total')}[$__range])) "
             f"/ (sum(increase({series('mp_agent_steps_total')}[$__range])) > 0)",
             unit="percentunit",
@@ -154,13 +154,13 @@ _RUNS = Row(
         Panel(
             id=10,
             title="Runs",
-            description="One line per run, the worst first, ended ones included while their series "
-            "are in reach. Click a run for its story. Gradient norm, loss scale and skipped share "
-            "have the colours of the alerts' severities: red critical, orange warning, blue info. "
-            "The loss is held against the run's own: orange is above mp_agent_loss_spike_bound, "
-            "red is a run that has lost what it had learned; nothing before 64 losses. "
-            "Conditions are what the node agents find; alerts are what Prometheus makes of its "
-            "rules.",
+            description="One line per run, most severe first, including ended runs within the "
+            "time range. Click a run to open it. Gradient norm, loss scale and skipped share "
+            "have the colors of the alerts' severities: red critical, orange warning, blue "
+            "info. The loss is compared with the run's own history: orange is above "
+            "mp_agent_loss_spike_bound, red is a run that has lost what it had learned; no "
+            "color before 64 losses. Conditions are detected by the node agents, alerts by the "
+            "rules in Prometheus.",
             view=View.TABLE,
             width=24,
             height=9,
@@ -185,8 +185,8 @@ _RUNS = Row(
         Panel(
             id=12,
             title="Conditions in force",
-            description="What the node agents themselves find, step by step: red critical, orange "
-            "warning, blue info. It needs no rules in Prometheus. Empty is good.",
+            description="Conditions that the node agents detect, step by step: red critical, "
+            "orange warning, blue info. No rules in Prometheus are needed. Empty if healthy.",
             view=View.TIMELINE,
             width=24,
             height=6,
@@ -204,8 +204,8 @@ _RUNS = Row(
         Panel(
             id=11,
             title="Alerts in force",
-            description="Each line is an alert of a run: red critical, orange warning, blue info. "
-            "Empty is good, if Prometheus has the rules.",
+            description="Each line is an alert of a run: red critical, orange warning, blue "
+            "info. Empty if healthy and Prometheus has the rules.",
             view=View.TIMELINE,
             width=24,
             height=6,
@@ -229,7 +229,7 @@ _PROGRESS = Row(
         Panel(
             id=20,
             title="Steps per second",
-            description="How fast each run steps its optimizer, skipped steps included.",
+            description="Optimizer steps per second of each run, including skipped steps.",
             queries=(Query(rate("mp_agent_steps_total"), "{{run}}"),),
             unit=PER_SECOND,
             minimum=0,
@@ -238,8 +238,7 @@ _PROGRESS = Row(
             id=21,
             title="Loss",
             description=help_of("mp_agent_loss")
-            + " The axis is logarithmic, so that one run's explosion does not flatten the "
-            "others.",
+            + " The axis is logarithmic, so the explosion of one run does not flatten the others.",
             queries=(Query(by_run("mp_agent_loss"), "{{run}}"),),
             log_base=10,
             log_around_zero=LOSS_IS_LINEAR_TO,
@@ -248,8 +247,8 @@ _PROGRESS = Row(
         Panel(
             id=22,
             title="Gradient norm",
-            description="Global norm before clipping, log scale. Dashed: where the explosion "
-            "alerts begin (<grad_norm_high>, <grad_norm_extreme>), and those of vanishing "
+            description="Global norm before clipping, log scale. Dashed: limits of the alerts "
+            "on explosion (<grad_norm_high>, <grad_norm_extreme>) and on vanishing "
             "(<grad_norm_low>, <grad_norm_very_low>, <grad_norm_vanished>).",
             queries=(Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "{{run}}"),),
             log_base=10,
@@ -263,7 +262,7 @@ _PROGRESS = Row(
             id=23,
             title="Loss scale",
             description="GradScaler's scale, log2. Dashed: <loss_scale_very_low> and "
-            "<loss_scale_low>, below which FP16 has too little range left, and the floor, "
+            "<loss_scale_low>, below which FP16 has too little range, and the floor, "
             "<loss_scale_floor>.",
             queries=(Query(by_run("mp_agent_loss_scale", "min"), "{{run}}", optional=True),),
             unit="none",
@@ -281,8 +280,8 @@ _PROGRESS = Row(
         Panel(
             id=24,
             title="Skipped steps",
-            description="Skipped per attempted step. Some at the start are GradScaler finding its "
-            "scale. Dashed: where the alerts begin.",
+            description="Skipped per attempted step. Some at the start are normal: GradScaler "
+            "calibrates its scale. Dashed: limits of the alerts.",
             queries=(Query(share_of_steps("mp_agent_skipped_steps_total"), "{{run}}"),),
             unit="percentunit",
             minimum=0,
@@ -307,6 +306,6 @@ _PROGRESS = Row(
 FLEET = Board(
     uid="mp-agent-fleet",
     title="mp_agent / Fleet",
-    description="All training runs of a cluster: state, progress and what is wrong.",
+    description="All training runs of a cluster: state, progress and problems.",
     rows=(_GLANCE, _RUNS, _PROGRESS),
 )

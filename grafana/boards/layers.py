@@ -23,9 +23,9 @@ _OVERVIEW = Row(
         Panel(
             id=1,
             title="Layers by gradient norm over time",
-            description="How many layers have a norm of which size, in doublings: each column is a "
-            "moment, and the scale below says which colour is how many layers. A band that widens "
-            "or wanders off is layers going their own way.",
+            description="Distribution of the layers' norms over time, in powers of two; the "
+            "color scale shows the number of layers. A band that widens or drifts away means "
+            "that some layers diverge from the others.",
             view=View.HEATMAP,
             width=24,
             height=9,
@@ -40,7 +40,7 @@ _OVERVIEW = Row(
         Panel(
             id=2,
             title="Largest layer norms",
-            description="The ten layers whose gradient norm was largest at any moment shown.",
+            description="The ten layers with the largest gradient norm within the time range.",
             width=12,
             unit="sci",
             decimals=1,
@@ -56,8 +56,8 @@ _OVERVIEW = Row(
         Panel(
             id=3,
             title="Largest layer elements",
-            description="The ten layers with the largest single gradient element at any moment "
-            "shown.",
+            description="The ten layers with the largest single gradient element within the "
+            "time range.",
             width=12,
             unit="sci",
             decimals=1,
@@ -95,9 +95,9 @@ _TABLE = Row(
         Panel(
             id=10,
             title="Worst layers",
-            description="Fifteen layers each with the most non-finite elements so far, the "
-            "largest norms and the most zeros, as of the latest sample. Click a column to "
-            "sort by it, and a layer to see its course below.",
+            description="The fifteen layers each with the most non-finite elements so far, the "
+            "largest norms and the most zeros, as of the latest sample. Click a column to sort, "
+            "and a layer to plot it below.",
             view=View.TABLE,
             width=24,
             height=10,
@@ -125,9 +125,8 @@ _TABLE = Row(
         Panel(
             id=11,
             title="Most zeros",
-            description="The ten layers with the largest share of zero gradient elements. Rows of "
-            "an embedding that a batch does not touch are zeros by nature; a share that rises is "
-            "underflow.",
+            description="The ten layers with the largest share of zero gradient elements. "
+            "Unused rows of an embedding are always zero; a rising share is underflow.",
             width=12,
             unit="percentunit",
             minimum=0,
@@ -168,7 +167,7 @@ def _named(number: int, title: str, name: str) -> Panel:
     return Panel(
         id=number,
         title=title,
-        description=help_of(name) + " Empty is good.",
+        description=help_of(name) + " Empty if healthy.",
         view=View.TABLE,
         width=6,
         height=7,
@@ -187,14 +186,14 @@ _TROUBLE = Row(
             id=30,
             title="Dead layers",
             description=help_of("mp_agent_layers_dead")
-            + " Dead is a largest element below <layer_dead_abs_max>. Dashed: where the alert "
-            "begins.",
+            + " A layer is dead if its largest element is below <layer_dead_abs_max>. Dashed: "
+            "limit of the alert.",
             width=6,
             height=7,
             decimals=0,
             minimum=0,
             soft_maximum=2,
-            nothing="No layer was looked at yet",
+            nothing="No layer sampled yet",
             steps=ANY_IS_NOTABLE,
             lines=True,
             queries=(Query(by_run("mp_agent_layers_dead"), "layers", optional=True),),
@@ -205,13 +204,13 @@ _TROUBLE = Row(
             id=32,
             title="Underflowing layers",
             description=help_of("mp_agent_layers_underflowing_ratio")
-            + " Dashed: where the alert begins.",
+            + " Dashed: limit of the alert.",
             width=6,
             height=7,
             unit="percentunit",
             minimum=0,
             soft_maximum=0.1,
-            nothing="Not enough looks at the layers yet",
+            nothing="Not enough layer samples yet",
             steps=above(underflow_layers="orange"),
             lines=True,
             queries=(
@@ -242,8 +241,8 @@ _PICKED_LAYERS = Row(
         _course(
             20,
             "Gradient norm of the chosen layers",
-            "Choose layers at the top of the page, or click one in a table; of more than twenty, "
-            "those with the largest norms are drawn.",
+            "Select layers at the top of the page, or click one in a table; with more than "
+            "twenty, those with the largest norms are shown.",
             "mp_agent_layer_grad_norm",
             unit="sci",
             decimals=1,

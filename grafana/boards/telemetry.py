@@ -19,8 +19,8 @@ _COST = Row(
         Panel(
             id=1,
             title="Probe time per rank",
-            description="Share of wall time that the probe takes on a rank's training thread, on "
-            "average over the ranks.",
+            description="Share of wall time that the probe uses on a rank's training thread, "
+            "averaged over the ranks.",
             unit="percentunit",
             minimum=0,
             queries=(
@@ -74,7 +74,7 @@ _LOSSES = Row(
         Panel(
             id=12,
             title="Errors",
-            description="Errors of the probes, and settings that were wrong and ignored.",
+            description="Errors of the probes, and invalid settings that were ignored.",
             minimum=0,
             soft_maximum=1,
             queries=(
@@ -119,8 +119,8 @@ _NODES = Row(
             id=20,
             title="Nodes",
             description=help_of("mp_agent_nodes_known")
-            + " Beside it, the node agents that Prometheus scrapes: one that the root knows and "
-            "Prometheus does not is missing from its targets.",
+            + " For comparison, the node agents that Prometheus scrapes: an agent that only the "
+            "root knows is missing from the targets.",
             width=12,
             minimum=0,
             decimals=0,
@@ -132,27 +132,26 @@ _NODES = Row(
         Panel(
             id=21,
             title="Failed pushes",
-            description=help_of("mp_agent_push_failures_total")
-            + " Beside it, what could not wait any longer.",
+            description=help_of("mp_agent_push_failures_total") + " Also shown: discarded reports.",
             width=12,
             minimum=0,
             soft_maximum=1,
             queries=(
                 Query(increase("mp_agent_push_failures_total"), "{{run}}: failed"),
-                Query(increase("mp_agent_reports_dropped_total"), "{{run}}: given up"),
-                Query(increase("mp_agent_rows_refused_total"), "{{run}}: refused by the root"),
+                Query(increase("mp_agent_reports_dropped_total"), "{{run}}: discarded"),
+                Query(increase("mp_agent_rows_refused_total"), "{{run}}: rejected by the root"),
             ),
         ),
         Panel(
             id=22,
             title="Longest since a push",
             description="The ten nodes whose last successful push to the root agent is longest "
-            "ago, in runs that train. Above some push intervals, the merged numbers lack that "
-            "node.",
+            "ago, in active runs. Above a few push intervals, the merged metrics do not include "
+            "that node.",
             width=12,
             unit="s",
             minimum=0,
-            nothing="No node pushes: one node, or no run that trains",
+            nothing="No node pushes: single node, or no active run",
             most_points=_POINTS,
             queries=(
                 Query(
@@ -165,8 +164,8 @@ _NODES = Row(
         Panel(
             id=23,
             title="Rows on the network",
-            description="Compressed bytes per second: what all nodes of a run have sent, and what "
-            "its root agent has received. Both are the same unless pushes are lost.",
+            description="Compressed bytes per second: sent by all nodes of a run, and received "
+            "by its root agent. Both are equal unless pushes are lost.",
             width=12,
             unit="Bps",
             minimum=0,
@@ -196,7 +195,7 @@ _OUTWARDS = Row(
                 ),
                 Query(
                     increase("mp_agent_export_rejected_total", keep=_EXPORTER),
-                    "{{run}}: {{exporter}}, items refused for good",
+                    "{{run}}: {{exporter}}, items rejected permanently",
                     optional=True,
                 ),
             ),
@@ -204,8 +203,8 @@ _OUTWARDS = Row(
         Panel(
             id=31,
             title="Longest since an export",
-            description="The ten exporters whose last successful push is longest ago, in runs that "
-            "train.",
+            description="The ten exporters whose last successful push is longest ago, in active "
+            "runs.",
             unit="s",
             minimum=0,
             nothing="No exporter pushes",
@@ -222,7 +221,7 @@ _OUTWARDS = Row(
             id=32,
             title="Flight records",
             description=help_of("mp_agent_flight_records_total")
-            + " Beside them, those that could not be written.",
+            + " Also shown: records that could not be written.",
             minimum=0,
             soft_maximum=1,
             decimals=0,
@@ -237,6 +236,6 @@ _OUTWARDS = Row(
 TELEMETRY = Board(
     uid="mp-agent-self",
     title="mp_agent / Telemetry",
-    description="What mp_agent itself costs, drops and fails at.",
+    description="Cost, losses and errors of mp_agent itself.",
     rows=(_COST, _LOSSES, _NODES, _OUTWARDS),
 )

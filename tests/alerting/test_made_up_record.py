@@ -13,6 +13,7 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.guidance import reference as alerts_page
 from mp_agent.alerting.predicates import Compare
 from mp_agent.alerting.promtool_tests import render_tests
 from mp_agent.alerting.rules import RULES_FILE, render_rules
@@ -26,7 +27,7 @@ from mp_agent.node.series import snapshot_builder
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from tests.agent.node.series.test_snapshot_builder import export, series
 from tests.alerting.promtool import assert_passes
-from tools import tables
+from tools import reference as metrics_page
 
 ACTIVATION = Metric(
     name="mp_agent.activation.abs_max",
@@ -107,14 +108,16 @@ def test_it_becomes_a_detector(condition: Condition) -> None:
     assert (condition.name, "warning") in detector.levels
 
 
-def test_it_becomes_rows_of_the_tables(
+def test_they_become_entries_of_the_references(
     condition: Condition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "CONDITIONS", (*CONDITIONS, condition))
-    monkeypatch.setattr(tables, "METRICS", (*METRICS, ACTIVATION, LARGEST_MODULE))
-    row = "| `MpAgentActivationNearOverflow` | warning | Activations come near the end of FP16. |"
-    assert row in tables.alerts_table()
-    assert "| `mp_agent_activation_abs_max` | gauge |" in tables.metrics_table()
+    monkeypatch.setattr(alerts_page, "CONDITIONS", (*CONDITIONS, condition))
+    monkeypatch.setattr(metrics_page, "METRICS", (*METRICS, ACTIVATION, LARGEST_MODULE))
+    alerts = alerts_page.render_reference(values_in_force())
+    (metrics,) = metrics_page.reference_files().values()
+    assert "| warning | Activations come near the end of FP16. |" in alerts
+    assert "### MpAgentActivationNearOverflow\n" in alerts
+    assert "### `mp_agent_activation_abs_max`\n" in metrics
 
 
 def test_its_metric_becomes_a_series(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from mp_agent.settings import ENV_PREFIX, Settings
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 PYTHON, CONSOLE, YAML, JSON = (blocks(one) for one in ("python", "console", "yaml", "json"))
-_LANGUAGES = {"", "python", "console", "yaml", "json", "toml", "promql"}
+_LANGUAGES = {"", "python", "console", "yaml", "json", "toml", "promql", "mermaid"}
 
 _OTHER_VARIABLES = {
     "MP_AGENT_CONFIG",

@@ -68,7 +68,7 @@ def test_without_servers_the_metrics_show_the_same_and_the_demo_says_so(monkeypa
         "MpAgentLossScaleAtFloor",
     }
     assert outcome.first is not None and outcome.first.what == "loss NaN or Inf"
-    assert "neither on PATH nor to be had by apt" in shown
+    assert "not on PATH, and apt cannot install them" in shown
     assert not processes_with("demo-learning-rate")
 
 

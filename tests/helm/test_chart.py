@@ -94,7 +94,7 @@ def test_custom_resources_are_left_out_where_the_cluster_lacks_them_and_the_note
     values = {**values_file("everything"), "assumeApiVersions": []}
     assert not any(map(is_custom, objects(values)))
     notes = " ".join(texts(values)[NOTES].split())
-    assert "left out, because this cluster does not have them" in notes
+    assert "omitted, because this cluster lacks the CRDs" in notes
     for kind in (
         "monitoring.coreos.com/v1/PodMonitor",
         "monitoring.coreos.com/v1/PrometheusRule",
@@ -117,7 +117,7 @@ def test_notes_say_how_to_label_a_pod_and_how_to_see_series_and_name_the_release
     assert "{name: mp-agent, containerPort: 9464}" in notes
     assert "mp_agent_build_info" in notes
     assert "additionalLabels.release" in notes
-    assert "left out" not in notes
+    assert "omitted" not in notes
 
 
 @pytest.mark.parametrize("release", ["demo", "mp-agent"])

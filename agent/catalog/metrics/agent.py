@@ -17,7 +17,7 @@ AGENT_METRICS = (
         unit="s",
         kind=Kind.GAUGE,
         scope=Scope.AGENT,
-        help="Time since the counters of this node began at 0, restarts of the agent included.",
+        help="Time since the counters of this node started at 0, including restarts of the agent.",
         read=lambda agent: agent.counting_seconds,
     ),
     Metric(
@@ -25,7 +25,7 @@ AGENT_METRICS = (
         unit="s",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Host time that the probes of this node have taken inside training steps.",
+        help="Host time that the probes of this node have spent inside training steps.",
         read=lambda agent: agent.probe_seconds,
     ),
     Metric(
@@ -41,7 +41,7 @@ AGENT_METRICS = (
         unit="{error}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Environment and file settings that were ignored because their value was wrong.",
+        help="Environment and file settings that were ignored because their value was invalid.",
         read=lambda agent: float(agent.setting_errors),
     ),
     Metric(
@@ -49,7 +49,8 @@ AGENT_METRICS = (
         unit="{record}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Step records that were lost: overwritten before they were read, or not writable.",
+        help="Step records that were lost: overwritten before they were read, or impossible to "
+        "write.",
         read=lambda agent: float(agent.records_dropped),
     ),
     Metric(
@@ -74,7 +75,7 @@ AGENT_METRICS = (
         kind=Kind.INFO,
         scope=Scope.AGENT,
         labels=("feature",),
-        help="Something that the probe met in this run and cannot measure.",
+        help="A feature of this run that the probe cannot measure.",
         read=lambda agent: {(feature,): 1.0 for feature in agent.unsupported},
     ),
 )

@@ -23,7 +23,7 @@ CONDITION_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         labels=("condition", "severity"),
-        help="1 while the node agent finds that the run has the condition, else 0.",
+        help="1 while the node agent detects the condition in the run, else 0.",
         read=_active,
     ),
     Metric(
@@ -32,7 +32,7 @@ CONDITION_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         labels=("condition", "severity"),
-        help="Step at which the condition began to hold; absent while it does not.",
+        help="Step at which the condition started; absent while it is not active.",
         read=_since_step,
     ),
     Metric(
@@ -41,7 +41,7 @@ CONDITION_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         labels=("condition", "severity"),
-        help="How often the node agent found that the condition began.",
+        help="Number of times that the condition started.",
         read=lambda run: {pair: float(count) for pair, count in run.conditions_fired.items()},
     ),
 )

@@ -9,7 +9,7 @@ EXPORT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
         labels=("exporter",),
-        help="Pushes that did not arrive, or not whole, by exporter. No increment is lost by it: "
+        help="Pushes that failed, fully or partially, by exporter. No increment is lost: "
         "counters are cumulative.",
         read=lambda agent: {(e.exporter,): float(e.failures) for e in agent.exports},
     ),
@@ -19,7 +19,8 @@ EXPORT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
         labels=("exporter",),
-        help="Data points, log records and spans that an endpoint refused for good, by exporter.",
+        help="Data points, log records and spans that an endpoint rejected permanently, by "
+        "exporter.",
         read=lambda agent: {(e.exporter,): float(e.rejected) for e in agent.exports},
     ),
     Metric(
@@ -28,7 +29,7 @@ EXPORT_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.AGENT,
         labels=("exporter",),
-        help="Unix time at which a push last arrived; absent before the first.",
+        help="Unix time of the last successful push; absent before the first.",
         read=lambda agent: {(e.exporter,): e.last_success_unix_seconds for e in agent.exports},
     ),
 )

@@ -16,7 +16,8 @@ FLIGHT_METRICS = (
         unit="{record}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Flight records that could not be written: a full disk, a foreign directory.",
+        help="Flight records that could not be written, for example to a full disk or another "
+        "user's directory.",
         read=lambda agent: float(agent.flight_errors),
     ),
 )

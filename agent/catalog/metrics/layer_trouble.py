@@ -37,9 +37,9 @@ LAYER_TROUBLE_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("layer_dead_abs_max", "layer_dead_samples", "layer_fall"),
-        help="Layers whose gradient was next to nothing in three samples running, and far below "
-        "what it was at first; those that never had one, or have none at times (frozen, unused, "
-        "idle experts), are not counted.",
+        help="Layers whose gradient was close to zero in three consecutive samples, and far "
+        "below its initial values; layers that never had a gradient, or have none at times "
+        "(frozen, unused, idle experts), are not counted.",
         read=_dead,
     ),
     Metric(
@@ -57,8 +57,8 @@ LAYER_TROUBLE_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("layer_zero_rise",),
-        help="Share of the layers whose gradient has far more zeros than in their first samples; "
-        "absent until those are there.",
+        help="Share of the layers whose gradient has far more zeros than in their first "
+        "samples; absent before those exist.",
         read=_underflowing,
     ),
     Metric(
@@ -76,8 +76,8 @@ LAYER_TROUBLE_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("layer_growth", "layer_dead_samples"),
-        help="Layers whose gradient norm was far above their own usual one in three samples "
-        "running, while that of most layers was not.",
+        help="Layers whose gradient norm was far above their own usual one in three consecutive "
+        "samples, while that of most layers was not.",
         read=_exploding,
     ),
     Metric(

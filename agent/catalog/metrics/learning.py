@@ -22,8 +22,9 @@ LEARNING_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         labels=("reason",),
-        help="Steps in a row that can have taught the model nothing: `all gradients 0`, `no "
-        "gradients`, `learning rate 0`, `constant loss`, `loss 0 with non-finite gradients`.",
+        help="Consecutive steps in which the model cannot have learned anything: `all gradients "
+        "0`, `no gradients`, `learning rate 0`, `constant loss`, `loss 0 with non-finite "
+        "gradients`.",
         read=_untrained,
     ),
     Metric(
@@ -32,8 +33,8 @@ LEARNING_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         thresholds=("nonfinite_gradients",),
-        help="Skipped steps with non-finite gradients, from the third in a row on; without those "
-        "on which a scaler lowers its scale.",
+        help="Skipped steps with non-finite gradients, from the third consecutive one on; "
+        "excluding those on which a scaler lowers its scale.",
         count=_repeated,
     ),
     Metric(
@@ -42,8 +43,9 @@ LEARNING_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         thresholds=("learning_rate_jump",),
-        help="Steps whose learning rate was ten times the highest before, after the first 100; the "
-        "first change within 1000 steps counts only if the loss or norms leave their usual range.",
+        help="Steps whose learning rate was ten times the previous maximum, after the first 100 "
+        "steps; the first change within 1000 steps counts only if the loss or norms leave their "
+        "usual range.",
         count=lambda change: float(change.rate_jumped),
     ),
 )

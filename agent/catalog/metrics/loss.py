@@ -1,4 +1,4 @@
-"""Run scope: the loss beside its own usual level, its trend, and steps on which it was not finite.
+"""Run scope: the loss against its own usual level, its trend, and steps with a non-finite loss.
 
 Only losses that count enter level and trend: finite on all ranks that delivered, of steps that were
 not skipped, and of at least half as many ranks as before.
@@ -60,8 +60,8 @@ LOSS_METRICS = (
         unit="{loss}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Loss above which a step is out of the ordinary: the median and some deviations, more "
-        "of them where losses are noisy by themselves.",
+        help="Loss above which a step counts as unusual: the median plus a number of "
+        "deviations, which is larger for noisy losses.",
         read=_spike_bound,
     ),
     Metric(
@@ -74,8 +74,8 @@ LOSS_METRICS = (
             "loss_spike_noisy_deviations",
             "loss_deviation_floor",
         ),
-        help="Steps whose loss was above the spike bound, as was one of the two losses before, or "
-        "both where losses are noisy; a single odd batch is no spike.",
+        help="Steps whose loss was above the spike bound, as was one of the two previous "
+        "losses, or both if losses are noisy; a single unusual batch is not a spike.",
         count=lambda change: float(change.loss_spiking),
     ),
     Metric(
@@ -84,8 +84,9 @@ LOSS_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("loss_deviation_floor",),
-        help="Rise of the median loss from the 512 losses before the last 512 to those, in median "
-        "absolute deviations of the former (of medians of 16 losses); falling is negative.",
+        help="Difference between the median of the last 512 losses and that of the 512 before, "
+        "in median absolute deviations of the latter (of medians of 16 losses); negative while "
+        "the loss falls.",
         read=lambda run: run.health.loss_trend,
     ),
     Metric(
@@ -94,7 +95,7 @@ LOSS_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("loss_trend_deviations", "loss_deviation_floor"),
-        help="Losses in a row for which mp_agent_loss_trend was above loss_trend_deviations.",
+        help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations.",
         read=lambda run: float(run.health.loss_rising_steps),
     ),
     Metric(
@@ -102,7 +103,7 @@ LOSS_METRICS = (
         unit="{loss}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Lowest median of 64 losses so far; it does not follow a loss that rises.",
+        help="Lowest median of 64 losses so far; it does not follow a rising loss.",
         read=_best,
     ),
     Metric(
@@ -111,8 +112,8 @@ LOSS_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("loss_deviation_floor", "loss_lost_steps"),
-        help="Losses since the run was found to have lost what it had learned, after an explosion "
-        "or by rising to where it had begun; 0 while it has not, and once it recovered.",
+        help="Losses since the run lost what it had learned, after an explosion or by rising to "
+        "its initial level; 0 before that, and after a recovery.",
         read=_lost_steps,
     ),
     Metric(
@@ -129,7 +130,7 @@ LOSS_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.RUN,
         thresholds=("nonfinite_losses",),
-        help="Skipped steps whose loss was NaN or Inf, from the third in a row on.",
+        help="Skipped steps whose loss was NaN or Inf, from the third consecutive one on.",
         count=_repeated,
     ),
 )

@@ -28,7 +28,7 @@ LOSS_SCALE_METRICS = (
         unit="{scale}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="GradScaler's loss scale in force during the last step.",
+        help="GradScaler's loss scale during the last step.",
         read=lambda run: run.loss_scale,
     ),
     Metric(
@@ -36,7 +36,7 @@ LOSS_SCALE_METRICS = (
         unit="{scale}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Loss scale of the first step that was seen.",
+        help="Loss scale of the first observed step.",
         read=lambda run: run.loss_scale_initial,
     ),
     Metric(
@@ -45,7 +45,7 @@ LOSS_SCALE_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         thresholds=("calibration_steps",),
-        help="Loss scale that this attempt's calibration came to; absent in its first 500 steps.",
+        help="Loss scale at the end of this attempt's calibration; absent in its first 500 steps.",
         read=lambda run: run.loss_scale_calibrated,
     ),
     Metric(

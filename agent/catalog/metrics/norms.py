@@ -1,4 +1,4 @@
-"""Run scope: gradient norms beside the run's own usual ones, and what clipping saw of them."""
+"""Run scope: gradient norms compared with the run's own usual ones, and as seen by clipping."""
 
 from collections.abc import Mapping
 
@@ -66,7 +66,7 @@ NORM_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         optional_labels=OPTIMIZER,
-        help="Largest value that mp_agent_grad_norm_usual ever had.",
+        help="Largest value of mp_agent_grad_norm_usual so far.",
         read=_peak,
     ),
     Metric(
@@ -76,7 +76,7 @@ NORM_METRICS = (
         scope=Scope.RUN,
         labels=("limit",),
         thresholds=_LOW_BOUNDS,
-        help="Steps in a row whose gradient norm was below the threshold that `limit` names.",
+        help="Consecutive steps whose gradient norm was below the threshold that `limit` names.",
         read=_below,
     ),
     Metric(
@@ -87,8 +87,8 @@ NORM_METRICS = (
         labels=("bound",),
         label_values=_bounds,
         thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
-        help="Steps whose gradient norm, of any optimizer, was above the bound and far above its "
-        "own usual one.",
+        help="Steps whose gradient norm, for any optimizer, was above the bound and far above "
+        "its own usual value.",
         count=_exploded,
     ),
     Metric(
@@ -99,7 +99,7 @@ NORM_METRICS = (
         labels=("bound",),
         label_values=_bounds,
         thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
-        help="Such steps on which clipping is not known to have shrunk the gradients.",
+        help="Such steps on which clipping is not known to have reduced the gradients.",
         count=_unclipped,
     ),
     Metric(
@@ -107,8 +107,8 @@ NORM_METRICS = (
         unit="{step}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Steps in a row whose clipping saw gradients that were still multiplied by the loss "
-        "scale; 0 where it comes after unscale_.",
+        help="Consecutive steps whose clipping saw gradients that were still multiplied by the "
+        "loss scale; 0 if it runs after unscale_.",
         read=lambda run: float(run.health.scaled_clip_steps),
     ),
 )

@@ -20,7 +20,7 @@ RANK_METRICS = (
         unit="",
         kind=Kind.GAUGE,
         scope=Scope.RANK,
-        help="1 while the rank's process holds its ring, 0 once it is gone.",
+        help="1 while the rank's process is alive, 0 after it has ended.",
         read=lambda rank: float(rank.up),
     ),
     Metric(
@@ -44,8 +44,8 @@ RANK_METRICS = (
         unit="s",
         kind=Kind.GAUGE,
         scope=Scope.RANK,
-        help="Time of the last step before the rank's first collective; absent where the first "
-        "collective cannot be told.",
+        help="Time of the last step before the rank's first collective; absent if the first "
+        "collective cannot be determined.",
         read=lambda rank: None if rank.values is None else rank.values.get("compute_seconds"),
     ),
     Metric(
@@ -70,7 +70,7 @@ RANK_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RANK,
         labels=("phase",),
-        help="Phase in which the rank is.",
+        help="Current phase of the rank.",
         read=lambda rank: {(rank.state.phase_name,): 1.0},
     ),
     Metric(

@@ -30,8 +30,8 @@ REPLICA_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         labels=("kind",),
-        help="1 while ranks that must hold the same gradients, or weights, were not equal when "
-        "they were last compared, else 0; absent when there was nothing to compare.",
+        help="1 if ranks that must have the same gradients, or weights, differed when they were "
+        "last compared, else 0; absent if there was nothing to compare.",
         read=_diverged,
     ),
     Metric(
@@ -41,7 +41,7 @@ REPLICA_METRICS = (
         scope=Scope.RUN,
         labels=("kind",),
         label_values=lambda thresholds: tuple((kind,) for kind in _KINDS),
-        help="Steps on which such ranks were compared and not equal.",
+        help="Steps on which such ranks were compared and differed.",
         count=_diverging_steps,
     ),
     Metric(
@@ -50,8 +50,8 @@ REPLICA_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=("kind", "step", "ranks"),
-        help="The step on which ranks were last found unequal, and those that differ from the "
-        "majority; no ranks when there is no majority.",
+        help="The step on which ranks last differed, and the ranks that differ from the "
+        "majority; no ranks if there is no majority.",
         read=_divergent_ranks,
     ),
 )

@@ -70,7 +70,7 @@ RUN_METRICS = (
         unit="",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="1 while the run trains, 0 once its end was seen.",
+        help="1 while the run is active, 0 after its end was detected.",
         read=lambda run: float(run.active),
     ),
     Metric(
@@ -87,7 +87,7 @@ RUN_METRICS = (
         unit="{attempt}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
-        help="Attempts of the run that were started on the node of rank 0, restarts included.",
+        help="Attempts of the run that were started on the node of rank 0, including restarts.",
         read=lambda run: float(run.attempts),
     ),
     Metric(
@@ -104,7 +104,8 @@ RUN_METRICS = (
         unit="{step}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Last step that all covered ranks completed, in the trainer's count if it gives one.",
+        help="Last step that all covered ranks completed, as numbered by the trainer if it "
+        "reports a number.",
         read=lambda run: None if run.last is None else float(run.last.step),
     ),
     Metric(
@@ -120,8 +121,8 @@ RUN_METRICS = (
         unit="{step}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
-        help="Attempts to step the optimizer, skipped ones included, and those whose records were "
-        "lost before they were read.",
+        help="Optimizer steps, including skipped ones and those whose records were lost before "
+        "they were read.",
         count=_steps_made,
     ),
     Metric(
@@ -146,8 +147,8 @@ RUN_METRICS = (
         unit="{loss}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Loss of a step: the sum over its backwards, the mean over ranks; the last finite "
-        "one.",
+        help="Loss of a step: the sum over its backward passes, averaged over ranks; the last "
+        "finite one.",
         read=lambda run: run.loss,
     ),
     Metric(
@@ -171,7 +172,7 @@ RUN_METRICS = (
         unit="{token}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
-        help="Tokens given to observe(), added over ranks.",
+        help="Tokens passed to observe(), summed over ranks.",
         count=lambda change: change.step.get("tokens") or 0.0,
     ),
     Metric(
@@ -179,7 +180,7 @@ RUN_METRICS = (
         unit="1",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Share of the run's ranks that the merged numbers cover.",
+        help="Share of the run's ranks that the merged metrics cover.",
         read=lambda run: run.coverage,
     ),
     Metric(
@@ -188,7 +189,7 @@ RUN_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=("rank",),
-        help="A rank that the merged numbers do not cover.",
+        help="A rank that the merged metrics do not cover.",
         read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
     ),
     Metric(
@@ -197,8 +198,8 @@ RUN_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=("step", "rank", "layer", "phase"),
-        help="Where the first non-finite value of an incident was seen; a label is empty when no "
-        "evidence from before the gradient reduction names it.",
+        help="Location of the first non-finite value of an incident; a label is empty if no "
+        "evidence from before the gradient reduction identifies it.",
         read=_first_nonfinite,
     ),
 )

@@ -8,7 +8,7 @@ TRANSPORT_METRICS = (
         unit="{push}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Reports that the root agent did not take at this try; rows are kept and sent again.",
+        help="Failed attempts to send a report to the root agent; rows are kept and retried.",
         read=lambda agent: float(agent.transport.push_failures),
     ),
     Metric(
@@ -16,7 +16,7 @@ TRANSPORT_METRICS = (
         unit="By",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Compressed bytes of the reports that the root agent has answered.",
+        help="Compressed bytes of the reports that the root agent has acknowledged.",
         read=lambda agent: float(agent.transport.pushed_bytes),
     ),
     Metric(
@@ -33,8 +33,8 @@ TRANSPORT_METRICS = (
         unit="{report}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Reports given up, or sent without their layers, because the root agent could not "
-        "take them.",
+        help="Reports discarded, or sent without their layers, because the root agent could not "
+        "accept them.",
         read=lambda agent: float(agent.transport.reports_dropped),
     ),
     Metric(
@@ -50,8 +50,8 @@ TRANSPORT_METRICS = (
         unit="{request}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Requests with rows that were turned away: without the run's token, too large, too "
-        "many, unreadable, or not meant for this attempt.",
+        help="Requests with rows that were rejected: without the run's token, too large, too "
+        "many, unreadable, or for another attempt.",
         read=lambda agent: float(agent.transport.requests_refused),
     ),
     Metric(
@@ -59,7 +59,7 @@ TRANSPORT_METRICS = (
         unit="{node}",
         kind=Kind.GAUGE,
         scope=Scope.AGENT,
-        help="Nodes that the root agent has heard of in this attempt, itself included.",
+        help="Nodes that the root agent knows in this attempt, including itself.",
         read=lambda agent: agent.transport.nodes_known,
     ),
 )

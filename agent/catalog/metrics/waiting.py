@@ -36,8 +36,8 @@ WAITING_METRICS = (
         unit="s",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Time since the run last completed a step, or went from training to evaluation, a "
-        "checkpoint or another phase, or back.",
+        help="Time since the run last completed a step, or changed between training and "
+        "evaluation, a checkpoint or another phase.",
         read=lambda run: run.standing_seconds,
     ),
     Metric(
@@ -45,8 +45,8 @@ WAITING_METRICS = (
         unit="s",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Longest such time in training that ended, halved every 12 hours: what this run's "
-        "rollouts and unmarked evaluations take.",
+        help="Longest such time in training from which the run recovered, halved every 12 "
+        "hours: the duration of its rollouts and unmarked evaluations.",
         read=lambda run: run.longest_pause_seconds,
     ),
     Metric(
@@ -54,8 +54,8 @@ WAITING_METRICS = (
         unit="s",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Longest time in the phase outside training in which the run stands, of those that "
-        "ended after the first step, halved every 12 hours; absent in training.",
+        help="Longest completed stay in the run's current phase outside training, after the "
+        "first step, halved every 12 hours; absent in training.",
         read=lambda run: run.longest_phase_seconds,
     ),
     Metric(
@@ -63,8 +63,8 @@ WAITING_METRICS = (
         unit="{factor}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Time before its first collective of the rank that takes longest, by the median of "
-        "all ranks; medians over 16 steps, of the last four the smallest.",
+        help="Time before the first collective of the slowest rank, divided by the median of "
+        "all ranks; medians over 16 steps, the smallest of the last four.",
         read=_slowdown,
     ),
     Metric(
@@ -72,7 +72,7 @@ WAITING_METRICS = (
         unit="s",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="By how much the same rank is slower than the median: what it costs each step.",
+        help="Difference between the same rank and the median: its cost per step.",
         read=_delay,
     ),
     Metric(
@@ -89,8 +89,8 @@ WAITING_METRICS = (
         unit="{rank}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        help="Ranks that have not come as far as the furthest one, while no step is made; 0 while "
-        "steps are made, and while a rank starts, evaluates or saves a checkpoint.",
+        help="Ranks that are behind the furthest one while no step is made; 0 while steps are "
+        "made, and while a rank starts, evaluates or saves a checkpoint.",
         read=lambda run: float(len(run.health.laggards)),
     ),
     Metric(
@@ -99,8 +99,8 @@ WAITING_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=("rank", "phase"),
-        help="Such a rank and where it stands, 16 of them at most; gone: its process is, or "
-        "nothing is heard of its node.",
+        help="Such a rank and its phase, 16 at most; gone: its process has ended, or its node "
+        "does not report.",
         read=_laggards,
     ),
 )

@@ -1,4 +1,4 @@
-"""One module per family of causes: each looks at a case and yields what it finds."""
+"""One module per family of causes: each yields the diagnoses that a case supports."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,9 +10,9 @@ from mp_agent.flight.causes.loss import diverging_loss
 from mp_agent.flight.causes.loss_scale import loss_scale
 from mp_agent.flight.causes.nonfinite import nonfinite
 from mp_agent.flight.causes.small_gradients import underflow, vanishing
-from mp_agent.flight.findings import Diagnosis
+from mp_agent.flight.diagnosis import Diagnosis
 
-DETECTIVES: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
+DETECTORS: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
     learning_rate,
     nonfinite,
     loss_scale,
@@ -22,4 +22,4 @@ DETECTIVES: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
     diverging_loss,
     ends,
 )
-"""All that look at a case."""
+"""All families of causes."""

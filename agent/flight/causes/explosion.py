@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from mp_agent.flight.case import Case, norm_of
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
+from mp_agent.flight.diagnosis import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 
-_CALM_STEPS = 50
-"""Steps below the limit after which a norm above it is another episode."""
-_GROWTH = 10.0
+_EPISODE_GAP_STEPS = 50
+"""Steps below the limit after which a norm above it starts another episode."""
 _AFTER_STEPS = 5
 _START_STEPS = 10
 
@@ -23,28 +22,28 @@ def explosion(case: Case) -> Iterator[Diagnosis]:
     worst = max(episodes, key=lambda steps: max(map(norm_of, steps)))
     first = worst[0]
     layer, share = _largest_layer(case, first.sequence)
-    speaks_for = [*_size(case, worst), *_growth(case, worst), *_loss_rises(case, worst)]
+    arguments_for = [*_size(case, worst), *_growth(case, worst), *_loss_rises(case, worst)]
     if layer:
-        speaks_for.append(
+        arguments_for.append(
             Argument(f"Layer {layer} holds {share:.0%} of the squared norm there.", WEAK)
         )
     if not any(_clipped(step) for step in worst):
-        speaks_for.append(Argument("Nothing clipped these gradients.", WEAK))
+        arguments_for.append(Argument("Nothing clipped these gradients.", WEAK))
     yield Diagnosis(
         cause=Causes.GRADIENT_EXPLOSION.value,
         sequence=first.sequence,
         step=first.step,
         layer=layer,
         phase="backward",
-        speaks_for=tuple(speaks_for),
-        speaks_against=tuple(_against(case, worst)),
+        arguments_for=tuple(arguments_for),
+        arguments_against=tuple(_against(case, worst)),
     )
 
 
 def _episodes(above: Sequence[MergedStep]) -> list[list[MergedStep]]:
     episodes: list[list[MergedStep]] = []
     for step in above:
-        if episodes and step.sequence - episodes[-1][-1].sequence <= _CALM_STEPS:
+        if episodes and step.sequence - episodes[-1][-1].sequence <= _EPISODE_GAP_STEPS:
             episodes[-1].append(step)
         else:
             episodes.append([step])
@@ -69,13 +68,13 @@ def _size(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
 def _growth(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
     usual = _usual_before(case, episode)
     largest = max(map(norm_of, episode))
-    if usual > 0 and largest >= _GROWTH * usual:
+    if usual > 0 and largest >= case.limit("grad_norm_growth") * usual:
         text = f"It grew {largest / usual:.3g}-fold from {usual:.3g}, the median before."
         yield Argument(text, MEDIUM)
 
 
 def _usual_before(case: Case, episode: Sequence[MergedStep]) -> float:
-    """Return the median norm before an episode; where it began with the record, its own first."""
+    """Return the median norm before an episode; of its own first steps if none precede it."""
     earlier = case.judged_before(episode[0].sequence, 50) or episode[:_START_STEPS]
     return median(map(norm_of, earlier)) if earlier else 0.0
 
@@ -100,11 +99,11 @@ def _against(case: Case, episode: Sequence[MergedStep]) -> Iterator[Argument]:
     usual = _usual_before(case, episode)
     largest = max(map(norm_of, episode))
     if usual > 0 and largest < case.limit("grad_norm_growth") * usual:
-        text = f"The usual norm of this run is {usual:.3g}: such norms are its nature."
+        text = f"The usual norm of this run is {usual:.3g}: such norms are normal for it."
         yield Argument(text, STRONG + MEDIUM + WEAK)
     early = episode[0].sequence <= _START_STEPS
     if early and norm_of(case.judged[-1]) <= case.limit("grad_norm_high"):
-        text = "It was so in the first steps of the training, and fell below the limit by itself."
+        text = "It happened in the first steps of training; the norm then fell below the limit."
         yield Argument(text, STRONG + MEDIUM)
 
 

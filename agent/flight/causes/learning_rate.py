@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
+from mp_agent.flight.diagnosis import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 
 _WARM_UP_STEPS = 100
-"""As the node agent: a warm-up may rise however it likes."""
+"""As in the node agent: any rise during warm-up is normal."""
 _BEFORE_MIN = 10
 _AFTER_STEPS = 50
 
@@ -28,21 +28,21 @@ def learning_rate(case: Case) -> Iterator[Diagnosis]:
 
 def _jump(case: Case, step: MergedStep, highest: float, rate: float) -> Diagnosis:
     text = f"The learning rate rose from {highest:.3g} to {rate:.3g}, {rate / highest:.3g}-fold."
-    speaks_for = [Argument(text, STRONG)]
+    arguments_for = [Argument(text, STRONG)]
     after = [s for s in case.steps if 0 <= s.sequence - step.sequence <= _AFTER_STEPS]
     band = case.loss_band(step.sequence)
     losses = case.losses(after)
     if band and losses and max(losses) > band[1]:
         text = f"The loss then left its baseline of {band[0]:.3g}, to {max(losses):.3g}."
-        speaks_for.append(Argument(text, MEDIUM))
+        arguments_for.append(Argument(text, MEDIUM))
     elif any(s.flag("loss_nonfinite") for s in after):
-        speaks_for.append(Argument("The loss then was NaN or Inf.", MEDIUM))
+        arguments_for.append(Argument("The loss then was NaN or Inf.", MEDIUM))
     if any(s.gradient_nonfinite_elements > 0 for s in after):
-        speaks_for.append(Argument("Gradients then were NaN or Inf.", WEAK))
+        arguments_for.append(Argument("Gradients then were NaN or Inf.", WEAK))
     return Diagnosis(
         cause=Causes.LEARNING_RATE_JUMP.value,
         sequence=step.sequence,
         step=step.step,
         phase="optimizer",
-        speaks_for=tuple(speaks_for),
+        arguments_for=tuple(arguments_for),
     )

@@ -1,13 +1,12 @@
-"""A loss that leaves its baseline and does not come back."""
+"""A loss that leaves its baseline and does not recover."""
 
 from collections.abc import Iterator
 from statistics import median
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.findings import MEDIUM, WEAK, Argument, Causes, Diagnosis
+from mp_agent.flight.diagnosis import MEDIUM, WEAK, Argument, Causes, Diagnosis
 
 _RISEN_MIN = 5
-_LONG = 20
 _FACTOR = 1.2
 
 
@@ -32,16 +31,16 @@ def diverging_loss(case: Case) -> Iterator[Diagnosis]:
     first = risen[-1]
     last = median(case.losses(risen[:_RISEN_MIN]))
     text = (
-        f"The loss was {last:.3g} at the end, above its baseline of {usual:.3g} (six deviations: "
+        f"The loss was {last:.3g} at the end, above its baseline of {usual:.3g} (bound: "
         f"{limit:.3g}) on the last {len(risen)} steps."
     )
-    speaks_for = [Argument(text, MEDIUM)]
-    if len(risen) >= _LONG:
-        speaks_for.append(Argument("It did not come back.", WEAK))
+    arguments_for = [Argument(text, MEDIUM)]
+    if len(risen) >= case.limit("loss_lost_steps"):
+        arguments_for.append(Argument("It did not recover.", WEAK))
     yield Diagnosis(
         cause=Causes.LOSS_DIVERGING.value,
         sequence=first.sequence,
         step=first.step,
         phase="forward",
-        speaks_for=tuple(speaks_for),
+        arguments_for=tuple(arguments_for),
     )

@@ -1,17 +1,13 @@
-"""The loss scale: overflows that GradScaler answers by halving it, again and again."""
+"""The loss scale: overflows that make GradScaler halve it again and again."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mp_agent.flight.case import Case
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
+from mp_agent.flight.diagnosis import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 
 _GAP_STEPS = 50
-_STORM_STEPS_MIN = 3
-_CONSECUTIVE = 5
-_FAR_BELOW = 100.0
-_RATIO_STEPS_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,14 @@ def loss_scale(case: Case) -> Iterator[Diagnosis]:
         return
     worst = min(storms, key=lambda storm: (min(storm.scales), storm.first.sequence))
     floor_skips = _at_floor(case, worst)
-    collapsed = floor_skips > 0 or worst.scales[0] >= _FAR_BELOW * worst.scales[-1]
-    speaks_for = [*_fall(case, worst, floor_skips), *_forward(worst), *_share(case)]
-    if not collapsed and len(worst.skipped) < _CONSECUTIVE and not _share(case):
+    fallen = case.limit("loss_scale_share_of_initial") * worst.scales[0]
+    collapsed = floor_skips > 0 or worst.scales[-1] <= fallen
+    arguments_for = [*_fall(case, worst, floor_skips), *_forward(worst), *_share(case)]
+    if (
+        not collapsed
+        and len(worst.skipped) < case.limit("loss_scale_decreases_in_row")
+        and not _share(case)
+    ):
         return
     cause = Causes.LOSS_SCALE_COLLAPSE if collapsed else Causes.LOSS_SCALE_FALLING
     forward = worst.first.flag("loss_nonfinite")
@@ -53,7 +54,7 @@ def loss_scale(case: Case) -> Iterator[Diagnosis]:
         rank=_blamed(worst.first),
         layer="" if forward else _overflowing_layer(case, worst.first.sequence),
         phase="forward" if forward else "backward",
-        speaks_for=tuple(speaks_for),
+        arguments_for=tuple(arguments_for),
     )
 
 
@@ -72,14 +73,14 @@ def _storms(case: Case) -> Iterator[_Storm]:
 
 
 def _calibrating(case: Case, storm: _Storm) -> bool:
-    """Return whether GradScaler was only searching for its scale, or skipped a step now and then.
+    """Return whether GradScaler was only calibrating, or skipped a step occasionally.
 
-    Nobody's calibration ends at the floor.
+    Calibration never ends at the floor.
     """
     if _at_floor(case, storm):
         return False
     early = storm.last.sequence <= case.limit("calibration_steps")
-    return early or len(storm.skipped) < _STORM_STEPS_MIN
+    return early or len(storm.skipped) < case.limit("loss_scale_net_decreases")
 
 
 def _at_floor(case: Case, storm: _Storm) -> int:
@@ -92,23 +93,26 @@ def _at_floor(case: Case, storm: _Storm) -> int:
 
 def _fall(case: Case, storm: _Storm, floor_skips: int) -> Iterator[Argument]:
     if floor_skips:
-        text = f"{floor_skips} step(s) were skipped at a scale of 1 or below: no lower one helps."
+        text = (
+            f"{floor_skips} step(s) were skipped at a scale of "
+            f"{case.limit('loss_scale_floor'):g} or below: no lower one helps."
+        )
         yield Argument(text, STRONG)
     halvings = len(set(storm.scales))
     if halvings > 1:
         scales = storm.scales
         yield Argument(
             f"The loss scale fell from {scales[0]:g} to {scales[-1]:g} between steps "
-            f"{storm.first.step} and {storm.last.step}, and never grew between.",
-            STRONG if halvings >= _CONSECUTIVE else MEDIUM,
+            f"{storm.first.step} and {storm.last.step}, and never grew in between.",
+            STRONG if halvings >= case.limit("loss_scale_decreases_in_row") else MEDIUM,
         )
 
 
 def _forward(storm: _Storm) -> Iterator[Argument]:
-    born_forward = sum(step.flag("loss_nonfinite") for step in storm.skipped)
-    if born_forward:
+    in_forward = sum(step.flag("loss_nonfinite") for step in storm.skipped)
+    if in_forward:
         yield Argument(
-            f"On {born_forward} of the {len(storm.skipped)} skipped steps the loss itself was NaN "
+            f"On {in_forward} of the {len(storm.skipped)} skipped steps the loss itself was NaN "
             "or Inf: the overflow is in the forward pass, which the loss scale does not reach.",
             WEAK,
         )
@@ -121,7 +125,7 @@ def _share(case: Case) -> list[Argument]:
     """Return the share of skipped steps after calibration, if it is above the limit."""
     settled = [s for s in case.steps if s.sequence > case.limit("calibration_steps")]
     skipped = sum(step.skipped for step in settled)
-    if len(settled) < _RATIO_STEPS_MIN or skipped < case.limit("overflow_skips"):
+    if len(settled) < case.limit("overflow_steps") or skipped < case.limit("overflow_skips"):
         return []
     share = skipped / len(settled)
     if share <= case.limit("overflow_warning"):
@@ -131,7 +135,7 @@ def _share(case: Case) -> list[Argument]:
 
 
 def _overflowing_layer(case: Case, sequence: int) -> str:
-    """Return the layer nearest to the output whose gradients overflowed, if it was looked at."""
+    """Return the layer nearest to the output whose gradients overflowed, if it was sampled."""
     tables = (table for table in case.history.tables if table.sequence == sequence)
     table = next(tables, None)
     if table is None:

@@ -1,33 +1,33 @@
-"""NaN and Inf: born in the forward pass of some ranks, of all, or in backward."""
+"""NaN and Inf: first seen in the forward pass of some ranks, of all ranks, or in backward."""
 
 from collections.abc import Iterator
 
 from mp_agent.flight.case import Case, norm_of
-from mp_agent.flight.findings import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
+from mp_agent.flight.diagnosis import DECISIVE, MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import FirstNonfinite
 
 
 def nonfinite(case: Case) -> Iterator[Diagnosis]:
-    """Yield where the latest incident was born, and what it did to the weights."""
+    """Yield where the latest incident originated, and what it did to the weights."""
     first = case.history.first_nonfinite
     step = case.step_at(case.history.first_nonfinite_sequence)
     if first is not None and step is not None:
         if first.phase == "backward":
-            yield _born_in_backward(case, step, first)
+            yield _from_backward(case, step, first)
         elif first.rank and len(step.present_ranks) > 1:
-            yield _born_on_ranks(case, step, first)
+            yield _from_ranks(case, step, first)
         else:
-            yield _born_in_forward(case, step)
+            yield _from_forward(case, step)
     yield from _updates(case)
 
 
-def _born_on_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
+def _from_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
     blamed = step.nonfinite_loss_ranks
     others = len(step.present_ranks) - len(blamed)
     text = (
         f"On step {step.step} the loss of {ranks_text(blamed)} was NaN or Inf, and that of "
-        f"{others} other(s) finite: seen before gradients were mixed."
+        f"{others} other(s) finite: observed before gradients were reduced."
     )
     return _finding(
         case,
@@ -39,12 +39,12 @@ def _born_on_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagn
     )
 
 
-def _born_in_forward(case: Case, step: MergedStep) -> Diagnosis:
-    everybody = len(step.present_ranks)
-    if everybody > 1:
+def _from_forward(case: Case, step: MergedStep) -> Diagnosis:
+    ranks = len(step.present_ranks)
+    if ranks > 1:
         arguments = [
             Argument(
-                f"On step {step.step} the loss of all {everybody} ranks was NaN or Inf at once.",
+                f"On step {step.step} the loss of all {ranks} ranks was NaN or Inf at once.",
                 STRONG,
             )
         ]
@@ -54,18 +54,20 @@ def _born_in_forward(case: Case, step: MergedStep) -> Diagnosis:
     if stuck > 1:
         arguments.append(
             Argument(
-                f"It was so on {stuck} skipped steps: the forward pass itself overflows, which no "
-                "loss scale changes.",
+                f"The same happened on {stuck} skipped steps: the forward pass itself "
+                "overflows, which no loss scale changes.",
                 MEDIUM,
             )
         )
     if "fp16" in case.evidence.facts.get("precision", ""):
-        arguments.append(Argument("The forward pass is in FP16, which ends at 65504.", WEAK))
+        arguments.append(
+            Argument("The forward pass is in FP16, whose largest value is 65504.", WEAK)
+        )
     arguments += _sudden(case, step)
     return _finding(case, Causes.NONFINITE_FORWARD, step, phase="forward", arguments=arguments)
 
 
-def _born_in_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
+def _from_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
     elements = step.gradient_nonfinite_elements
     arguments = [
         Argument(
@@ -102,8 +104,8 @@ def _updates(case: Case) -> Iterator[Diagnosis]:
     first = updates[0]
     arguments = [
         Argument(
-            f"From step {first.step} on, {len(updates)} step(s) of the optimizer took NaN or Inf "
-            "gradients in; the weights they touch are lost.",
+            f"From step {first.step} on, {len(updates)} step(s) of the optimizer used NaN or Inf "
+            "gradients; the weights they updated are lost.",
             STRONG,
         )
     ]
@@ -113,15 +115,14 @@ def _updates(case: Case) -> Iterator[Diagnosis]:
 
 
 def _sudden(case: Case, step: MergedStep) -> list[Argument]:
-    """Return that nothing had announced it, if so."""
+    """Return the argument that gradients were normal before, if they were."""
     earlier = case.judged_before(step.sequence, 20)
     if not earlier or max(map(norm_of, earlier)) > case.limit("grad_norm_high"):
         return []
     last = earlier[-1]
     return [
         Argument(
-            f"The gradients were ordinary until then: norm {norm_of(last):.3g} on step "
-            f"{last.step}.",
+            f"The gradients were normal until then: norm {norm_of(last):.3g} on step {last.step}.",
             WEAK,
         )
     ]
@@ -152,11 +153,11 @@ def _finding(
         rank=rank,
         layer=layer,
         phase=phase,
-        speaks_for=tuple(arguments),
+        arguments_for=tuple(arguments),
     )
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """Return some ranks in words."""
+    """Return ranks as text."""
     numbers = ", ".join(map(str, ranks))
     return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

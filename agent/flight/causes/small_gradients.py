@@ -1,4 +1,4 @@
-"""Gradients that become too small: they vanish, or FP16 cannot hold them."""
+"""Gradients that become too small: they vanish, or underflow in FP16."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -7,26 +7,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mp_agent.flight.case import Case, norm_of
-from mp_agent.flight.findings import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
-from mp_agent.flight.history import LayerHistory
+from mp_agent.flight.diagnosis import MEDIUM, STRONG, WEAK, Argument, Causes, Diagnosis
+from mp_agent.flight.history import LayerSample
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import FloatArray
 
-_GROWTH = 10.0
 _LOSS_STEPS = 10
 _LOSS_FALLS = 0.9
+
+Layers = npt.NDArray[np.bool_]
+"""Which layers [L] something is true of."""
 
 _LEVELS = (
     ("grad_norm_vanished", 5, STRONG + MEDIUM),
     ("grad_norm_very_low", 20, STRONG),
     ("grad_norm_low", 100, MEDIUM),
 )
-"""Threshold, steps in a row below it up to the end, weight."""
-
-_ZERO_SHARE_RISE = 0.2
-_LAYERS_SHARE = 0.05
-_DEAD_ABS_MAX = 1e-10
-_DEAD_TABLES = 3
+"""Threshold, consecutive steps below it up to the end, weight."""
 
 
 def vanishing(case: Case) -> Iterator[Diagnosis]:
@@ -37,34 +34,32 @@ def vanishing(case: Case) -> Iterator[Diagnosis]:
         if len(low) < steps_min:
             continue
         text = f"The gradient norm stayed below {limit:g} on the last {len(low)} steps that count."
-        speaks_for = [Argument(text, weight), *_fell(case, low[0])]
+        arguments_for = [Argument(text, weight), *_fell(case, low[0])]
         falls = _loss_falls(case, low)
         if falls is None:
-            speaks_for.append(Argument("The loss no longer moved.", WEAK))
+            arguments_for.append(Argument("The loss no longer changed.", WEAK))
         yield Diagnosis(
             cause=Causes.GRADIENT_VANISHING.value,
             sequence=low[0].sequence,
             step=low[0].step,
             layer=_smallest_layer(case, low[0].sequence),
             phase="backward",
-            speaks_for=tuple(speaks_for),
-            speaks_against=() if falls is None else (falls,),
+            arguments_for=tuple(arguments_for),
+            arguments_against=() if falls is None else (falls,),
         )
         return
 
 
 def underflow(case: Case) -> Iterator[Diagnosis]:
-    """Yield that layers lost gradient elements to zero, or stopped learning altogether."""
+    """Yield that gradients of layers underflowed to zero, or that layers stopped learning."""
     tables = [table for table in case.history.tables if not table.nonfinite.any()]
     if len(tables) < 2 or tables[0].names != tables[-1].names or not tables[0].names:
         return
-    risen = _zero_share(tables[-1]) - _zero_share(tables[0]) > _ZERO_SHARE_RISE
-    dead = _dead(tables)
-    lost = risen | dead
-    if lost.sum() <= _LAYERS_SHARE * len(lost):
+    lost = _underflowing(case, tables[-1], tables[0]) | _dead(case, tables)
+    if lost.sum() <= case.limit("underflow_layers") * len(lost):
         return
     names = [tables[0].names[index] for index in np.flatnonzero(lost)]
-    first = next(t for t in tables[1:] if _affected(t, tables[0]) & lost.any())
+    first = next(table for table in tables[1:] if _affected(case, table, tables[0]))
     fp16 = "fp16" in case.evidence.facts.get("precision", "")
     yield Diagnosis(
         cause=Causes.GRADIENT_UNDERFLOW.value,
@@ -72,10 +67,12 @@ def underflow(case: Case) -> Iterator[Diagnosis]:
         step=case.number_of(first.sequence),
         layer=names[-1],
         phase="backward",
-        speaks_for=tuple(_lost(names, len(lost), tables, case, fp16=fp16)),
-        speaks_against=()
+        arguments_for=tuple(_lost(names, len(lost), tables, case, fp16=fp16)),
+        arguments_against=()
         if fp16
-        else (Argument("The gradients are not in FP16, whose range ends early.", MEDIUM),),
+        else (
+            Argument("The gradients are not in FP16, the format with the smallest range.", MEDIUM),
+        ),
     )
 
 
@@ -92,7 +89,7 @@ def _fell(case: Case, first: MergedStep) -> Iterator[Argument]:
     earlier = case.judged_before(first.sequence, 50)
     usual = median(map(norm_of, earlier)) if earlier else 0.0
     last = norm_of(case.judged[-1])
-    if usual > _GROWTH * last:
+    if last < case.limit("grad_norm_fall") * usual:
         yield Argument(f"It fell from {usual:.3g}, the median before, to {last:.3g}.", MEDIUM)
 
 
@@ -103,11 +100,11 @@ def _loss_falls(case: Case, low: Sequence[MergedStep]) -> Argument | None:
     begin, end = median(losses[:_LOSS_STEPS]), median(losses[-_LOSS_STEPS:])
     if end >= _LOSS_FALLS * begin:
         return None
-    return Argument(f"The loss still fell meanwhile, from {begin:.3g} to {end:.3g}.", STRONG)
+    return Argument(f"The loss still fell in the meantime, from {begin:.3g} to {end:.3g}.", STRONG)
 
 
 def _smallest_layer(case: Case, sequence: int) -> str:
-    """Return the layer with the smallest norm that has a gradient at all, if it was looked at."""
+    """Return the layer with the smallest norm above 0, if layers were sampled."""
     table = case.layers_at(sequence)
     if table is None:
         return ""
@@ -116,38 +113,53 @@ def _smallest_layer(case: Case, sequence: int) -> str:
     return table.names[min(alive, key=lambda index: float(squares[index]))] if alive else ""
 
 
-def _zero_share(table: LayerHistory) -> FloatArray:
+def _zero_share(table: LayerSample) -> FloatArray:
     share: FloatArray = table.column("zero_elements") / np.maximum(table.column("elements"), 1.0)
     return share
 
 
-def _dead(tables: Sequence[LayerHistory]) -> npt.NDArray[np.bool_]:
-    """Return the layers that had a gradient once and have had none in the last samples."""
-    had = tables[0].column("abs_max") >= _DEAD_ABS_MAX
-    if len(tables) <= _DEAD_TABLES:
-        return np.zeros_like(had)
-    for table in tables[-_DEAD_TABLES:]:
-        had = had & (table.column("abs_max") < _DEAD_ABS_MAX)
-    return had
+def _underflowing(case: Case, table: LayerSample, baseline: LayerSample) -> Layers:
+    """Return the layers with far more zeros than in the baseline."""
+    risen: Layers = _zero_share(table) - _zero_share(baseline) > case.limit("layer_zero_rise")
+    return risen
 
 
-def _affected(table: LayerHistory, baseline: LayerHistory) -> bool:
-    risen = _zero_share(table) - _zero_share(baseline) > _ZERO_SHARE_RISE
-    return bool((risen | (table.column("abs_max") < _DEAD_ABS_MAX)).any())
+def _tiny(case: Case, table: LayerSample, baseline: LayerSample) -> Layers:
+    """Return the layers whose gradient fell to almost nothing since the baseline."""
+    largest, before = table.column("abs_max"), baseline.column("abs_max")
+    fallen = largest <= case.limit("layer_fall") * before
+    tiny: Layers = fallen & (largest < case.limit("layer_dead_abs_max")) & (before > 0)
+    return tiny
+
+
+def _dead(case: Case, tables: Sequence[LayerSample]) -> Layers:
+    """Return the layers that had a gradient at first and none in the last samples."""
+    samples = int(case.limit("layer_dead_samples"))
+    dead: Layers = tables[0].column("abs_max") >= case.limit("layer_dead_abs_max")
+    if len(tables) <= samples:
+        return np.zeros_like(dead)
+    for table in tables[-samples:]:
+        dead = dead & _tiny(case, table, tables[0])
+    return dead
+
+
+def _affected(case: Case, table: LayerSample, baseline: LayerSample) -> bool:
+    return bool((_underflowing(case, table, baseline) | _tiny(case, table, baseline)).any())
 
 
 def _lost(
     names: Sequence[str],
     layers: int,
-    tables: Sequence[LayerHistory],
+    tables: Sequence[LayerSample],
     case: Case,
     *,
     fp16: bool,
 ) -> Iterator[Argument]:
     begin, end = case.number_of(tables[0].sequence), case.number_of(tables[-1].sequence)
     yield Argument(
-        f"Between steps {begin} and {end}, {len(names)} of {layers} layers lost more than a fifth "
-        f"of their gradient elements to zero; {names[-1]} is nearest to the output.",
+        f"Between steps {begin} and {end}, {len(names)} of {layers} layers lost all of their "
+        f"gradient, or more than {case.limit('layer_zero_rise'):.0%} of its elements, to zero; "
+        f"{names[-1]} is nearest to the output.",
         STRONG,
     )
     if fp16 and case.has_scaler:

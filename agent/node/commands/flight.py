@@ -3,20 +3,23 @@
 import secrets
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import click
 from rich.console import Console
 
-from mp_agent.errors import FlightError, MpAgentError
+from mp_agent.errors import FlightError, MpAgentError, SettingError
+from mp_agent.flight.analysis import Analysis, analyse
 from mp_agent.flight.document import as_json
 from mp_agent.flight.evidence import Evidence
+from mp_agent.flight.html.page import as_html
+from mp_agent.flight.limits import with_assignments
 from mp_agent.flight.load import load
-from mp_agent.flight.page import as_html
 from mp_agent.flight.store import record_name
-from mp_agent.flight.story import Story, tell
-from mp_agent.flight.terminal import print_story
+from mp_agent.flight.terminal import print_analysis
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay
@@ -63,38 +66,53 @@ def dump_command(name: str, directory: Path | None) -> None:
 
 @click.command("postmortem")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--json", "as_document", is_flag=True, help="Print the story as JSON.")
+@click.option("--json", "as_document", is_flag=True, help="Print the analysis as JSON.")
 @click.option(
     "--html",
     "page",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the story, with plots, to one HTML file.",
+    help="Write the analysis, with plots, to one HTML file.",
 )
-def postmortem_command(path: Path, as_document: bool, page: Path | None) -> None:
-    """Tell the story of a run: what went wrong first, where, why, and what to do.
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A threshold or duration to judge by, as for `mp-agent rules`; by default those in the "
+    "record. May be repeated.",
+)
+def postmortem_command(
+    path: Path, as_document: bool, page: Path | None, assignments: tuple[str, ...]
+) -> None:
+    """Analyse how a run went wrong: what happened first, where, why, and what to do.
 
     PATH is a flight record (its directory, or one node's file), the directory of all records of a
     run, or the directory of a dead run in shared memory.
     """
     settings, _ = load_settings()
     try:
-        story = tell_story(path, settings)
-    except FlightError as error:
+        analysis = analyse_path(path, settings, assignments)
+    except (FlightError, SettingError) as error:
         _refuse("postmortem", str(error))
     if page is not None:
-        write_whole(page, as_html(story))
+        write_whole(page, as_html(analysis))
     if as_document:
-        click.echo(as_json(story))
+        click.echo(as_json(analysis))
     elif page is not None:
         click.echo(str(page))
     else:
-        print_story(story, Console())
+        print_analysis(analysis, Console())
 
 
-def tell_story(path: Path, settings: Settings) -> Story:
-    """Return the story that a path tells. Raises FlightError, naming the path."""
+def analyse_path(path: Path, settings: Settings, assignments: Iterable[str] = ()) -> Analysis:
+    """Return the analysis of the run at a path.
+
+    assignments: `NAME=VALUE` texts that change what it is judged by. Raises FlightError, naming
+    the path, and SettingError, naming the assignment.
+    """
     evidence = _evidence(path, settings)
-    return tell(evidence, replay(evidence.ranks))
+    evidence = replace(evidence, values=with_assignments(evidence.values, assignments))
+    return analyse(evidence, replay(evidence.ranks))
 
 
 def _evidence(path: Path, settings: Settings) -> Evidence:
@@ -111,7 +129,7 @@ def _evidence(path: Path, settings: Settings) -> Evidence:
 
 
 def _run_directories(base: Path, name: str) -> list[Path]:
-    """Return the runs in `base`, and those that `mp-agent exec` keeps in directories there."""
+    """Return the runs in `base`, including those in the directories of `mp-agent exec`."""
     bases = [base, *sorted(base.glob("exec-*"))]
     if name:
         found = [locations.run_directory(place, name) for place in bases]
@@ -133,12 +151,12 @@ def _dump(run_dir: Path, settings: Settings) -> Path:
                 return Path(answer.path)
             time.sleep(_POLL_SECONDS)
         if locations.agent_running(run_dir):
-            raise FlightError(f"{run_dir.name}: its node agent does not answer")
+            raise FlightError(f"{run_dir.name}: its node agent does not respond")
     return _write_here(run_dir, settings)
 
 
 def _write_here(run_dir: Path, settings: Settings) -> Path:
-    """Write the record from the rings alone."""
+    """Write the record from the rings, without a node agent."""
     ranks, _ = read_rank_logs(locations.find_rings(run_dir), steps=settings.flight_steps)
     last = newest_sequence(ranks)
     now_unix_seconds = time.time()

@@ -16,7 +16,7 @@ from mp_agent.settings import Settings
 
 if TYPE_CHECKING:
     from mp_agent.exporters.otlp.service import OtlpService
-    from mp_agent.exporters.otlp.sources import MetricBatch
+    from mp_agent.exporters.otlp.signal_sources import MetricBatch
 
 log = logging.getLogger("mp_agent.node")
 
@@ -86,7 +86,7 @@ class OtlpPush:
             return
         ends = {supervisor for supervisor in self._shown() if supervisor.ended}
         if ends - self._ends:
-            self._service.urge()
+            self._service.push_metrics_soon()
         self._ends_pushed &= ends
         self._ends = ends
         self._service.tick(now_seconds)
@@ -97,7 +97,7 @@ class OtlpPush:
             await self._service.stop(deadline_seconds)
 
     def _metric_batch(self) -> "MetricBatch":
-        from mp_agent.exporters.otlp.sources import MetricBatch
+        from mp_agent.exporters.otlp.signal_sources import MetricBatch
 
         shown = self._shown()
         ended = [supervisor for supervisor in shown if supervisor.ended]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from pydantic import SecretStr
 
-from mp_agent.catalog.thresholds import resolve
 from mp_agent.errors import FlightError
 from mp_agent.flight.evidence import Evidence, one_attempt
+from mp_agent.flight.limits import values_of
 from mp_agent.flight.store import write_record
 from mp_agent.node.collect.layer_table_cache import CachedTable
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
@@ -78,13 +78,13 @@ def make_record(
             "numpy": np.__version__,
         },
         settings=public_settings(settings),
-        thresholds=resolve(settings.thresholds),
+        thresholds=dict(values_of(settings).limits),
         ranks=ranks,
     )
 
 
 def public_settings(settings: Settings) -> Mapping[str, Any]:
-    """Return all settings but the secrets."""
+    """Return all settings except secrets."""
     secret = {name for name in type(settings).model_fields if _is_secret(getattr(settings, name))}
     return settings.model_dump(mode="json", exclude=secret)
 
@@ -101,7 +101,7 @@ def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
     return Evidence(
         source=run_dir,
         ranks=ranks,
-        thresholds=resolve(settings.thresholds),
+        values=values_of(settings),
         read_unix_seconds=time.time(),
         versions={"mp_agent": identity.version, "torch": identity.torch_version},
         notes=tuple(problems),

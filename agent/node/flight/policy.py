@@ -1,4 +1,4 @@
-"""When a run's flight record is due: on a critical condition, on a bad end, on request."""
+"""Decides when a run's flight record is due: on a critical condition or a bad end."""
 
 from dataclasses import dataclass, field
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mp_agent.flight.history import LayerHistory, RunHistory
+from mp_agent.flight.history import LayerSample, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
@@ -33,7 +33,7 @@ def replay(ranks: Sequence[RankLog]) -> RunHistory:
 
 @dataclass(slots=True)
 class _Node:
-    """What the ranks of one node wrote, by sequence number."""
+    """The rows that the ranks of one node wrote, by sequence number."""
 
     holds_root: bool
     schema_index: SchemaIndex = field(default_factory=SchemaIndex)
@@ -140,8 +140,8 @@ def _incident(
     return incident
 
 
-def _layer_history(sequence: int, layers: MergedLayers) -> LayerHistory:
-    return LayerHistory(
+def _layer_history(sequence: int, layers: MergedLayers) -> LayerSample:
+    return LayerSample(
         sequence=sequence,
         names=layers.names,
         columns=layers.columns,

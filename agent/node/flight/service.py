@@ -125,7 +125,7 @@ class FlightService:
                 log.warning("a request for a flight record cannot be answered: %s", error.strerror)
 
         if not self._enabled:
-            done(None, "flight records are switched off: flight_records_max is 0")
+            done(None, "flight records are disabled: flight_records_max is 0")
             return
         request = self._make_request(run, Trigger("request"))
         if run.is_root:

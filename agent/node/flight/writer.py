@@ -57,7 +57,7 @@ class FlightWriter:
             self._results.put((job.run_dir, written))
 
     def _write(self, job: FlightJob, run: str, done: Done) -> bool:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             path = job.write(self._settings)
         except (OSError, RingError, FlightError) as error:
@@ -68,7 +68,7 @@ class FlightWriter:
             log.exception("flight record of run %s cannot be written", run)
             done(None, repr(error))
             return False
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         log.info("run %s: flight record %s (%s, %.2f s)", run, path, job.request.reason, seconds)
         done(path, "")
         return True

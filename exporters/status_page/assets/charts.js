@@ -1,8 +1,8 @@
-// The curves of the last steps, on uPlot: one axis of steps for all, limits of the alerts drawn.
+// The curves of the last steps, on uPlot: one axis of steps for all, with the limits of the alerts.
 const CHART_HEIGHT = 220;
-const LOWEST_LOSS_SCALE = 2 ** -4; // Far below the floor, a scale says nothing more.
+const LOWEST_LOSS_SCALE = 2 ** -4; // A scale far below the floor carries no more information.
 
-// Each limit: name of a threshold, severity. A log axis takes in those of `reaches`.
+// Each limit: name of a threshold, severity. A log axis always includes those of `reaches`.
 const CHARTS = {
   "chart-loss": { column: "loss", label: "loss", limits: [], reaches: [] },
   "chart-scale": {
@@ -18,31 +18,6 @@ const CHARTS = {
     ],
     reaches: ["grad_norm_very_low", "grad_norm_extreme"],
   },
-};
-
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-
-// As short as a tick can be: 1e7 for ten million, 0.001 as it is.
-const tickText = (value) => {
-  const size = Math.abs(value);
-  if (!size || (size < 1e6 && size >= 1e-3)) return number(value, 3);
-  return String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e");
-};
-
-// An axis is as wide as its longest tick asks for.
-const AXIS_WIDTH = 52, CHARACTER_WIDTH = 7, TICK_WIDTH = 20;
-const axisWidth = (plot, texts) => Math.max(
-  AXIS_WIDTH, TICK_WIDTH + CHARACTER_WIDTH * Math.max(0, ...(texts ?? []).map((text) => text.length)),
-);
-
-// Powers of a base, some seven of them, however many there are between two ends.
-const powersBetween = (base) => (plot, axis, low, high) => {
-  const exponent = (value) => Math.log(value) / Math.log(base);
-  const first = Math.ceil(exponent(low) - 1e-9), last = Math.floor(exponent(high) + 1e-9);
-  const stride = Math.max(1, Math.ceil((last - first) / 7));
-  const powers = [];
-  for (let at = first; at <= last; at += stride) powers.push(base ** at);
-  return powers;
 };
 
 // The ends of a log axis: powers that hold the data and the limits that are always shown.
@@ -75,7 +50,7 @@ const drawLimits = (limits) => (plot) => {
     ctx.moveTo(bbox.left, y);
     ctx.lineTo(bbox.left + bbox.width, y);
     ctx.stroke();
-    // At the old end: what happens now is at the other.
+    // At the left end: the newest steps are at the right.
     ctx.fillText(text, bbox.left + 2 * devicePixelRatio, y - devicePixelRatio);
   }
   ctx.restore();
@@ -109,21 +84,16 @@ const newCharts = (source) => {
     ? { distr: 3, log: chart.log, range: logRange(chart, () => source().thresholds) }
     : { range: linearRange(() => source().spikeBound) });
 
-  // Where no pointer is, the legend tells the last step.
+  // Without a pointer, the legend shows the last step.
   const showLast = (plot) => {
     if (!isKnown(plot.cursor.idx) && plot.data[0].length) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
   };
 
   const make = (id) => {
     const chart = CHARTS[id], box = byId(id);
-    const axis = {
-      stroke: () => color("soft"),
-      grid: { stroke: () => color("grid"), width: 1 },
-      ticks: { stroke: () => color("grid") },
-    };
-    const steps = { ...axis, values: (plot, values) => values.map((value) => number(value)) };
-    const values = { ...axis, size: axisWidth, values: (plot, ticks) => ticks.map(tickText) };
-    if (chart.log) Object.assign(values, { splits: powersBetween(chart.log), filter: (plot, splits) => splits });
+    const steps = { ...AXIS_COLORS, values: (plot, values) => values.map((value) => number(value)) };
+    const values = { ...AXIS_COLORS, size: axisWidth, values: (plot, ticks) => ticks.map(tickText) };
+    if (chart.log) Object.assign(values, { splits: powersBetween(chart.log, 7), filter: (plot, splits) => splits });
     return new uPlot({
       width: box.clientWidth, height: CHART_HEIGHT,
       cursor: { drag: { x: true, y: false }, sync: { key: "steps", scales: ["x", null] } },

@@ -11,7 +11,7 @@ const element = (tag, attributes = {}, ...children) => {
 
 const isKnown = (value) => value !== null && value !== undefined;
 const setText = (node, text) => {
-  // Only a change is read out by a screen reader.
+  // A screen reader announces only changes.
   if (node.textContent !== text) node.textContent = text;
 };
 
@@ -29,11 +29,11 @@ const ago = (seconds) => {
   return seconds < 6000 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
 };
 
-// Pairs of a name and a text as a list of terms; a text that is null or empty is left out.
+// Pairs of a name and a text as a list of terms; a null or empty text is omitted.
 const LONG_TEXT = 20;
 const fillFacts = (list, pairs) => {
-  const told = pairs.filter(([, text]) => text !== null && text !== "");
-  list.replaceChildren(...told.map(([name, text]) =>
+  const shown = pairs.filter(([, text]) => text !== null && text !== "");
+  list.replaceChildren(...shown.map(([name, text]) =>
     element("div", { class: text.length > LONG_TEXT ? "wide" : "" },
       element("dt", {}, name), element("dd", {}, text))));
 };

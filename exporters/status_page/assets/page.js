@@ -1,4 +1,4 @@
-// What the page shows of a run, and how it keeps up with it.
+// Shows the report of a run, and polls for updates.
 const PERIOD_MS = 2000;
 const HIDDEN_PERIOD_MS = 10000;
 const TIMEOUT_MS = 10000;
@@ -37,7 +37,7 @@ const showHeader = (run) => {
   setText(byId("run-name"), run ? run.run : "mp_agent");
   document.title = run ? `${run.run} – mp_agent` : "mp_agent";
   const verdict = byId("verdict");
-  setText(verdict, run ? run.verdict : "No run has shown itself yet.");
+  setText(verdict, run ? run.verdict : "No run has been seen yet.");
   verdict.dataset.worst = severityOf(run);
 };
 
@@ -50,7 +50,7 @@ const firstNonfinite = (first) => {
 const showNow = (run) => {
   const now = run?.summary;
   if (!now) {
-    fillFacts(byId("facts"), run ? [["Run as a whole", "told by the root agent"]] : []);
+    fillFacts(byId("facts"), run ? [["Run as a whole", "reported by the root agent"]] : []);
     return;
   }
   const optional = (value) => (isKnown(value) ? number(value) : null);
@@ -158,7 +158,7 @@ const showStale = () => {
   stale.hidden = state.failedSince === null;
   if (stale.hidden) return;
   const since = new Date(state.failedSince).toLocaleTimeString();
-  setText(stale, `The node agent has not answered since ${since}. What you see is the last it said.`);
+  setText(stale, `The node agent has not answered since ${since}. This page shows its last report.`);
 };
 
 const ask = async (path) => {

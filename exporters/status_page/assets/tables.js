@@ -1,10 +1,8 @@
-// The tables of layers and ranks: sorted by any column, built anew at each update.
+// The tables of layers and ranks: sorted by any column, their rows rebuilt at each update.
 const ROWS_SHOWN = 200;
-const SVG = "http://www.w3.org/2000/svg";
-const BAR_WIDTH = 2, BARS_HEIGHT = 18;
 
-// Columns: key to sort by, title, text of a cell. `isText` aligns to the left and sorts upwards
-// first; `look` gives a cell's class.
+// Columns: key to sort by, title, text of a cell. `isText` aligns to the left and sorts ascending
+// first; `look` returns a cell's class.
 const COLUMNS = {
   layers: [
     { key: "layer", title: "Layer", text: (row) => row.layer, isText: true },
@@ -38,31 +36,7 @@ const COLUMNS = {
     { key: "loss", title: "Loss", text: (row) => number(row.loss) },
   ],
 };
-// Stands in the table of layers once a layer brings its histogram.
-const EXPONENTS = {
-  key: "exponent_counts", title: "Exponents", isUnsorted: true,
-  text: (row) => (row.exponent_counts ? sparkline(row.exponent_counts) : "–"),
-};
-
 const stateOf = (rank) => (rank.up ? "up" : rank.phase === "ended" ? "ended" : "gone");
-
-const sparkline = (counts) => {
-  const most = Math.max(...counts, 1);
-  const svg = document.createElementNS(SVG, "svg");
-  const attributes = {
-    class: "spark", width: BAR_WIDTH * counts.length, height: BARS_HEIGHT,
-    role: "img", "aria-label": "histogram of exponents",
-  };
-  for (const [name, value] of Object.entries(attributes)) svg.setAttribute(name, value);
-  counts.forEach((count, at) => {
-    const height = count ? Math.max(1, (BARS_HEIGHT * Math.log1p(count)) / Math.log1p(most)) : 0;
-    const bar = document.createElementNS(SVG, "rect");
-    const place = { x: BAR_WIDTH * at, y: BARS_HEIGHT - height, width: BAR_WIDTH - 0.4, height };
-    for (const [name, value] of Object.entries(place)) bar.setAttribute(name, value);
-    svg.append(bar);
-  });
-  return svg;
-};
 
 const compare = (a, b) => (a === b ? 0 : a < b ? -1 : 1);
 
@@ -77,9 +51,8 @@ const newTable = (name, firstSort, onSort) => {
   const table = byId(name);
   let [sortKey, direction] = firstSort;
 
-  const headCell = ({ key, title, isText, isUnsorted }) => {
+  const headCell = ({ key, title, isText }) => {
     const cell = { scope: "col", "data-key": key, class: isText ? "text" : "" };
-    if (isUnsorted) return element("th", cell, title);
     const button = element("button", { type: "button" }, title);
     button.addEventListener("click", () => {
       direction = sortKey === key ? -direction : isText ? 1 : -1;
@@ -89,28 +62,22 @@ const newTable = (name, firstSort, onSort) => {
     return element("th", cell, button);
   };
 
-  // The head stays as it is while its columns do, so that the focus does.
-  const showHead = (columns) => {
-    const keys = columns.map((column) => column.key).join(" ");
-    if (table.dataset.columns !== keys) {
-      table.dataset.columns = keys;
-      const head = element("tr", {}, ...columns.map(headCell));
-      table.replaceChildren(element("thead", {}, head), element("tbody"));
-    }
+  // Built once, so that the focus stays on its button.
+  const head = element("tr", {}, ...COLUMNS[name].map(headCell));
+  table.replaceChildren(element("thead", {}, head), element("tbody"));
+
+  const showOrder = () => {
     const order = direction > 0 ? "ascending" : "descending";
-    for (const cell of table.tHead.rows[0].cells)
-      if (cell.firstElementChild)
-        cell.setAttribute("aria-sort", cell.dataset.key === sortKey ? order : "none");
+    for (const cell of head.cells)
+      cell.setAttribute("aria-sort", cell.dataset.key === sortKey ? order : "none");
   };
 
-  const bodyRow = (columns) => (row) => element("tr", {}, ...columns.map(({ text, isText, look }) =>
+  const bodyRow = (row) => element("tr", {}, ...COLUMNS[name].map(({ text, isText, look }) =>
     element("td", { class: `${isText ? "text" : ""} ${look ? look(row) : ""}`.trim() }, text(row))));
 
   return (rows) => {
-    const hasExponents = rows.some((row) => row.exponent_counts);
-    const columns = hasExponents ? [...COLUMNS[name], EXPONENTS] : COLUMNS[name];
-    showHead(columns);
+    showOrder();
     const shown = sortedRows(rows, sortKey, direction).slice(0, ROWS_SHOWN);
-    table.tBodies[0].replaceChildren(...shown.map(bodyRow(columns)));
+    table.tBodies[0].replaceChildren(...shown.map(bodyRow));
   };
 };

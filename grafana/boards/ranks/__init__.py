@@ -9,7 +9,7 @@ from grafana.panel import Board
 RANKS = Board(
     uid="mp-agent-ranks",
     title="mp_agent / Ranks",
-    description="Which rank lags, is gone, or differs from the others.",
+    description="Ranks that lag, have ended, or differ from the others.",
     one_run=True,
     rows=(GLANCE, NAMES, PACE, DIFFERENCES, AGENTS, GPUS),
 )

@@ -32,7 +32,8 @@ DIFFERENCES = Row(
         Panel(
             id=24,
             title="Steps on which replicas differed",
-            description=help_of("mp_agent_replica_divergence_steps_total") + " One is too many.",
+            description=help_of("mp_agent_replica_divergence_steps_total") + " A single one is "
+            "a problem.",
             width=8,
             height=6,
             minimum=0,
@@ -47,7 +48,8 @@ DIFFERENCES = Row(
         Panel(
             id=22,
             title="Ranks by phase",
-            description="How many ranks are in which phase. A few that stay elsewhere are stuck.",
+            description="Number of ranks in each phase. A few ranks that stay in a different "
+            "phase are stuck.",
             width=8,
             height=6,
             minimum=0,
@@ -58,8 +60,8 @@ DIFFERENCES = Row(
         Panel(
             id=20,
             title="Spread of the ranks' losses",
-            description="Smallest, median and largest of the ranks' own losses. One rank far off "
-            "points at its data or its hardware.",
+            description="Smallest, median and largest of the ranks' own losses. A single "
+            "outlier indicates the rank's data or hardware.",
             width=12,
             most_points=_POINTS,
             queries=(

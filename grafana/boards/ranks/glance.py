@@ -39,14 +39,14 @@ GLANCE = Row(
         _stat(
             1,
             "Ranks up",
-            "Ranks whose process is there, of all that were seen.",
+            "Ranks whose process is alive, of all observed ranks.",
             Query(f"sum({_UP})", instant=True),
             decimals=0,
         ),
         _stat(
             2,
             "Ranks gone",
-            "Ranks whose process is gone while the run goes on.",
+            "Ranks whose process has ended while the run continues.",
             Query(f"sum((1 - {_UP}) {_OF_ACTIVE}) or vector(0)", instant=True),
             decimals=0,
             steps=ANY_IS_NOTABLE,
@@ -81,8 +81,8 @@ GLANCE = Row(
         _stat(
             6,
             "Slowest rank",
-            "The number of the rank that takes longest before its first collective; orange where "
-            "it is slow enough to be a straggler.",
+            "The rank with the longest time before its first collective; orange if it is slow "
+            "enough to be a straggler.",
             Query(SLOWEST, "{{rank}}", instant=True, optional=True),
             steps=above(straggler_ratio="orange"),
             label="rank",
@@ -100,7 +100,7 @@ def _named(
     return Panel(
         id=number,
         title=title,
-        description=help_of(name) + " Twenty lines at most. Empty is good.",
+        description=help_of(name) + " Twenty lines at most. Empty if healthy.",
         view=View.TABLE,
         width=8,
         height=5,

@@ -37,9 +37,9 @@ AGENTS = Row(
         Panel(
             id=40,
             title="Node agents",
-            description=f"The agent of each node, the {_NODES_SHOWN} with the most troubles. "
-            "Counts are since the agent started. The root agent, at rank 0, pushes to nobody. "
-            "More of this is on the Telemetry dashboard.",
+            description=f"The agent of each node, the {_NODES_SHOWN} with the most problems. "
+            "Counts are since the agent started. The root agent, at rank 0, does not push. "
+            "See the Telemetry dashboard for details.",
             view=View.TABLE,
             width=24,
             height=8,
@@ -104,22 +104,22 @@ GPUS = Row(
         _of_gpus(
             30,
             "Hottest GPUs",
-            "Temperature of the run's GPUs, the ten hottest.",
+            "Temperature of the ten hottest GPUs of the run.",
             "DCGM_FI_DEV_GPU_TEMP",
             "celsius",
         ),
         _of_gpus(
             31,
             "Power of the GPUs",
-            "Power draw of the run's GPUs, the ten largest.",
+            "Power draw of the run's GPUs, the ten highest.",
             "DCGM_FI_DEV_POWER_USAGE",
             "watt",
         ),
         _of_gpus(
             32,
             "XID errors",
-            "Last XID error of the run's GPUs; 0 is none. One on the rank that turned non-finite "
-            "first says that it is the hardware.",
+            "Last XID error of the run's GPUs; 0 means none. An error on the rank of the first "
+            "non-finite value indicates the hardware.",
             "DCGM_FI_DEV_XID_ERRORS",
             "none",
         ),

@@ -32,9 +32,9 @@ PACE = Row(
         Panel(
             id=10,
             title="Ranks by step lag",
-            description="How many ranks are how many steps behind the foremost, over time, in "
-            "steps of five; the uppermost row is 50 and everything beyond. Nodes are scraped at "
-            "different moments, so a little is no lag; a band that rises is.",
+            description="Distribution of the ranks' step lag behind the furthest rank over "
+            "time, in steps of five; the top row is 50 and above. Nodes are scraped at "
+            "different times, so a small lag is normal; a rising band is not.",
             view=View.HEATMAP,
             width=12,
             most_points=_HEATMAP_POINTS,
@@ -49,8 +49,8 @@ PACE = Row(
         Panel(
             id=11,
             title="Furthest behind",
-            description="The ten ranks that are furthest behind at the end of the time shown, in "
-            "steps behind the foremost.",
+            description="The ten ranks that are furthest behind at the end of the time range, "
+            "in steps behind the furthest rank.",
             width=12,
             minimum=0,
             decimals=0,
@@ -60,9 +60,9 @@ PACE = Row(
         Panel(
             id=12,
             title="Ranks by time before the first collective",
-            description="How many ranks take how many times the median before they first wait for "
-            "others: waiting is not slowness, so only this time tells a straggler. All near 1 is "
-            "healthy; the uppermost row is everything beyond.",
+            description="Distribution of the ranks' time before their first collective, divided "
+            "by the median. Time spent waiting is excluded, so this identifies a straggler. "
+            "Values near 1 are healthy; the top row contains all larger values.",
             view=View.HEATMAP,
             width=12,
             nothing="No collective was seen",
@@ -81,8 +81,8 @@ PACE = Row(
             id=13,
             title="Slowest before the first collective",
             description=help_of("mp_agent_rank_compute_seconds")
-            + " The line that leaves the median is the straggler. Drawn are the ten ranks with the "
-            "largest values anywhere in the time shown.",
+            + " The line that departs from the median is the straggler. The panel shows the ten "
+            "ranks with the largest values within the time range.",
             width=12,
             unit="s",
             minimum=0,
@@ -101,8 +101,8 @@ PACE = Row(
             id=15,
             title="Slowdown of the slowest rank",
             description=help_of("mp_agent_straggler_slowdown")
-            + " The line's name is the rank; one that stays the same is a bad host, one that "
-            "changes is chance. Dashed: where it counts as a straggler.",
+            + " The legend shows the rank; a constant rank indicates a faulty host, a changing "
+            "one is random. Dashed: limit for a straggler.",
             minimum=1,
             soft_maximum=1.5,
             decimals=1,
@@ -117,7 +117,7 @@ PACE = Row(
             id=16,
             title="What the slowest rank costs",
             description=help_of("mp_agent_straggler_delay_seconds")
-            + " Beside it, how long a step usually takes: a twentieth of that matters.",
+            + " For comparison, the usual step time: a twentieth of it is significant.",
             unit="s",
             minimum=0,
             nothing="No collective was seen",
@@ -129,9 +129,9 @@ PACE = Row(
         Panel(
             id=14,
             title="Longest without a step",
-            description="Time since the last step of the ten living ranks that are silent longest "
-            "at the end of the time shown. All rise together in an evaluation or a checkpoint; one "
-            "that rises alone is stuck.",
+            description="Time since the last step of the ten live ranks with the longest time "
+            "at the end of the range. All rise together in an evaluation or a checkpoint; a "
+            "rank that rises alone is stuck.",
             unit="s",
             minimum=0,
             nothing="No rank is alive",

@@ -10,7 +10,7 @@ from grafana.panel import Board
 RUN = Board(
     uid="mp-agent-run",
     title="mp_agent / Run",
-    description="The story of one run: is it healthy, what is wrong, since when.",
+    description="State of one run: is it healthy, what is wrong, and since when.",
     one_run=True,
     rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, PACE),
 )

@@ -52,8 +52,8 @@ HEALTH = Row(
         _stat(
             9,
             "Verdict",
-            "The worst of the alerts that fire and of the conditions that the node agent finds; "
-            "the panels below name them.",
+            "Highest severity of the firing alerts and of the conditions that the node agent "
+            "has detected; the panels below name them.",
             Query(f"max({_VERDICT})"),
             width=4,
             texts=VERDICT,
@@ -69,7 +69,7 @@ HEALTH = Row(
         _stat(
             2,
             "End",
-            "How the run ended; a dash while it goes on.",
+            "How the run ended; a dash while it is active.",
             Query(
                 by_run("mp_agent_run_end_info", keep=("reason",)),
                 "{{reason}}",
@@ -92,8 +92,8 @@ HEALTH = Row(
         _stat(
             5,
             "Norm now",
-            "Global norm of the unscaled gradients before clipping. The colour is that of the "
-            "alerts of explosion and vanishing: red critical, orange warning, blue info.",
+            "Global norm of the unscaled gradients before clipping. The color is that of the "
+            "alerts on explosion and vanishing: red critical, orange warning, blue info.",
             Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER)),
             steps=GRADIENT_NORM,
             runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
@@ -101,9 +101,9 @@ HEALTH = Row(
         _stat(
             6,
             "Scale now",
-            "GradScaler's scale; a dash without a scaler. Healthy is 32 768 to 65 536; blue below "
-            "<loss_scale_reduced>, orange below <loss_scale_very_low>, red below "
-            "<loss_scale_floor>.",
+            "GradScaler's scale; a dash without a scaler. The healthy range is 32 768 to 65 "
+            "536; blue below <loss_scale_reduced>, orange below <loss_scale_very_low>, red "
+            "below <loss_scale_floor>.",
             Query(by_run("mp_agent_loss_scale", "min"), optional=True),
             unit="none",
             steps=LOSS_SCALE,
@@ -112,7 +112,7 @@ HEALTH = Row(
         _stat(
             7,
             "Skipped now",
-            "Share of the attempted steps that GradScaler skipped lately.",
+            "Recent share of the attempted steps that GradScaler skipped.",
             Query(share_of_steps("mp_agent_skipped_steps_total")),
             width=2,
             unit="percentunit",

@@ -15,10 +15,11 @@ GRADIENTS = Row(
         Panel(
             id=30,
             title="Gradient norm",
-            description="Global norm, unscaled and before clipping, with the largest and smallest "
-            "of the last two minutes, so that a single step shows at any scrape interval. Healthy "
-            "is 0.1 to 10. Dashed: the limits of explosion (<grad_norm_high>, <grad_norm_extreme>) "
-            "and of vanishing (<grad_norm_low>, <grad_norm_very_low>, <grad_norm_vanished>).",
+            description="Global norm, unscaled and before clipping, with the largest and "
+            "smallest of the last two minutes, so that a single step is visible at any scrape "
+            "interval. The healthy range is 0.1 to 10. Dashed: the limits of explosion "
+            "(<grad_norm_high>, <grad_norm_extreme>) and of vanishing (<grad_norm_low>, "
+            "<grad_norm_very_low>, <grad_norm_vanished>).",
             width=16,
             height=10,
             log_base=10,
@@ -43,8 +44,9 @@ GRADIENTS = Row(
         Panel(
             id=31,
             title="Clipping",
-            description="Factor that clipping applied to the gradients of the last step: 1 leaves "
-            "them alone. Always far below 1 means that the limit sets the step size.",
+            description="Factor that clipping applied to the gradients of the last step: 1 "
+            "means no change. A factor that is always far below 1 means that the limit "
+            "determines the step size.",
             width=8,
             height=10,
             minimum=0,
@@ -58,7 +60,7 @@ GRADIENTS = Row(
             id=35,
             title="Steps beyond the limits",
             description=help_of("mp_agent_grad_norm_exceeded_steps_total")
-            + " Those that clipping shrank are less bad: the rest is drawn beside them.",
+            + " Steps that clipping reduced are less severe: the others are shown separately.",
             minimum=0,
             soft_maximum=1,
             queries=(
@@ -82,8 +84,8 @@ GRADIENTS = Row(
             title="Headroom to FP16's largest number",
             description=help_of("mp_agent_grad_fp16_headroom")
             + " Below 1 (dashed), the next doubling of the loss scale overflows. Far above 10, "
-            "small gradients are lost to zero for nothing; below 0 the step overflowed. No alert: "
-            "GradScaler grows until it overflows.",
+            "small gradients underflow unnecessarily; below 0 the step overflowed. There is no "
+            "alert: GradScaler grows until it overflows.",
             unit="suffix: bits",
             decimals=0,
             nothing="No loss scale",
@@ -96,8 +98,8 @@ GRADIENTS = Row(
         Panel(
             id=34,
             title="Non-finite elements and steps",
-            description="NaN and Inf gradient elements, and the steps that had any. With a scaler "
-            "such steps are skipped; without one they destroy weights.",
+            description="NaN and Inf gradient elements, and the steps with any. With a scaler "
+            "such steps are skipped; without one they destroy the weights.",
             minimum=0,
             soft_maximum=1,
             queries=(
@@ -132,9 +134,9 @@ GRADIENTS = Row(
         Panel(
             id=38,
             title="Gradient norm per optimizer",
-            description="Runs with several optimizers have one norm for each: parts of the run's "
-            "norm above where they train one model (Muon with AdamW), norms of their own where "
-            "they train others (the critic of a GAN).",
+            description="Runs with several optimizers have one norm for each: parts of the "
+            "run's norm above if they train one model (Muon with AdamW), independent norms if "
+            "they train different models (the critic of a GAN).",
             unit="sci",
             decimals=1,
             log_base=10,

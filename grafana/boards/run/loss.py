@@ -29,11 +29,11 @@ LOSS = Row(
         Panel(
             id=20,
             title="Loss",
-            description="Sum over the backwards of a step, mean over ranks. It should fall or "
-            "stand; a spike that comes back is a bad batch, one that stays is a lost run. Two "
-            "steps above the spike limit are a spike. Best is the lowest level so far, which "
-            "does not follow a loss that rises. The axis is logarithmic where the loss spans "
-            "more than two decades, so that a blow-up leaves the rest readable.",
+            description="Sum over the backward passes of a step, averaged over ranks. It should "
+            "fall or be constant; a spike that recovers is a bad batch, one that persists is a "
+            "lost run. Two steps above the spike limit are a spike. Best is the lowest level so "
+            "far, which does not follow a rising loss. The axis is logarithmic if the loss "
+            "spans more than two decades, so that an explosion leaves the rest readable.",
             width=12,
             log_when=_SPANS_DECADES,
             log_around_zero=LOSS_IS_LINEAR_TO,
@@ -48,9 +48,10 @@ LOSS = Row(
         Panel(
             id=21,
             title="Loss scale",
-            description="GradScaler's scale, log2: it doubles every 2000 clean steps and halves "
-            "on an overflow, so a sawtooth is healthy. A way down to the dashed lines is not: "
-            "<loss_scale_very_low>, <loss_scale_low> and the floor, <loss_scale_floor>.",
+            description="GradScaler's scale, log2: it doubles every 2000 steps without overflow "
+            "and halves on an overflow, so a sawtooth is healthy. A fall towards the dashed "
+            "lines is not: <loss_scale_very_low>, <loss_scale_low> and the floor, "
+            "<loss_scale_floor>.",
             width=12,
             unit="none",
             log_base=2,
@@ -73,8 +74,8 @@ LOSS = Row(
         Panel(
             id=22,
             title="Skipped steps and overflow ratio",
-            description="Skipped per attempted step; each skip is an overflow. Dashed: where the "
-            "alerts begin.",
+            description="Skipped per attempted step; each skip is an overflow. Dashed: limits "
+            "of the alerts.",
             width=8,
             unit="percentunit",
             minimum=0,
@@ -87,8 +88,8 @@ LOSS = Row(
         Panel(
             id=23,
             title="Loss scale changes",
-            description="How often the scale went down and up. More downs than ups over minutes is "
-            "a collapse on its way.",
+            description="Number of decreases and increases of the scale. More decreases than "
+            "increases over minutes precede a collapse.",
             width=8,
             minimum=0,
             soft_maximum=1,
@@ -104,7 +105,7 @@ LOSS = Row(
             id=25,
             title="Loss scale lowered in a row",
             description=help_of("mp_agent_loss_scale_consecutive_decreases")
-            + " Dashed: where the alert begins.",
+            + " Dashed: limit of the alert.",
             width=8,
             minimum=0,
             soft_maximum=10,
@@ -114,7 +115,9 @@ LOSS = Row(
             steps=above(loss_scale_decreases_in_row="orange"),
             queries=(
                 Query(
-                    by_run("mp_agent_loss_scale_consecutive_decreases"), "in a row", optional=True
+                    by_run("mp_agent_loss_scale_consecutive_decreases"),
+                    "consecutive",
+                    optional=True,
                 ),
             ),
             runbooks=(loss_scale_consecutive_decreases.LOSS_SCALE_CONSECUTIVE_DECREASES,),
@@ -122,7 +125,7 @@ LOSS = Row(
         Panel(
             id=26,
             title="Loss trend",
-            description=help_of("mp_agent_loss_trend") + " Dashed: where it counts as divergence.",
+            description=help_of("mp_agent_loss_trend") + " Dashed: limit for divergence.",
             width=6,
             decimals=1,
             nothing="Not enough steps yet",
@@ -135,8 +138,8 @@ LOSS = Row(
             id=27,
             title="Loss deviation",
             description=help_of("mp_agent_loss_deviation")
-            + " It is what a spike and the trend are measured in; one that grows is a loss that "
-            "becomes restless.",
+            + " It is the unit of the spike limit and of the trend; a growing deviation means "
+            "that the loss becomes noisier.",
             width=6,
             minimum=0,
             nothing="Not enough steps yet",
@@ -145,8 +148,8 @@ LOSS = Row(
         Panel(
             id=28,
             title="Odd losses",
-            description="Steps whose loss was a spike, or NaN or Inf: those that were skipped, "
-            "from the third in a row on, and those that were applied, which is worse.",
+            description="Steps whose loss was a spike, or NaN or Inf: skipped ones from the "
+            "third consecutive one on, and applied ones, which are worse.",
             width=6,
             minimum=0,
             soft_maximum=1,

@@ -33,7 +33,7 @@ PACE = Row(
         Panel(
             id=41,
             title="Steps per second",
-            description="Attempts to step the optimizer per second.",
+            description="Optimizer steps per second, including skipped ones.",
             width=8,
             unit=PER_SECOND,
             minimum=0,
@@ -54,7 +54,7 @@ PACE = Row(
             id=43,
             title="Phase",
             description=help_of("mp_agent_phase_info")
-            + " Forward and backward pass and optimizer are drawn as training.",
+            + " Forward pass, backward pass and optimizer are shown as training.",
             view=View.TIMELINE,
             width=16,
             height=6,

@@ -32,9 +32,9 @@ TROUBLE = Row(
         Panel(
             id=14,
             title="Conditions in force",
-            description="What the node agent itself finds, step by step: red critical, orange "
-            "warning, blue info. It needs no Prometheus rules and is there before the alerts are. "
-            "Empty is good.",
+            description="Conditions that the node agent detects, step by step: red critical, "
+            "orange warning, blue info. No Prometheus rules are needed, and they appear before "
+            "the alerts. Empty if healthy.",
             view=View.TIMELINE,
             width=12,
             height=7,
@@ -48,8 +48,8 @@ TROUBLE = Row(
         Panel(
             id=10,
             title="Alerts in force",
-            description="Each line is an alert that fired in this time: red critical, orange "
-            "warning, blue info. Empty is good, if Prometheus has the rules.",
+            description="Each line is an alert that fired in this time range: red critical, "
+            "orange warning, blue info. Empty if healthy and Prometheus has the rules.",
             view=View.TIMELINE,
             width=12,
             height=7,
@@ -63,8 +63,8 @@ TROUBLE = Row(
         Panel(
             id=15,
             title="Conditions so far",
-            description="What the node agent has found in this run: how often it began, and since "
-            "which step it holds where it still does. Empty is good.",
+            description="Conditions that the node agent has detected in this run: how often "
+            "each started, and since which step it has been active. Empty if healthy.",
             view=View.TABLE,
             width=10,
             height=6,
@@ -90,7 +90,7 @@ TROUBLE = Row(
             id=11,
             title="First non-finite value",
             description=help_of("mp_agent_first_nonfinite_info")
-            + " A click leads to the layer, or to the ranks. Empty is good.",
+            + " Click to open the layer or the ranks. Empty if healthy.",
             view=View.TABLE,
             width=10,
             height=6,
@@ -127,7 +127,7 @@ TROUBLE = Row(
             id=12,
             title="Non-finite updates",
             description=help_of("mp_agent_nonfinite_updates_total")
-            + " One is enough to lose the weights.",
+            + " A single one can destroy the weights.",
             view=View.STAT,
             width=4,
             height=6,
@@ -140,8 +140,8 @@ TROUBLE = Row(
             id=13,
             title="Facts",
             description=help_of("mp_agent_run_info")
-            + " Measured at says where gradients were looked at: at optimizer_step they are those "
-            "after clipping.",
+            + ' "Measured at" is the point where gradients were measured: at optimizer_step '
+            "they are those after clipping.",
             view=View.TABLE,
             width=24,
             height=4,

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from mp_agent.alerting.values import Values, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.flight.case import Case
 from mp_agent.flight.diagnose import diagnose
+from mp_agent.flight.diagnosis import Diagnosis
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.findings import Diagnosis
-from mp_agent.flight.history import LayerHistory, RunHistory
+from mp_agent.flight.history import LayerSample, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
@@ -49,10 +50,10 @@ def overflow(sequence: int, scale: float, *, forward: bool = False) -> MergedSte
     return merged_step(sequence, norm=0.5, **values, **lost)
 
 
-def layers(sequence: int, rows: Mapping[str, Mapping[str, float]]) -> LayerHistory:
+def layers(sequence: int, rows: Mapping[str, Mapping[str, float]]) -> LayerSample:
     """Return a table; columns that are not named are 0."""
     values = np.stack([gradient_row(**columns) for columns in rows.values()])
-    return LayerHistory(
+    return LayerSample(
         sequence=sequence,
         names=tuple(rows),
         columns=GRADIENT_COLUMN_NAMES,
@@ -80,11 +81,12 @@ def make_log(
 
 def findings_of(
     steps: Iterable[MergedStep],
-    tables: Sequence[LayerHistory] = (),
+    tables: Sequence[LayerSample] = (),
     *,
     ranks: Sequence[RankLog] = (),
     precision: str = "fp16",
     read_unix_seconds: float = 0.0,
+    values: Values | None = None,
 ) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
     steps = tuple(steps)
@@ -96,8 +98,8 @@ def findings_of(
     evidence = Evidence(
         source=Path("record"),
         ranks=tuple(logs),
-        thresholds=DEFAULTS,
         read_unix_seconds=read_unix_seconds,
+        values=values or values_in_force(),
     )
     history = RunHistory(
         steps=steps,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mp_agent.flight.analysis import Analysis, analyse
 from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.story import Story, tell
 from mp_agent.node.flight.job import evidence_of_rings
 from mp_agent.node.flight.replay import replay
 from mp_agent.settings import Settings
@@ -41,9 +41,9 @@ def evidence_of(outcomes: dict[str, Outcome], settings: Settings) -> Callable[[s
 
 
 @pytest.fixture
-def story_of(evidence_of: Callable[[str], Evidence]) -> Callable[[str], Story]:
-    def story(kind: str) -> Story:
+def analysis_of(evidence_of: Callable[[str], Evidence]) -> Callable[[str], Analysis]:
+    def analysis(kind: str) -> Analysis:
         evidence = evidence_of(kind)
-        return tell(evidence, replay(evidence.ranks))
+        return analyse(evidence, replay(evidence.ranks))
 
-    return story
+    return analysis

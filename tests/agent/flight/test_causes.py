@@ -38,7 +38,7 @@ def test_the_layer_of_an_explosion_is_that_of_its_first_step():
     table = layers(63, {"small": {"sum_squares": 1.0}, "large": {"sum_squares": 99.0}})
     finding = findings_of([*calm(60), *growing(61, 8)], [table])["gradient_explosion"]
     assert finding.layer == "large"
-    assert any("99%" in argument.text for argument in finding.speaks_for)
+    assert any("99%" in argument.text for argument in finding.arguments_for)
 
 
 def test_spikes_that_clipping_handles_are_accused_of_nothing():
@@ -54,7 +54,7 @@ def test_clipped_steps_are_accused_where_the_loss_soars_nevertheless():
     clipped = growing(61, 12, clip_max_norm=1.0, clip_norm=1e4)
     finding = findings_of([*calm(60), *clipped])["gradient_explosion"]
     assert finding.step == 63
-    assert finding.speaks_against[0].text == "All of these steps were clipped to 1."
+    assert finding.arguments_against[0].text == "All of these steps were clipped to 1."
 
 
 def test_large_norms_of_the_first_steps_are_accused_of_nothing():
@@ -199,7 +199,7 @@ def test_a_learning_rate_that_jumped_is_the_cause_and_the_explosion_follows_from
     found = findings_of([*before, *after])
     jump = found["learning_rate_jump"]
     assert (jump.step, jump.likelihood) == (161, "likely")
-    assert jump.speaks_for[0].text == ("The learning rate rose from 0.001 to 3, 3e+03-fold.")
+    assert jump.arguments_for[0].text == ("The learning rate rose from 0.001 to 3, 3e+03-fold.")
     assert found["gradient_explosion"].follows == "learning_rate_jump"
     assert found["loss_diverging"].follows == "learning_rate_jump"
 

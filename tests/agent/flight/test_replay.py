@@ -1,4 +1,4 @@
-"""A story is told with the numbers of the live agent."""
+"""An analysis has the numbers of the live agent."""
 
 import pytest
 

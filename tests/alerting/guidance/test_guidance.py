@@ -91,8 +91,8 @@ _PANEL = Panel(board="mp-agent-run", id=1, title="State")
     [
         ({"causes": ()}, "never empty"),
         ({"samples": ()}, "never empty"),
-        ({"harm": "bad"}, "no whole sentence"),
-        ({"causes": ("A reason",)}, "no whole sentence"),
+        ({"harm": "bad"}, "not a complete sentence"),
+        ({"causes": ("A reason",)}, "not a complete sentence"),
         ({"query": "mp_agent_loss"}, "is not of one run"),
     ],
 )

@@ -61,12 +61,12 @@ def test_headings_stand_in_the_order_in_which_they_are_needed(condition: Conditi
     page = render_runbook(condition, GUIDANCE[condition.name], _VALUES)
     prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     assert re.findall(r"^## (.*)$", prose, flags=re.MULTILINE) == [
-        "How bad is it",
-        "Make sure",
-        "Likely causes, the likeliest first",
+        "Severity",
+        "Confirm",
+        "Likely causes, most likely first",
         "What to do",
-        "When it fires and all is well",
-        "When exactly it fires",
+        "False positives",
+        "Exact condition",
     ]
 
 

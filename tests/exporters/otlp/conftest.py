@@ -1,11 +1,11 @@
 """A receiver, and an environment that leads to it and to nothing else."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.exporters.otlp.receiver import OtlpReceiver
+from tests.exporters.otlp.receiver import Answer, OtlpReceiver
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +22,19 @@ def receiver(monkeypatch) -> Iterator[OtlpReceiver]:
     with OtlpReceiver() as running:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
         yield running
+
+
+@pytest.fixture
+def short_timeout(monkeypatch) -> None:
+    """Give up before the first repetition, which the exporters make after a second."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+
+
+@pytest.fixture
+def answers(receiver) -> Callable[..., None]:
+    """Let the receiver answer every request alike from now on."""
+
+    def let(**answer: object) -> None:
+        receiver.answer = lambda path: Answer(**answer)
+
+    return let

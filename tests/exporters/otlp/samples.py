@@ -6,7 +6,7 @@ from typing import Any
 from mp_agent.catalog.metric import Kind, Metric
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
-from mp_agent.exporters.otlp.sources import MetricBatch
+from mp_agent.exporters.otlp.signal_sources import MetricBatch
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 
 NOW = 1_800_000_000.0
@@ -59,7 +59,7 @@ def everything() -> Snapshot:
     return snapshot(*families)
 
 
-def harvest_of(shown: Snapshot, delivered: Any = lambda: None) -> MetricBatch:
+def batch_of(shown: Snapshot, delivered: Any = lambda: None) -> MetricBatch:
     runs = {sample.labels[0] for each in shown for sample in each.samples}
     return MetricBatch(shown, dict.fromkeys(runs, BORN_UNIX_NS), delivered)
 

@@ -11,7 +11,7 @@ from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.exporters.otlp.environment import read_environment
 from mp_agent.exporters.otlp.service import OtlpService
 from mp_agent.records.views import ExportAccount
-from tests.exporters.otlp.samples import harvest_of, steps
+from tests.exporters.otlp.samples import batch_of, steps
 from tests.waiting import wait_until
 
 
@@ -24,11 +24,11 @@ class Loop:
         self.delivered = 0
         self.now = 0.0
         self.service = OtlpService(
-            read_environment(os.environ), self._harvest, directory, span_events=span_events
+            read_environment(os.environ), self._collect, directory, span_events=span_events
         )
 
-    def _harvest(self):
-        return harvest_of(self.shown, self._count)
+    def _collect(self):
+        return batch_of(self.shown, self._count)
 
     def _count(self) -> None:
         self.delivered += 1

@@ -9,7 +9,7 @@ import yaml
 from opentelemetry.sdk import environment_variables
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.exporters.otlp import environment, metrics_data, resource, service, sources
+from mp_agent.exporters.otlp import environment, metrics_data, resource, service, signal_sources
 from mp_agent.settings import Settings
 
 TEXT = (Path(__file__).parents[3] / "docs" / "otlp.md").read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def test_defaults_and_bounds_are_those_of_the_code():
     assert f"`otlp_exit_wait_seconds` ({exit_wait:.0f})" in TEXT
     assert f"{metrics_data.POINTS_MAX} points" in TEXT
     assert service.RETRY_AFTER_SECONDS_MAX == 300.0
-    assert sources.EVENT_KEPT_SECONDS == 3600.0
+    assert signal_sources.EVENT_KEPT_SECONDS == 3600.0
     assert "otlp_span_events" in Settings.model_fields
 
 

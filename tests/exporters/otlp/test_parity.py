@@ -10,15 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.exporters.otlp.sources import MetricSource
+from mp_agent.exporters.otlp.signal_sources import MetricSource
 from mp_agent.exporters.prometheus import render
-from tests.exporters.otlp.samples import everything, harvest_of
+from tests.exporters.otlp.samples import batch_of, everything
 from tests.exporters.otlp.translation import Series, labels, name_of, stored
 
 
 def pushed(shown: Snapshot) -> Series:
-    source = MetricSource(lambda: harvest_of(shown), Resource({}))
-    make = source.take()
+    source = MetricSource(lambda: batch_of(shown), Resource({}))
+    make = source.next_push()
     assert make is not None
     return stored(encode_metrics(request) for request in make())
 

@@ -2,13 +2,11 @@
 
 import logging
 import os
-import time
 
 import pytest
 
 from mp_agent.exporters.otlp.redaction import LOGGERS
 from mp_agent.exporters.otlp.resource import instance_id
-from mp_agent.exporters.otlp.sources import EventSource
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,
     event,
@@ -58,7 +56,7 @@ def test_pushes_come_at_the_interval_and_carry_what_was_counted(receiver, tmp_pa
 def test_an_end_is_pushed_without_waiting_for_the_interval(receiver, tmp_path):
     with started(tmp_path) as loop:
         loop.push(steps(1.0))
-        loop.service.urge()
+        loop.service.push_metrics_soon()
         loop.push(steps(2.0), after_seconds=0.1)
     assert len(receiver.messages()) == 2
 
@@ -173,7 +171,7 @@ def test_signals_that_are_switched_off_are_not_sent(receiver, tmp_path, monkeypa
     with started(tmp_path) as loop:
         loop.service.on_condition(event())
         loop.settle("otlp_logs", 1)
-        loop.service.urge()
+        loop.service.push_metrics_soon()
         loop.stop()
     assert not loop.service.pushes_metrics
     assert receiver.messages() == []
@@ -187,7 +185,7 @@ def test_a_forked_child_pushes_nothing(receiver, tmp_path):
         if pid == 0:
             loop.now += 60
             loop.tick()
-            begun = any(lane.busy for lane in loop.service._lanes.values())
+            begun = any(pusher.busy for pusher in loop.service._pushers.values())
             loop.stop()
             os._exit(begun)
         assert os.waitpid(pid, 0)[1] == 0
@@ -199,14 +197,3 @@ def test_a_forked_child_pushes_nothing(receiver, tmp_path):
         for message in receiver.messages()
     }
     assert len(resources) == 1
-
-
-def test_events_are_kept_for_an_hour_and_at_most_a_thousand(monkeypatch):
-    source = EventSource(lambda events, resource: list(events), None)
-    source.add(event(at=time.time() - 3700))
-    for number in range(1500):
-        source.add(event(at=time.time(), layer=str(number)))
-    make = source.take()
-    assert make is not None
-    ((*kept,),) = make()
-    assert len(kept) == 1000 and kept[-1].condition.layer == "1499"

@@ -5,6 +5,8 @@ import hashlib
 import re
 
 from mp_agent.exporters.status_page.page import status_page
+from mp_agent.exporters.status_page.report import snapshot_report
+from tests.agent.node.series.test_snapshot_builder import export
 from tools.vendor import ASSETS, PACKAGE
 
 HTML = status_page().body.decode()
@@ -47,3 +49,13 @@ def test_the_chart_library_is_the_version_that_npm_is_asked_for() -> None:
     banner = (ASSETS / f"{name}.js").read_text("utf-8").splitlines()[0]
     assert banner.endswith(f"(v{version}) */")
     assert "MIT" in (ASSETS / f"{name}.LICENSE").read_text("utf-8")
+
+
+def test_every_column_of_a_table_is_in_the_report() -> None:
+    own = re.findall(r"<script>(.*?)</script>", HTML, flags=re.DOTALL)[1]
+    columns = own[own.index("const COLUMNS = {") : own.index("const stateOf")]
+    (run,) = snapshot_report([export()], {}, 1.0)["runs"]
+    for table in ("layers", "ranks"):
+        text = columns[columns.index(f"  {table}: [") :].split("\n  ],")[0]
+        keys = re.findall(r'key: "(\w+)"', text)
+        assert len(keys) >= 6 and set(keys) <= set(run[table][0])

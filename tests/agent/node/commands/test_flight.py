@@ -97,3 +97,19 @@ def test_a_page_that_cannot_be_written_is_refused(start_rank, run_dir, call, tmp
     told = call(postmortem_command, run_dir, "--html", tmp_path / "missing" / "page.html")
     assert told.exit_code == 1
     assert "page.html cannot be written" in told.output
+
+
+def test_thresholds_can_be_set_as_for_the_alerts(start_rank, run_dir, call):
+    rank = start_rank()
+    rank.steps(120, gradients={"elements": 4.0, "sum_squares": 0.05**2}, loss=2.0)
+
+    def causes(*arguments: str) -> list[str]:
+        document = call(postmortem_command, run_dir, "--json", *arguments)
+        assert document.exit_code == 0, document.output
+        return [finding["cause"] for finding in json.loads(document.output)["findings"]]
+
+    assert causes() == []
+    assert causes("--set", "grad_norm_low=0.1") == ["gradient_vanishing"]
+    refused = call(postmortem_command, run_dir, "--set", "grad_norm_high=2000")
+    assert refused.exit_code == 2
+    assert "grad_norm_high has value 2000.0; it must be below grad_norm_extreme" in refused.output

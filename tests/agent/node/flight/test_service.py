@@ -51,7 +51,7 @@ def counts(recorder: FlightService, run) -> tuple[int, int]:
     return recorder.counts(run)
 
 
-def tell(run) -> None:
+def analyse(run) -> None:
     """Let a critical condition begin."""
     for listener in run.conditions.listeners:
         listener(make_event(name="MpAgentX"))
@@ -73,7 +73,7 @@ def test_a_critical_condition_is_recorded_with_its_last_steps(
     run = open_run()
     look(recorder, run)
     assert not records(settings)
-    tell(run)
+    analyse(run)
     look(recorder, run)
     settled(recorder, run, written=1)
     (path,) = records(settings)
@@ -97,7 +97,7 @@ def test_tables_that_the_ring_no_longer_has_are_recorded(start_rank, open_run, r
         rank.steps()
         rank.layer_table(sum_squares=4.0)
         look(recorder, run)
-    tell(run)
+    analyse(run)
     look(recorder, run)
     settled(recorder, run, written=1)
     (log,) = load(records(settings)[0]).ranks
@@ -154,9 +154,9 @@ def test_records_that_are_switched_off_are_refused_on_request(
     asked = DumpRequest(id="x", requested_unix_seconds=0.0)
     write_request(run_dir, asked)
     look(recorder, run)
-    tell(run)
+    analyse(run)
     look(recorder, run)
-    assert "switched off" in pop_answer(run_dir, asked).problem
+    assert "disabled" in pop_answer(run_dir, asked).problem
     rank.kill()
     look(recorder, run)
     assert not records(settings)
@@ -170,7 +170,7 @@ def test_a_directory_that_cannot_be_written_is_counted_and_harms_nothing(
     rank, run = start_rank(), open_run()
     rank.steps(3)
     look(recorder, run)
-    tell(run)
+    analyse(run)
     look(recorder, run)
     settled(recorder, run, written=1)
     assert counts(recorder, run) == (0, 1)
@@ -186,7 +186,7 @@ def test_a_disk_that_does_not_answer_delays_nothing_for_long(
     rank, run = start_rank(), open_run()
     rank.steps(3)
     look(recorder, run)
-    tell(run)
+    analyse(run)
     begun = time.monotonic()
     look(recorder, run)
     for number in range(20):
@@ -239,7 +239,7 @@ def test_the_root_asks_all_nodes_for_what_it_records_itself(
     rank.steps(30)
     look(recorder, run)
     assert run.flight_request is None
-    tell(run)
+    analyse(run)
     look(recorder, run)
     settled(recorder, run, written=1)
     assert run.flight_request.name == records(settings)[0].parent.name

@@ -1,0 +1,1 @@
+"""An analysis as one HTML file with plots, which opens offline."""

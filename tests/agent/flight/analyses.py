@@ -1,0 +1,34 @@
+"""Analyses for tests, given by their steps and names."""
+
+from pathlib import Path
+
+from mp_agent.flight.analysis import Analysis, analyse
+from mp_agent.flight.evidence import Evidence
+from mp_agent.flight.history import RunHistory
+from tests.agent.flight.builders import calm, layers, make_log, make_segment
+from tests.agent.node.builders import merged_step
+from tests.agent.records.samples import make_condition
+
+EVIL = "</script><script>alert(1)</script>&\"'\u2028"
+
+
+def analysis_of(*steps, tables=(), run="llama", name="weight", ranks=1) -> Analysis:
+    table = layers(63, {name: {"sum_squares": 4.0, "elements": 9.0}, "b": {"nan_elements": 1.0}})
+    logs = (
+        make_log(rank, segments=(make_segment(),), run=run, host=name, world_size=ranks)
+        for rank in range(ranks)
+    )
+    evidence = Evidence(
+        source=Path(f"/records/{run}"),
+        ranks=tuple(logs),
+        read_unix_seconds=0.0,
+        reasons=(run,),
+        conditions=(make_condition(run=run, description=name),),
+        notes=(name,),
+    )
+    return analyse(evidence, RunHistory(steps=steps, tables=tables or (table,)))
+
+
+def exploding(**names: str) -> Analysis:
+    growing = [merged_step(61 + i, norm=50.0 * 2.0**i, loss=2.0 + i) for i in range(8)]
+    return analysis_of(*calm(60), *growing, **names)
