@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mp_agent.errors import SettingError
-from mp_agent.records.conditions import Condition
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
-    "Condition",
+    "ConditionEvent",
     "__version__",
     "declare",
     "init",
@@ -34,7 +34,7 @@ __all__ = [
     "shutdown",
 ]
 
-ConditionCallback = TypeVar("ConditionCallback", bound=Callable[[Condition], object])
+ConditionCallback = TypeVar("ConditionCallback", bound=Callable[[ConditionEvent], object])
 
 
 def init(
@@ -108,7 +108,7 @@ def on_condition(callback: ConditionCallback) -> ConditionCallback:
     it can decorate a function. A second registration of the same one changes nothing.
 
         @mp_agent.on_condition
-        def save_early(condition: mp_agent.Condition) -> None:
+        def save_early(condition: mp_agent.ConditionEvent) -> None:
             if condition.severity == "critical" and condition.state == "firing":
                 request_checkpoint()
 

@@ -1,4 +1,4 @@
-"""`mp-agent top`: the status page in a terminal, of this machine's node agents or of another's."""
+"""`mp-agent top`: the status page in a terminal, of node agents here or elsewhere."""
 
 import json
 import time
@@ -24,7 +24,7 @@ _UNAUTHORIZED = 401
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What of a node agent is to be seen."""
+    """What to show of a node agent."""
 
     settings: Settings
     run: str | None
@@ -32,8 +32,8 @@ class _Wanted:
     layers: int
 
 
-class _NoAnswer(Exception):
-    """A node agent that did not answer as one, and why."""
+class _InvalidAnswer(Exception):
+    """A node agent gave no usable answer; says why."""
 
 
 @click.command("top")
@@ -56,13 +56,13 @@ class _NoAnswer(Exception):
 @click.option(
     "--layers", type=click.IntRange(min=0), default=12, show_default=True, help="Layers shown."
 )
-@click.option("--once", is_flag=True, help="Print once and end; exit with 1 if nobody answers.")
+@click.option("--once", is_flag=True, help="Print once and exit; exit with 1 if no agent answers.")
 def top_command(
     url: str | None, run_name: str | None, interval: float, sort: str, layers: int, once: bool
 ) -> None:
     """Show the runs of a node agent, updated until Ctrl-C.
 
-    TLS and password are those of the settings, as the agents themselves have them.
+    TLS and password come from the settings, as for the agents themselves.
     """
     settings, _ = load_settings()
     clear_leftovers(settings.dir)
@@ -92,7 +92,7 @@ def local_agents(settings: Settings) -> list[str]:
 
 
 def _address(url: str) -> str:
-    """Return an address with its scheme, which people leave out."""
+    """Return an address with its scheme, which is often omitted."""
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
@@ -101,7 +101,7 @@ def _picture(urls: list[str], wanted: _Wanted) -> RenderableType:
 
 
 def _agent(url: str, wanted: _Wanted) -> tuple[RenderableType, bool]:
-    """Return what a node agent says, and whether it said anything of what is wanted."""
+    """Return the picture of a node agent, and whether it has anything to show."""
     try:
         report = _ask(f"{url}/api/v1/snapshot", wanted.settings)
         runs = [run for run in report["runs"] if wanted.run in (None, run["run"])]
@@ -109,7 +109,7 @@ def _agent(url: str, wanted: _Wanted) -> tuple[RenderableType, bool]:
             missing = f"knows no run {wanted.run!r}" if wanted.run else "has no run yet"
             return Text(f"{url} {missing}", style="yellow"), False
         return Group(*(_run(url, run, report, wanted) for run in runs)), True
-    except _NoAnswer as error:
+    except _InvalidAnswer as error:
         return Text(f"{url} {error}", style="red"), False
 
 
@@ -130,24 +130,26 @@ def _run(
 
 
 def _ask(url: str, settings: Settings) -> dict[str, Any]:
-    """Return a node agent's answer; raises _NoAnswer when it is none that this version knows."""
+    """Return a node agent's answer. Raises _InvalidAnswer if this version cannot read it."""
     answer = fetch_from_agent(url, settings)
     if not answer.ok:
-        raise _NoAnswer(f"does not answer: {_problem(answer)}")
+        raise _InvalidAnswer(f"does not answer: {_problem(answer)}")
     try:
         report = json.loads(answer.body)
         spoken = report["format"]
     except (ValueError, TypeError, KeyError):
-        raise _NoAnswer("is no node agent, or one of another version") from None
+        raise _InvalidAnswer("is not a node agent, or one of another version") from None
     if spoken != FORMAT:
-        raise _NoAnswer(f"speaks format {spoken} of the JSON; this mp-agent knows {FORMAT}")
+        raise _InvalidAnswer(
+            f"answers in JSON format {spoken}; this mp-agent reads format {FORMAT}"
+        )
     return dict(report)
 
 
 def _problem(answer: FetchResult) -> str:
     if answer.status == _UNAUTHORIZED:
         return (
-            "it wants a user and a password: set MP_AGENT_BASIC_AUTH_USER and "
+            "it requires a user and a password: set MP_AGENT_BASIC_AUTH_USER and "
             "MP_AGENT_BASIC_AUTH_PASSWORD"
         )
     return answer.problem or f"status {answer.status}"

@@ -99,7 +99,7 @@ def rules_command(
     _check_address("dashboard-base", dashboard_base)
     values = _values(assignments, time_scale)
     heading = _heading(assignments, time_scale, runbook_base, dashboard_base)
-    _tell_what_is_missing(runbook_base, dashboard_base)
+    _note_missing_links(runbook_base, dashboard_base)
     for warning in blind_spots(values, scrape_seconds):
         click.echo(f"warning: {warning}", err=True)
     text = render_rules(
@@ -113,7 +113,7 @@ def rules_command(
         write_whole(output, text)
 
 
-def _tell_what_is_missing(runbook_base: str, dashboard_base: str) -> None:
+def _note_missing_links(runbook_base: str, dashboard_base: str) -> None:
     for option, base, link in (
         ("--runbook-base", runbook_base, "runbook_url"),
         ("--dashboard-base", dashboard_base, "dashboard_url"),

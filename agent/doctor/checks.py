@@ -1,10 +1,10 @@
-"""The decision list: every check, in the order in which one would look. A new one is one entry."""
+"""The list of checks, in the order of a manual diagnosis. A new check is one entry."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mp_agent.doctor import coverage, endpoint, memory, otlp, prometheus, runs, settings
-from mp_agent.doctor.finding import CheckResult, unknown
+from mp_agent.doctor.check_result import CheckResult, unknown
 from mp_agent.doctor.machine import Machine
 
 
@@ -53,7 +53,7 @@ PROMETHEUS_CHECKS = (
 
 
 def examine(machine: Machine) -> Iterator[tuple[Check, list[CheckResult]]]:
-    """Yield each check with what it found; those of Prometheus where one was named."""
+    """Yield each check with its results; those of Prometheus only if its URL was given."""
     further = PROMETHEUS_CHECKS if machine.prometheus else ()
     for check in (*MACHINE_CHECKS, *further):
         yield check, _examined(check, machine)

@@ -1,4 +1,4 @@
-"""`mp-agent doctor`: prints the decision list, or its JSON."""
+"""`mp-agent doctor`: runs the checks and prints their results, or JSON."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from mp_agent.doctor.check_result import CheckResult, CheckStatus
 from mp_agent.doctor.checks import Check, examine
-from mp_agent.doctor.finding import CheckResult, CheckStatus
 from mp_agent.doctor.machine import Machine, settings_and_ignored
 from mp_agent.node.leftovers import clear_leftovers
 
@@ -23,7 +23,7 @@ Results = Iterable[tuple[Check, list[CheckResult]]]
 
 
 def _base_url(context: click.Context, option: click.Parameter, value: str) -> str:
-    """Return an address without its path to the metrics; refuse what is none."""
+    """Return a URL without its path to the metrics; refuse invalid ones."""
     try:
         parts = urlsplit(value)
         valid = not value or (parts.scheme in ("http", "https") and bool(parts.hostname))
@@ -41,22 +41,22 @@ def _base_url(context: click.Context, option: click.Parameter, value: str) -> st
     metavar="URL",
     default="",
     callback=_base_url,
-    help="Address of a node agent to ask, besides those of this machine.",
+    help="Address of a further node agent, in addition to those of this machine.",
 )
 @click.option(
     "--prometheus",
     metavar="URL",
     default="",
     callback=_base_url,
-    help="Address of the Prometheus that is to scrape: look there too.",
+    help="Address of the Prometheus that scrapes: check it, too.",
 )
-@click.option("--run", "run_name", metavar="NAME", default="", help="Look at this run alone.")
+@click.option("--run", "run_name", metavar="NAME", default="", help="Check this run only.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor_command(scrape: str, prometheus: str, run_name: str, as_json: bool) -> None:
-    """Find out, on a machine that trains, why no series appear.
+    """Diagnose, on a machine that trains, why metrics are missing.
 
-    Call it as the user who trains, with the job's environment and, in a container, inside it.
-    The exit code is 0 when nothing is wrong, 1 when something is, 2 for a wrong call.
+    Run it as the user who trains, with the job's environment, and inside its container.
+    The exit code is 0 if nothing is wrong, 1 if something is, 2 for invalid arguments.
     """
     settings, ignored = settings_and_ignored()
     machine = Machine(settings, ignored=ignored, scrape=scrape, prometheus=prometheus, run=run_name)

@@ -1,12 +1,12 @@
-"""Checks of a run over several nodes: do its nodes reach the root agent, do all ranks count."""
+"""Checks of runs over several nodes: is the root agent reachable, are all ranks covered."""
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.fetch import connection_problem
 from mp_agent.doctor.machine import FoundRun, Machine
-from mp_agent.doctor.reach import unreachable
 from mp_agent.node.transport.root_address import locate
 
 _COVERAGE = BY_PROMETHEUS_NAME["mp_agent_coverage_ratio"].prometheus_name
@@ -15,7 +15,7 @@ _RANKS_SHOWN = 8
 
 
 def coverage(machine: Machine) -> Iterator[CheckResult]:
-    """Name the ranks that merged numbers leave out."""
+    """Report the ranks that merged metrics do not cover."""
     found = False
     for exposition in machine.expositions:
         for labels, value in exposition.values(_COVERAGE):
@@ -39,7 +39,7 @@ def coverage(machine: Machine) -> Iterator[CheckResult]:
 
 
 def root(machine: Machine) -> Iterator[CheckResult]:
-    """See whether each run of several nodes knows its root agent, its secret and the way."""
+    """Check that each run of several nodes has a reachable root agent and a token."""
     over_nodes = [run for run in machine.live_runs if run.ranks and _has_other_nodes(run)]
     for run in over_nodes:
         yield from _root_of(run, machine)
@@ -56,7 +56,7 @@ def _root_of(run: FoundRun, machine: Machine) -> Iterator[CheckResult]:
     settings = machine.settings
     if run.note is not None and run.note.problem and not settings.root:
         yield unknown(
-            f"run {run.name}: the job's store did not tell where the root agent is: "
+            f"run {run.name}: the job's store did not provide the root agent's address: "
             f"{run.note.problem}",
             "set MP_AGENT_ROOT to host:port of the root agent and MP_AGENT_TOKEN on all nodes",
         )
@@ -76,7 +76,7 @@ def _root_of(run: FoundRun, machine: Machine) -> Iterator[CheckResult]:
         )
         return
     parts = urlsplit(address.url)
-    if problem := unreachable(parts.hostname or "", parts.port or 443):
+    if problem := connection_problem(parts.hostname or "", parts.port or 443):
         yield wrong(
             f"run {run.name}: the root agent at {address.url} cannot be reached: {problem}",
             "let the nodes reach each other on the agents' port; set MP_AGENT_ADVERTISE on rank "

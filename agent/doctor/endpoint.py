@@ -1,21 +1,21 @@
-"""Checks of what the node agents answer, and of what they say that they have lost."""
+"""Checks of the node agents' endpoints, and of their counters of losses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.fetch import FetchResult
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
-_NOBODY = "no node agent to ask"
+_NO_AGENT = "no node agent to ask"
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
 _UNSUPPORTED = BY_PROMETHEUS_NAME["mp_agent_unsupported_info"].prometheus_name
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A counter that is 0 where all is well."""
+    """A counter that is 0 unless something was lost."""
 
     metric: str
     remedy: str
@@ -42,7 +42,7 @@ LOSSES = (
     ),
     Loss(
         "mp_agent_push_failures_total",
-        "the node agent's log says why the root agent did not take its rows",
+        "the node agent's log says why the root agent did not accept its rows",
     ),
     Loss("mp_agent_reports_dropped_total", "the root agent cannot take reports of this size"),
     Loss(
@@ -54,7 +54,7 @@ LOSSES = (
 
 
 def health(machine: Machine) -> Iterator[CheckResult]:
-    """Ask /healthz."""
+    """Check /healthz."""
     for exposition in machine.expositions:
         answer = exposition.health
         if answer.ok:
@@ -62,11 +62,11 @@ def health(machine: Machine) -> Iterator[CheckResult]:
         else:
             yield wrong(f"{exposition.url}/healthz: {answer.problem}", _remedy(answer))
     if not machine.expositions:
-        yield unknown(_NOBODY, "give its address by --scrape")
+        yield unknown(_NO_AGENT, "give its address by --scrape")
 
 
 def metrics(machine: Machine) -> Iterator[CheckResult]:
-    """Ask /metrics, and see whether mp_agent answers."""
+    """Check that /metrics is served by mp_agent."""
     for exposition in machine.expositions:
         answer, runs = exposition.metrics, [labels for labels, _ in exposition.values(_BUILD)]
         if not answer.ok:
@@ -77,10 +77,10 @@ def metrics(machine: Machine) -> Iterator[CheckResult]:
         else:
             yield wrong(
                 f"{exposition.url}/metrics holds no {_BUILD}",
-                "another program answers there, or no rank of a run has begun yet",
+                "another program answers there, or no rank of a run has started yet",
             )
     if not machine.expositions:
-        yield unknown(_NOBODY)
+        yield unknown(_NO_AGENT)
 
 
 def _remedy(answer: FetchResult) -> str:
@@ -90,11 +90,11 @@ def _remedy(answer: FetchResult) -> str:
         return "another program answers there, or exporters lacks prometheus"
     if "certificate" in answer.problem:
         return "set MP_AGENT_TLS_CA to the authority; where clients need one, a certificate too"
-    return "see whether the node agent lives, whether bind lets you in, and what a firewall does"
+    return "check that the node agent is alive, that bind permits the connection, and the firewall"
 
 
 def losses(machine: Machine) -> Iterator[CheckResult]:
-    """Name counters of what was lost that are not 0."""
+    """Report nonzero counters of losses."""
     counted = [
         wrong(f"{loss.metric} is {value:g} in run {labels.get('run', '')}", loss.remedy)
         for exposition in machine.expositions
@@ -103,14 +103,14 @@ def losses(machine: Machine) -> Iterator[CheckResult]:
         if value > 0 and machine.run in ("", labels.get("run"))
     ]
     yield from counted
-    if not _anybody_tells(machine):
-        yield unknown(_NOBODY)
+    if not _any_samples(machine):
+        yield unknown(_NO_AGENT)
     elif not counted:
         yield ok("nothing was lost")
 
 
 def unsupported(machine: Machine) -> Iterator[CheckResult]:
-    """Name what the probe met and cannot measure."""
+    """Report features in use that the probe cannot measure."""
     met = [
         unknown(f"run {labels['run']}: {labels['feature']} is not supported")
         for exposition in machine.expositions
@@ -118,11 +118,11 @@ def unsupported(machine: Machine) -> Iterator[CheckResult]:
         if machine.run in ("", labels["run"])
     ]
     yield from met
-    if not _anybody_tells(machine):
-        yield unknown(_NOBODY)
+    if not _any_samples(machine):
+        yield unknown(_NO_AGENT)
     elif not met:
         yield ok("the probe met nothing that it cannot measure")
 
 
-def _anybody_tells(machine: Machine) -> bool:
+def _any_samples(machine: Machine) -> bool:
     return any(exposition.samples for exposition in machine.expositions)

@@ -1,6 +1,7 @@
-"""Asks node agents and Prometheus, each request bounded in time and size."""
+"""Requests to node agents and Prometheus, each bounded in time and size."""
 
 import base64
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -14,12 +15,13 @@ from mp_agent.ring.address import is_loopback
 from mp_agent.settings import Settings
 
 TIMEOUT_SECONDS = 5.0
+_CONNECT_SECONDS = 3.0
 _BODY_BYTES_MAX = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """What came back. Status 0: nothing did, and `problem` says why."""
+    """Response to a request. Status 0: there was none, and `problem` says why."""
 
     status: int
     body: str = ""
@@ -27,7 +29,7 @@ class FetchResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the request was answered as asked."""
+        """Whether the request succeeded."""
         return self.status == 200
 
 
@@ -44,25 +46,34 @@ def fetch_from_agent(url: str, settings: Settings) -> FetchResult:
         tls = client_tls(settings)
     except SettingError as error:
         return FetchResult(0, problem=str(error))
-    # The certificate is for the name under which others reach this machine.
+    # The certificate is issued for the name by which others reach this machine.
     tls.check_hostname = not is_loopback(urlsplit(url).hostname or "")
     return _get(request, urllib.request.HTTPSHandler(context=tls))
 
 
 def fetch(url: str) -> FetchResult:
-    """GET from a server that asks for no password."""
+    """GET from a server without authentication."""
     return _get(urllib.request.Request(url))
 
 
+def connection_problem(host: str, port: int) -> str:
+    """Return why a TCP connection fails; "" when one is established."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the password to somebody else."""
+    """A redirect would disclose the password to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _get(request: urllib.request.Request, *handlers: urllib.request.BaseHandler) -> FetchResult:
-    # No proxy of the environment's: it need not reach the job's own network.
+    # Ignore proxies of the environment: they may not reach the job's own network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect(), *handlers)
     try:
         with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
@@ -74,7 +85,7 @@ def _get(request: urllib.request.Request, *handlers: urllib.request.BaseHandler)
     except urllib.error.URLError as error:
         return FetchResult(0, problem=_reason(error.reason))
     except Exception as error:
-        # http.client raises much more than OSError at what is no HTTP.
+        # http.client raises more than OSError when the response is not HTTP.
         return FetchResult(0, problem=_reason(error))
 
 

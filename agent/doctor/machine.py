@@ -1,6 +1,6 @@
-"""What the checks look at: settings, shared memory, the node agents of this machine, Prometheus.
+"""The subject of the checks: settings, shared memory, node agents of this machine, Prometheus.
 
-Everything is looked up once, when a check first asks for it.
+Each part is read once, when a check first needs it.
 """
 
 import logging
@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from mp_agent.alerting.site import usable_values
+from mp_agent.doctor.captured_logs import captured_warnings
 from mp_agent.doctor.fetch import FetchResult, fetch_from_agent
-from mp_agent.doctor.logged import logged
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
@@ -30,7 +30,7 @@ _SUPERVISED = "exec-*"
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank whose ring was found."""
+    """A rank with a ring."""
 
     identity: RankIdentity
     alive: bool
@@ -47,22 +47,22 @@ class FoundRun:
     agent_alive: bool
     status: AgentStatus | None
     note: RootNote | None
-    """Where the root agent is, as far as the job's store told; of the present attempt."""
+    """Address of the root agent from the job's store; of the current attempt."""
 
     @property
     def name(self) -> str:
-        """Name of the run; of its directory when no ring can be read."""
+        """Name of the run; of its directory if no ring can be read."""
         return self.ranks[-1].identity.run if self.ranks else self.directory.name
 
     @property
     def alive(self) -> bool:
-        """Whether one of its ranks is there."""
+        """Whether one of its ranks is alive."""
         return any(rank.alive for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """What a node agent answers."""
+    """Responses of a node agent."""
 
     url: str
     health: FetchResult
@@ -77,7 +77,7 @@ class Exposition:
 
 
 class Machine:
-    """A machine, as the settings of this environment see it."""
+    """The local machine, with the settings of this environment."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Machine:
         prometheus: str = "",
         run: str = "",
     ) -> None:
-        """Look at one run alone if `run` names it; scrape, prometheus: base URLs, or empty."""
+        """run: restricts the checks to one run; scrape, prometheus: base URLs, or empty."""
         self.settings = settings
         self.ignored = ignored
         self.environ = environ
@@ -106,30 +106,30 @@ class Machine:
 
     @cached_property
     def live_runs(self) -> tuple[FoundRun, ...]:
-        """Those of them that have ranks or a node agent."""
+        """The runs with a live rank or node agent."""
         return tuple(run for run in self.runs if run.alive or run.agent_alive)
 
     @cached_property
     def agents(self) -> tuple[AgentStatus, ...]:
-        """What the node agents that live say of themselves."""
+        """Status of the live node agents."""
         statuses = (run.status for run in self.runs if run.agent_alive)
         return tuple({status.pid: status for status in statuses if status}.values())
 
     @cached_property
     def expositions(self) -> tuple[Exposition, ...]:
-        """What the node agents answer: those of this machine, and the one that was named."""
+        """Responses of the node agents of this machine, and of the one given by `--scrape`."""
         local = (status.url for status in self.agents if status.port)
         urls = dict.fromkeys(filter(None, (*local, self.scrape)))
         return tuple(_asked(url, self.settings) for url in urls)
 
 
 def settings_and_ignored() -> tuple[Settings, tuple[str, ...]]:
-    """Return the settings in force here, and what was said of values that were ignored."""
-    with logged(logging.getLogger("mp_agent")) as said:
+    """Return the effective settings, and the warnings about ignored values."""
+    with captured_warnings(logging.getLogger("mp_agent")) as warnings:
         settings, _ = load_settings()
-        # Of `alerts` only the rules know what there is to set.
+        # Only the rules know the valid names in `alerts`.
         usable_values(settings)
-    return settings, tuple(said)
+    return settings, tuple(warnings)
 
 
 def _found(directory: Path) -> FoundRun:
@@ -162,6 +162,6 @@ def _asked(url: str, settings: Settings) -> Exposition:
     try:
         families = list(text_string_to_metric_families(metrics.body))
     except Exception:
-        # Of another program, as the check for `mp_agent_build_info` will say.
+        # Another program; the check for `mp_agent_build_info` reports it.
         families = []
     return Exposition(url, health, metrics, tuple(s for f in families for s in f.samples))

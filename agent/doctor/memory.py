@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _FREE_BYTES_MIN = 16 << 20
@@ -16,7 +16,7 @@ _RING = ".ring"
 
 
 def directory(machine: Machine) -> Iterator[CheckResult]:
-    """Look at owner, permissions, file system and space of the setting `dir`."""
+    """Check owner, permissions, file system and free space of the setting `dir`."""
     path = machine.settings.dir
     try:
         status = path.lstat()
@@ -35,7 +35,7 @@ def directory(machine: Machine) -> Iterator[CheckResult]:
 
 
 def removed_rings(machine: Machine) -> Iterator[CheckResult]:
-    """Notice rings that a process of this user has open, and whose files are gone."""
+    """Detect rings that a process of this user has open although their files are gone."""
     base = machine.settings.dir
     pids = [pid for pid in _own_processes() if _holds_a_removed_ring(pid, base)]
     if pids:
@@ -43,7 +43,7 @@ def removed_rings(machine: Machine) -> Iterator[CheckResult]:
         yield wrong(
             f"rings in {base} were removed while processes have them open: pid {shown}",
             "set RemoveIPC=no in /etc/systemd/logind.conf, which otherwise empties /dev/shm when "
-            "the user's last session ends; then start the job anew",
+            "the user's last session ends; then restart the job",
         )
     else:
         yield ok("no ring was removed while a process has it open")
@@ -59,12 +59,12 @@ def _holds_a_removed_ring(pid: int, base: Path) -> bool:
     try:
         return any(_is_removed_ring(fd, base) for fd in (_PROCESSES / str(pid) / "fd").iterdir())
     except OSError:
-        # Another user's, or it has ended.
+        # Another user's process, or one that has ended.
         return False
 
 
 def _is_removed_ring(fd: Path, base: Path) -> bool:
-    # A ring is made under a hidden name, which is gone at once: its links tell, not its path.
+    # A ring is created under a temporary name, so its link count matters, not its path.
     target = os.readlink(fd)
     return target.startswith(f"{base}/") and _RING in target and os.stat(fd).st_nlink == 0
 
@@ -79,7 +79,7 @@ def _owner(path: Path, status: os.stat_result) -> Iterator[CheckResult]:
     elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         yield wrong(
             f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: uid {uid} cannot write into it",
-            f"chmod u+rwx {path}, or make it anew as the user who trains",
+            f"chmod u+rwx {path}, or recreate it as the user who trains",
         )
     elif status.st_mode & stat.S_IWOTH and status.st_uid == uid:
         yield wrong(
@@ -104,7 +104,7 @@ def _file_system(path: Path) -> Iterator[CheckResult]:
 
 
 def _kind_of(path: Path) -> str:
-    """Return the type of the file system that holds `path`; "" when it cannot be told."""
+    """Return the type of the file system that holds `path`; "" if unknown."""
     try:
         lines = _MOUNTS.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -114,7 +114,7 @@ def _kind_of(path: Path) -> str:
         for _, place, kind, *_ in map(str.split, lines)
         if path.is_relative_to(place.replace("\\040", " "))
     ]
-    # Of several mounts in one place the last one is seen.
+    # Of several mounts at one place the last one is visible.
     return max(reversed(holding), key=lambda mount: mount[0])[1] if holding else ""
 
 

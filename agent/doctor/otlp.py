@@ -1,14 +1,14 @@
-"""Checks of what the OTLP exporter is told by the standard variables."""
+"""Checks of the OTLP exporter's configuration by the standard variables."""
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
-from mp_agent.doctor.logged import logged
+from mp_agent.doctor.captured_logs import captured_warnings
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.fetch import connection_problem
 from mp_agent.doctor.machine import Machine
-from mp_agent.doctor.reach import unreachable
 from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment, variable_names
 
 _OWN, _COMMON = variable_names(OtlpSignal.METRICS, "ENDPOINT")
@@ -20,10 +20,10 @@ _PORTS = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class OtlpEndpoint:
-    """Where metrics are pushed to; without user, password and query, which may be secrets."""
+    """Destination of metrics; without user, password and query, which may be secret."""
 
     variable: str
-    """The variable that says so; empty where none does."""
+    """The variable that sets it; empty for the default."""
     grpc: bool
     host: str
     port: int
@@ -31,14 +31,14 @@ class OtlpEndpoint:
 
 
 def otlp(machine: Machine) -> Iterator[CheckResult]:
-    """See whether pushes have somewhere to go."""
+    """Check that pushes have a reachable destination."""
     if "otlp" not in machine.settings.exporters:
         yield ok("exporters lacks otlp: nothing is pushed")
         return
     variables = dict(machine.environ)
-    with logged(logging.getLogger("mp_agent.otlp")) as said:
+    with captured_warnings(logging.getLogger("mp_agent.otlp")) as warnings:
         environment = read_environment(variables)
-    for problem in said:
+    for problem in warnings:
         yield unknown(problem, "correct the value, if it is meant for mp-agent")
     if OtlpSignal.METRICS not in environment.transports:
         disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
@@ -60,7 +60,7 @@ def otlp(machine: Machine) -> Iterator[CheckResult]:
 
 
 def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> OtlpEndpoint:
-    """Return where metrics go; ValueError, without a part of it, when it is no address."""
+    """Return the destination of metrics. Raises ValueError, without quoting an invalid one."""
     variable = next((name for name in (_OWN, _COMMON) if name in variables), "")
     address = variables.get(variable, f"http://localhost:{_GRPC_PORT if grpc else _HTTP_PORT}")
     if "://" not in address:
@@ -78,7 +78,7 @@ def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> OtlpEndpoint:
 
 
 def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
-    """Notice an endpoint that is nearly right."""
+    """Detect common mistakes in an endpoint."""
     own, common = endpoint.variable == _OWN, endpoint.variable == _COMMON
     if not endpoint.grpc and common and endpoint.path.endswith(_SIGNAL_PATHS):
         yield wrong(
@@ -87,7 +87,7 @@ def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
         )
     if not endpoint.grpc and own and not endpoint.path.endswith(_METRICS_PATH):
         yield unknown(
-            f"{_OWN} is taken as it is, and does not end in {_METRICS_PATH}",
+            f"{_OWN} is used unchanged, and does not end in {_METRICS_PATH}",
             f"set {_COMMON} instead, or write the whole path",
         )
     other, port = ("http/protobuf", _HTTP_PORT) if endpoint.grpc else ("grpc", _GRPC_PORT)
@@ -100,7 +100,7 @@ def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
 
 def _reached(endpoint: OtlpEndpoint) -> CheckResult:
     where = f"{endpoint.host}, port {endpoint.port}"
-    if problem := unreachable(endpoint.host, endpoint.port):
+    if problem := connection_problem(endpoint.host, endpoint.port):
         return wrong(
             f"nothing takes OTLP at {where}: {problem}",
             "see whether the collector runs and can be reached from this machine",

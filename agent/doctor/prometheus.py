@@ -7,8 +7,8 @@ from urllib.parse import urlencode, urlsplit
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.fetch import FetchResult, fetch
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
@@ -56,7 +56,7 @@ def targets(machine: Machine) -> Iterator[CheckResult]:
 
 
 def _is_ours(target: Json, machine: Machine) -> bool:
-    """Return whether a target is an agent of ours: by its address's port, or its job's name."""
+    """Return whether a target is a node agent, by its port or the name of its job."""
     ports = {urlsplit(exposition.url).port or 0 for exposition in machine.expositions}
     labels = target.get("labels", {})
     return urlsplit(target["scrapeUrl"]).port in ports or labels.get("job", "").startswith(_JOB)
@@ -77,7 +77,7 @@ def _target_remedy(error: str) -> str:
 
 
 def series(machine: Machine) -> Iterator[CheckResult]:
-    """Look for the series themselves."""
+    """Check that Prometheus has the series."""
     where = f"{{run={json.dumps(machine.run)}}}" if machine.run else ""
     query = urlencode({"query": f"count by (run) ({_BUILD}{where})"})
     answer = _ask(machine, f"query?{query}")
@@ -95,7 +95,7 @@ def series(machine: Machine) -> Iterator[CheckResult]:
 
 
 def rules(machine: Machine) -> Iterator[CheckResult]:
-    """See whether the alert rules are loaded and evaluate."""
+    """Check that the alert rules are loaded and evaluate without errors."""
     answer = _ask(machine, "rules?type=alert")
     if isinstance(answer, str):
         yield unknown(f"its rules are not known: {answer}")
@@ -112,7 +112,7 @@ def rules(machine: Machine) -> Iterator[CheckResult]:
     for rule in ours:
         if rule.get("health") == "err":
             yield wrong(
-                f"rule {rule['name']}: {rule.get('lastError', '')}", "render the rules anew"
+                f"rule {rule['name']}: {rule.get('lastError', '')}", "render the rules again"
             )
     absent = sorted(_NAMES - {rule["name"] for rule in ours})
     if absent:
@@ -122,7 +122,7 @@ def rules(machine: Machine) -> Iterator[CheckResult]:
 
 
 def delivery(machine: Machine) -> Iterator[CheckResult]:
-    """See whether alerts have somewhere to go."""
+    """Check that Prometheus has an Alertmanager."""
     answer = _ask(machine, "alertmanagers")
     if isinstance(answer, str):
         yield unknown(f"its Alertmanagers are not known: {answer}")
@@ -133,7 +133,7 @@ def delivery(machine: Machine) -> Iterator[CheckResult]:
 
 
 def alerts(machine: Machine) -> Iterator[CheckResult]:
-    """Say which alerts fire."""
+    """Report which alerts fire."""
     answer = _ask(machine, "alerts")
     if isinstance(answer, str):
         yield unknown(f"its alerts are not known: {answer}")
@@ -147,7 +147,7 @@ def alerts(machine: Machine) -> Iterator[CheckResult]:
 
 
 def _ask(machine: Machine, path: str) -> Json | str:
-    """Return `data` of Prometheus' answer, or what is wrong with it."""
+    """Return `data` of Prometheus' response, or what is wrong with it."""
     answer = fetch(f"{machine.prometheus}/api/v1/{path}")
     return answer.problem if not answer.ok else _data(answer)
 

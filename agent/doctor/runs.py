@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import FoundRun, Machine
 from mp_agent.ring.address import DEFAULT_PORT
 
@@ -14,7 +14,7 @@ _LOG_LINES_MAX = 3
 _WARNING = " WARNING "
 _TROUBLE = (_WARNING, " ERROR ", " CRITICAL ")
 _CONDITION = " condition="
-_KNOCK_SECONDS = 1.0
+_CONNECT_SECONDS = 1.0
 _STARTERS = {
     "spawn": "local rank 0 starts it, and gives up after three deaths: see the job's log",
     "external": "start `mp-agent node` as the user who trains, with the same MP_AGENT_DIR",
@@ -23,7 +23,7 @@ _STARTERS = {
 
 
 def runs(machine: Machine) -> Iterator[CheckResult]:
-    """Say which runs and ranks are here."""
+    """Report the runs and ranks on this node."""
     for run in machine.runs:
         if run.ranks:
             yield _ranks_of(run)
@@ -50,7 +50,7 @@ def _ranks_of(run: FoundRun) -> CheckResult:
 
 
 def rings(machine: Machine) -> Iterator[CheckResult]:
-    """Name rings that cannot be read."""
+    """Report rings that cannot be read."""
     refused = [reason for run in machine.runs for reason in run.refused]
     for reason in refused:
         yield wrong(
@@ -63,12 +63,12 @@ def rings(machine: Machine) -> Iterator[CheckResult]:
 
 
 def agents(machine: Machine) -> Iterator[CheckResult]:
-    """Say whether each run has a node agent."""
+    """Check that each run has a node agent."""
     for run in machine.runs:
         if run.agent_alive and run.status is None:
-            yield unknown(f"run {run.name}: its node agent has not said anything yet")
+            yield unknown(f"run {run.name}: its node agent has not written its status yet")
         elif run.agent_alive and run.status is not None:
-            yield ok(f"run {run.name}: its node agent lives, pid {run.status.pid}")
+            yield ok(f"run {run.name}: its node agent is alive, pid {run.status.pid}")
         elif run.alive:
             yield wrong(
                 f"run {run.name}: no node agent watches it", _STARTERS[machine.settings.node_agent]
@@ -87,9 +87,9 @@ def log_files(machine: Machine) -> Iterator[CheckResult]:
     for path in shown:
         lines = _warnings(path)
         for line in lines:
-            # Of a warning the log does not say whether it is over.
-            said = unknown if _WARNING in line else wrong
-            yield said(f"{path}: {line}", "read the whole file")
+            # The log does not show whether the cause of a warning persists.
+            result = unknown if _WARNING in line else wrong
+            yield result(f"{path}: {line}", "read the whole file")
         if not lines:
             yield ok(f"{path} holds no warning")
     if not shown:
@@ -103,24 +103,24 @@ def _warnings(path: Path) -> list[str]:
             lines = file.read(_LOG_BYTES_MAX).decode("utf-8", "replace").splitlines()
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
-    # A condition is what the training does, well told: the telemetry is in order.
+    # Conditions concern the training, not the telemetry.
     own = [line for line in lines if _CONDITION not in line]
     return [line for line in own if any(mark in line for mark in _TROUBLE)][-_LOG_LINES_MAX:]
 
 
 def port(machine: Machine) -> Iterator[CheckResult]:
-    """Notice a port that another program has, and node agents that therefore have none."""
+    """Detect a port that another program uses, and node agents without a port."""
     wanted = machine.settings.port or DEFAULT_PORT
     for status in machine.agents:
         if not status.port and "prometheus" in machine.settings.exporters:
             yield wrong(
                 f"the node agent with pid {status.pid} serves no port",
-                "its log says why: a port that is taken, or TLS settings that contradict",
+                "its log says why: a port that is in use, or contradictory TLS settings",
             )
     ours = {status.port for status in machine.agents} - {0}
     if wanted in ours or machine.settings.port == 0:
         yield ok(f"serving on {', '.join(map(str, sorted(ours))) or 'no port yet'}")
-    elif _is_taken(wanted):
+    elif _is_in_use(wanted):
         moved = ", ".join(map(str, sorted(ours)))
         yield wrong(
             f"port {wanted} is another program's" + (f"; ours is {moved}" if moved else ""),
@@ -136,9 +136,9 @@ def port(machine: Machine) -> Iterator[CheckResult]:
         yield unknown(f"port {wanted} is free: no node agent has it")
 
 
-def _is_taken(port: int) -> bool:
+def _is_in_use(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

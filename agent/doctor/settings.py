@@ -1,9 +1,9 @@
-"""Checks of the settings, as the environment of this process and the settings file have them."""
+"""Checks of the settings from this process's environment and the settings file."""
 
 import difflib
 from collections.abc import Iterator
 
-from mp_agent.doctor.finding import CheckResult, ok, unknown, wrong
+from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 from mp_agent.errors import SettingError
 from mp_agent.node.http.auth import access
@@ -11,11 +11,11 @@ from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
 
 _OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_ATTACH", "MP_AGENT_NODE_SETTINGS"}
 _SERVICE_VARIABLE = "MP_AGENT_SERVICE_HOST"
-"""What Kubernetes sets in every pod of a namespace that has a Service called mp-agent."""
+"""Set by Kubernetes in every pod of a namespace with a Service called mp-agent."""
 
 
 def sources(machine: Machine) -> Iterator[CheckResult]:
-    """Say which settings are not at their defaults, and whence."""
+    """Report settings that are not at their defaults, and where they are set."""
     named = sorted(machine.settings.model_fields_set)
     values = machine.settings.model_dump(mode="json")
     if not named:
@@ -28,30 +28,30 @@ def sources(machine: Machine) -> Iterator[CheckResult]:
 
 
 def ignored_values(machine: Machine) -> Iterator[CheckResult]:
-    """Name values that are wrong and therefore not in force."""
-    for said in machine.ignored:
-        yield wrong(said, "correct the value, or remove it")
+    """Report invalid values, which are ignored."""
+    for warning in machine.ignored:
+        yield wrong(warning, "correct the value, or remove it")
     if not machine.ignored:
         yield ok("no value is ignored")
 
 
 def unknown_variables(machine: Machine) -> Iterator[CheckResult]:
-    """Name variables that look like settings and are none."""
+    """Report variables that look like settings but are not."""
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     names = [name for name in machine.environ if name.startswith(ENV_PREFIX)]
-    strange = sorted(name for name in names if name not in known and not _of_service(name))
-    for name in strange:
+    unexpected = sorted(name for name in names if name not in known and not _of_service(name))
+    for name in unexpected:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
         if near:
             yield wrong(f"{name} is no setting", f"did you mean {near[0]}?")
         else:
             yield unknown(f"{name} is no setting", "mp-agent does not read it")
-    if not strange:
+    if not unexpected:
         yield ok("every MP_AGENT_ variable is a setting")
 
 
 def service_variables(machine: Machine) -> Iterator[CheckResult]:
-    """Notice a Kubernetes Service whose variables look like settings."""
+    """Detect a Kubernetes Service whose variables look like settings."""
     port = machine.environ.get("MP_AGENT_PORT", "")
     if _SERVICE_VARIABLE in machine.environ or "://" in port:
         yield wrong(
@@ -64,7 +64,7 @@ def service_variables(machine: Machine) -> Iterator[CheckResult]:
 
 
 def enabled(machine: Machine) -> Iterator[CheckResult]:
-    """Notice a switch that is off."""
+    """Check that mp_agent is enabled."""
     if machine.settings.enabled:
         yield ok("mp_agent is enabled")
     else:
@@ -72,11 +72,11 @@ def enabled(machine: Machine) -> Iterator[CheckResult]:
 
 
 def node_agent(machine: Machine) -> Iterator[CheckResult]:
-    """Say who is to start the node agent."""
+    """Report what starts the node agent."""
     who = machine.settings.node_agent
     if who == "none":
         yield wrong(
-            "node_agent is none: rings are written, and nobody reads them",
+            "node_agent is none: rings are written, but not read",
             "set MP_AGENT_NODE_AGENT to spawn or external",
         )
     else:
@@ -88,7 +88,7 @@ def node_agent(machine: Machine) -> Iterator[CheckResult]:
 
 
 def exporters(machine: Machine) -> Iterator[CheckResult]:
-    """Say what the node agent exports to."""
+    """Report the enabled exporters."""
     on = machine.settings.exporters
     if "prometheus" in on:
         yield ok(f"exporters: {', '.join(on)}")
@@ -102,18 +102,21 @@ def exporters(machine: Machine) -> Iterator[CheckResult]:
 
 
 def port_settings(machine: Machine) -> Iterator[CheckResult]:
-    """Notice TLS and password settings that contradict each other: nothing is served then."""
+    """Detect contradictory TLS and password settings, with which nothing is served."""
     try:
         granted = access(machine.settings)
     except SettingError as error:
-        yield wrong(str(error), "the node agent serves nothing until TLS and password are whole")
+        yield wrong(str(error), "the node agent serves nothing until TLS and password are complete")
         return
-    said = ["HTTPS" if granted.tls else "HTTP"]
+    requirements = ["HTTPS" if granted.tls else "HTTP"]
     if machine.settings.tls_client_ca is not None:
-        said.append("client certificates")
+        requirements.append("client certificates")
     if granted.middlewares:
-        said.append("user and password")
-    yield ok(f"the port speaks {said[0]}" + "".join(f", asks for {one}" for one in said[1:]))
+        requirements.append("user and password")
+    yield ok(
+        f"the port speaks {requirements[0]}"
+        + "".join(f", requires {one}" for one in requirements[1:])
+    )
 
 
 def _of_service(name: str) -> bool:

@@ -1,16 +1,22 @@
 """The node agent: one process per node and run, without torch, that reads, merges and exports.
 
-The way of a step, from the rings to the scrape:
+The packages, in the order in which a step passes them (see `run.run.Run.poll`):
 
-1. `source` reads a rank's ring. `attempt` waits for the ranks of the node and reduces what they
-   wrote to rows of the node (`reduce`, `reduce_layers`), whose sums are exact.
-2. `exchange` hands the rows to `push`, which brings them to the node of rank 0. There `root` waits
-   for all nodes and merges (`merge`, `merge_layers`); `shares` says what counts how often.
-3. `intake` takes the merged steps and layers into the `account`, and `conditions` judges them.
-4. `views` say what a run shows, `snapshot_builder` makes series of it by the catalog, at most as
-   many as `governor` grants, and `server` hands them to whoever scrapes.
+* `collect` reads the ranks' rings and assembles this node's part of a step.
+* `merge` reduces ranks' rows to rows of the node, and rows of nodes to the run's step.
+* `cluster` queues rows for the root node, and merges at the root what all nodes report.
+* `transport` carries reports and receipts between node agents over HTTP.
+* `accounting` updates counters and derived state with each step: losses, norms, layers, stragglers.
+* `conditions` judges the conditions after each step, and notifies the log and the ranks.
+* `series` evaluates the metric catalog over the views of a run, within `max_series`.
+* `run` ties this together for one run: which rings belong to it, its ledger and its views.
+* `flight` writes and replays flight records.
+* `http` serves /metrics and the status page on the one port.
+* `export` takes snapshots for scrapes and pushes, and provides service discovery.
+* `commands` are the subcommands of `mp-agent` that start, wrap or ask a node agent.
 
-`run` does all this for one run: `admission` lets new rings in, and `run_state` goes over to the
-next node agent by the `ledger`. `agent` is the loop around all runs, with its services: `push`,
-`flight`, `otlp`, `discovery`.
+`main` configures the process and runs `agent`, the loop. `registry` holds the runs, each with its
+`supervisor` (lock, status file, removal); `leftovers` removes files of killed jobs. `services` and
+`shutdown` start and stop what runs in the loop; `endpoint`, `tls` and `logs` configure its port,
+its TLS contexts and its log.
 """

@@ -1,7 +1,7 @@
 """`python -m mp_agent.node`: one node agent.
 
-The lock is taken, and the process detached, before anything heavy is imported: whoever starts it
-waits for a few milliseconds, and knows then that the run has its agent.
+It acquires the run's lock and detaches before it imports anything large: its starter waits only a
+few milliseconds until the run has its agent.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.ready_fd is not None:
         os.close(options.ready_fd)
     if options.detach and os.fork() > 0:
-        # The child has the lock by inheritance; this process must not run its exit handlers.
+        # The child inherits the lock; this process must not run its exit handlers.
         os._exit(0)
     _work(options, lock_fd)
     return 0
@@ -43,7 +43,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--with-parent", action="store_true", help="with --dir: stop when the parent process ends"
     )
-    parser.add_argument("--detach", action="store_true", help="go on in the background")
+    parser.add_argument("--detach", action="store_true", help="continue in the background")
     parser.add_argument("--ready-fd", type=int, help="closed once the run has its agent")
     return parser.parse_args(arguments)
 
@@ -51,7 +51,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _work(options: argparse.Namespace, lock_fd: int | None) -> None:
     if options.detach:
         os.setsid()
-    # Numpy's BLAS would start a thread per core, with memory for each.
+    # NumPy's BLAS would start a thread per core, with memory for each.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from mp_agent.node.main import watch_directory, watch_run
 

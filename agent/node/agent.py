@@ -1,4 +1,4 @@
-"""The node agent's loop: look at the rings, serve what they say, end when the runs are over."""
+"""The node agent's loop: poll the rings, serve metrics, end when the runs are over."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ log = logging.getLogger("mp_agent.node")
 POLL_INTERVAL_SECONDS = 0.2
 CLEARING_INTERVAL_SECONDS = 10.0
 STOP_SECONDS = 5.0
-"""How long the services may take to send what is left when the agent ends."""
+"""Time for the services to send pending data when the agent ends."""
 
 
 class NodeAgent:
@@ -34,117 +34,120 @@ class NodeAgent:
     def __init__(self, settings: Settings, *, setting_errors: int = 0) -> None:
         self._settings = settings
         flight = FlightService(settings)
-        self._watches = RunRegistry(settings, flight, setting_errors=setting_errors)
+        self._registry = RunRegistry(settings, flight, setting_errors=setting_errors)
         self._scrapes = ScrapeLog()
-        self._transport = PushService(settings, lambda: self._watches.runs, self._where)
+        self._push_service = PushService(settings, lambda: self._registry.runs, self._own_endpoint)
         self._snapshot_provider = SnapshotProvider(
-            settings, self._watches, self._transport, flight, lambda: self._otlp.accounts
+            settings, self._registry, self._push_service, flight, lambda: self._otlp.accounts
         )
         self._otlp = OtlpPush(
             settings,
-            shown=lambda: self._watches.shown,
+            shown=lambda: self._registry.shown,
             snapshot=self._snapshot_provider.snapshot,
-            directory=lambda: self._watches.directory,
+            directory=lambda: self._registry.directory,
         )
-        self._watches.listeners.append(self._otlp.on_condition)
-        discovery = ServiceDiscovery(settings, lambda: self._transport.links, self._where)
-        self._services = Services([self._transport, discovery, self._otlp, flight])
+        self._registry.listeners.append(self._otlp.on_condition)
+        discovery = ServiceDiscovery(settings, lambda: self._push_service.links, self._own_endpoint)
+        self._services = Services([self._push_service, discovery, self._otlp, flight])
         self._server = MetricsServer(
             self._expose,
-            [*self._transport.routes(), *discovery.routes(), *self._snapshot_provider.routes()],
+            [*self._push_service.routes(), *discovery.routes(), *self._snapshot_provider.routes()],
         )
         self._port_opener = PortOpener(settings, self._server)
-        self._ending = Shutdown(settings.linger_seconds)
-        self._clears: Path | None = None
-        """Directory in which killed jobs may have left something."""
-        self._clears_next_seconds = 0.0
+        self._shutdown = Shutdown(settings.linger_seconds)
+        self._leftovers_directory: Path | None = None
+        """Directory in which killed jobs may have left files."""
+        self._next_clearing_seconds = 0.0
 
     def watch(self, run_dir: Path, lock_fd: int) -> None:
-        """Take charge of one run, whose lock is held."""
-        self._clears = run_dir.parent
-        self._watches.take_on(run_dir, lock_fd)
+        """Watch one run, whose lock this process holds."""
+        self._leftovers_directory = run_dir.parent
+        self._registry.add(run_dir, lock_fd)
 
     def watch_all(self, base: Path, *, with_parent: bool = False) -> None:
-        """Take charge of every run that appears in `base`.
+        """Watch every run that appears in `base`.
 
-        with_parent: stop, as on SIGTERM, when the process that started this one is gone.
+        with_parent: stop, as on SIGTERM, when the parent process is gone.
         """
-        self._watches.base = base
-        self._ending.be_patient(with_parent=with_parent)
+        self._registry.base = base
+        self._shutdown.linger_on_signal(with_parent=with_parent)
 
     async def serve(self) -> None:
-        """Work until the runs are over or a signal ends it; then clean up what is over."""
-        self._ending.heed_signals()
+        """Run until the runs are over or a signal stops it; then clean up."""
+        self._shutdown.install_signal_handlers()
         self._services.start()
         try:
-            while not self._ending.now and not self._done(time.monotonic()):
-                await self._turn(time.monotonic())
-                await self._ending.pause(POLL_INTERVAL_SECONDS)
+            while not self._shutdown.due and not self._done(time.monotonic()):
+                await self._work_once(time.monotonic())
+                await self._shutdown.pause(POLL_INTERVAL_SECONDS)
         finally:
             await self._services.stop(time.monotonic() + STOP_SECONDS)
             await self._server.stop()
-            self._watches.release()
+            self._registry.release()
             self._clear_leftovers(time.monotonic(), at_once=True)
 
-    async def _turn(self, now_seconds: float) -> None:
-        """Bring everything up to date, once."""
-        if self._ending.deadline_seconds is None:
-            self._watches.find_new()
-        self._watches.look(now_seconds)
-        # After the first look at the rings: whoever comes finds the runs.
+    async def _work_once(self, now_seconds: float) -> None:
+        """Run one iteration of the loop."""
+        if self._shutdown.deadline_seconds is None:
+            self._registry.add_new()
+        self._registry.poll(now_seconds)
+        # After the first poll of the rings, so that the first scrape sees the runs.
         await self._port_opener.open(
             now_seconds,
-            awaits_others=self._transport.needs_door,
-            earlier_port=max((watch.earlier_port for watch in self._watches), default=0),
+            expects_reports=self._push_service.expects_reports,
+            earlier_port=max((supervisor.earlier_port for supervisor in self._registry), default=0),
         )
         self._services.tick(time.monotonic())
-        self._server.expect(self._transport.senders)
+        self._server.expect(self._push_service.senders)
         self._publish(time.monotonic())
         self._clear_leftovers(time.monotonic())
 
     def _clear_leftovers(self, now_seconds: float, *, at_once: bool = False) -> None:
-        """Remove, every 10 s, what killed jobs of this user have left beside the run's own."""
-        if self._clears is None or (now_seconds < self._clears_next_seconds and not at_once):
+        """Remove, every 10 s, files that killed jobs of this user have left."""
+        if self._leftovers_directory is None or (
+            now_seconds < self._next_clearing_seconds and not at_once
+        ):
             return
-        self._clears_next_seconds = now_seconds + CLEARING_INTERVAL_SECONDS
-        clear_leftovers(self._clears)
+        self._next_clearing_seconds = now_seconds + CLEARING_INTERVAL_SECONDS
+        clear_leftovers(self._leftovers_directory)
 
     def _done(self, now_seconds: float) -> bool:
-        """Return whether there is nothing left to do."""
-        if self._ending.deadline_seconds is None:
-            return self._watches.base is None and not self._watches
+        """Return whether the agent is done."""
+        if self._shutdown.deadline_seconds is None:
+            return self._registry.base is None and not self._registry
         return not any(
-            watch.needed(self._scrapes, now_seconds) or self._transport.link(watch.run).owes
-            for watch in self._watches
+            supervisor.needed(self._scrapes, now_seconds)
+            or self._push_service.link(supervisor.run).final_report_pending
+            for supervisor in self._registry
         )
 
     def _publish(self, now_seconds: float) -> None:
-        """Let the ranks know, by the status files, where the agent is and what has left it."""
-        for watch in self._watches:
-            link = self._transport.link(watch.run)
-            watch.publish(
+        """Write the status files: the agent's endpoint and what was exported, for the ranks."""
+        for supervisor in self._registry:
+            link = self._push_service.link(supervisor.run)
+            supervisor.publish(
                 self._port_opener.endpoint,
-                final_exported=watch.final_exported(self._scrapes, now_seconds),
-                otlp_pending=self._otlp.owes(watch),
-                pushes_total=link.pusher.taken_total,
-                final_pushed=link.pusher.final_taken,
+                final_exported=supervisor.final_exported(self._scrapes, now_seconds),
+                otlp_pending=self._otlp.final_push_pending(supervisor),
+                pushes_total=link.pusher.accepted_total,
+                final_pushed=link.pusher.final_accepted,
                 advertise=advertised(self._settings, self._settings.bind),
             )
 
-    def _where(self) -> Endpoint | None:
+    def _own_endpoint(self) -> Endpoint | None:
         return self._port_opener.endpoint
 
     def _expose(self) -> Exposure:
-        """Return a snapshot of all runs, and note afterwards who has got it."""
-        shown = self._watches.shown
+        """Return a snapshot of all runs, with a callback that records its delivery."""
+        shown = self._registry.shown
         snapshot = self._snapshot_provider.snapshot(shown)
-        final = [watch.ended for watch in shown]
+        final = [supervisor.ended for supervisor in shown]
 
         def delivered(scraper: str, seconds: float) -> None:
             self._snapshot_provider.scrape_seconds = seconds
-            self._scrapes.note(scraper, time.monotonic())
-            for watch, was_final in zip(shown, final, strict=True):
-                watch.note_scrape(scraper, final=was_final)
+            self._scrapes.record(scraper, time.monotonic())
+            for supervisor, was_final in zip(shown, final, strict=True):
+                supervisor.record_scrape(scraper, final=was_final)
             self._publish(time.monotonic())
 
         return Exposure(snapshot, delivered)

@@ -1,4 +1,4 @@
-"""The one port of a node agent."""
+"""The port of a node agent: choice, listening socket and URL."""
 
 import errno
 import socket
@@ -21,7 +21,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """What is listened on, as a log line says it."""
+        """The address for log lines."""
         if not is_any_address(self.bind):
             return self.url
         return f"all addresses, port {self.port}, here {self.url}"
@@ -33,17 +33,16 @@ class Endpoint:
 
 
 def usual_ports() -> range:
-    """Return the ports among which an agent chooses when none is set."""
+    """Return the ports from which an agent chooses if none is set."""
     return range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED)
 
 
 def open_listener(bind: str, port: int | None, *, earlier_port: int = 0) -> socket.socket:
-    """Return a listening socket on `port`; on None, the first free one from 9464 on.
+    """Return a listening socket on `port`; for None, on the first free port from 9464 on.
 
-    When the 16 that scrapers are usually pointed at are all taken, any free one.
-    earlier_port: of the node agent before this one; kept, where the choice is free, so that
-    whoever knows it finds its successor. Raises OSError, naming address and port, when none can
-    be had.
+    If the 16 ports that are usually scraped are all in use, any free port. earlier_port: that of
+    the previous node agent; preferred if `port` is None, so that its clients find the successor.
+    Raises OSError, naming address and port, if no port can be opened.
     """
     ports = (*usual_ports(), 0) if port is None else (port,)
     earlier = (earlier_port,) if earlier_port and not port else ()
@@ -57,7 +56,7 @@ def open_listener(bind: str, port: int | None, *, earlier_port: int = 0) -> sock
 
 
 def _listen(bind: str, port: int) -> socket.socket:
-    """Return a socket that listens; for "" on all addresses, of both families where there are."""
+    """Return a listening socket; for "", on all addresses of both families if available."""
     if not bind and socket.has_dualstack_ipv6():
         try:
             return socket.create_server((bind, port), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -1,4 +1,4 @@
-"""What jobs leave in shared memory that were killed together with their node agents."""
+"""Removes files that jobs left in shared memory when killed together with their node agents."""
 
 import logging
 import os
@@ -21,20 +21,19 @@ from mp_agent.ring.root_note import root_note_path
 log = logging.getLogger("mp_agent.node")
 
 SUPERVISED_PREFIX = "exec-"
-"""Begins the names of the directories that `mp-agent exec` makes, each for one job."""
+"""Prefix of the directories that `mp-agent exec` creates, one per job."""
 QUIET_SECONDS = 2.0
-"""A directory in which something has just changed may belong to a job that begins."""
-_HALF_MADE_SECONDS = 60.0
-"""After so long a file that has not got its name yet never will."""
+"""A directory that has changed more recently may belong to a job that is starting."""
+_ABANDONED_SECONDS = 60.0
+"""A temporary file older than this is abandoned."""
 _AGENTS_OWN = (".ledger.json.", ".agent.json.", ".conditions.json.", ".flight-answer.json.")
-"""How the hidden files begin that only the node agent of the run makes."""
+"""Prefixes of temporary files that only the node agent of the run creates."""
 
 
 def clear_leftovers(base: Path) -> None:
-    """Remove the runs in `base` of which neither a rank nor a node agent lives.
+    """Remove the runs in `base` without a live rank or node agent.
 
-    So is it after Slurm or the kernel has killed a whole job. What was never read is logged.
-    Errors are logged: whoever calls has something better to do.
+    They remain when Slurm or the kernel kills a whole job. Unread steps and errors are logged.
     """
     for run_dir in locations.find_runs(base):
         _contained(_clear_run, run_dir)
@@ -43,12 +42,12 @@ def clear_leftovers(base: Path) -> None:
 
 
 def hold_supervisor_lock(directory: Path) -> int | None:
-    """Return an fd that says that the supervisor of the job lives; None when another one does."""
+    """Return an fd that locks the directory for its supervisor; None if another one holds it."""
     return open_and_lock(directory / "exec.lock")
 
 
 def remove_files(run_dir: Path, rings: Iterable[Path]) -> None:
-    """Remove files of a run whose lock the caller holds; of `rings`, those without a live rank."""
+    """Remove the files of a run whose lock the caller holds; rings only without a live rank."""
     for path in rings:
         if not locations.is_live(path):
             remove_ring(path)
@@ -62,7 +61,7 @@ def remove_files(run_dir: Path, rings: Iterable[Path]) -> None:
         forget_requests(run_dir)
     except OSError as error:
         log.warning("%s cannot be removed: %s", error.filename, error.strerror)
-    for path in _half_made(run_dir):
+    for path in _abandoned_files(run_dir):
         unlink(path)
     for directory in _directories(run_dir):
         with suppress(OSError):
@@ -70,7 +69,7 @@ def remove_files(run_dir: Path, rings: Iterable[Path]) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Remove a file; one that cannot be removed is logged."""
+    """Remove a file; a failure is logged."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -78,7 +77,7 @@ def unlink(path: Path) -> None:
 
 
 def remove_empty(directory: Path) -> None:
-    """Remove a directory; it stays when something else is in it."""
+    """Remove a directory unless it has other contents."""
     try:
         directory.rmdir()
     except OSError as error:
@@ -93,7 +92,7 @@ def _contained(clear: Callable[[Path], object], directory: Path) -> None:
 
 
 def _clear_run(run_dir: Path) -> bool:
-    """Remove a run unless something of it lives or has just changed; return whether it is gone."""
+    """Remove a run unless it is alive or has just changed; return whether it is gone."""
     if _age_seconds(run_dir) < QUIET_SECONDS or _any_live(run_dir):
         return False
     lock_fd = locations.hold_agent_lock(run_dir)
@@ -130,7 +129,7 @@ def _any_live(run_dir: Path) -> bool:
 
 
 def _unread(run_dir: Path) -> str:
-    """Return in words what the rings hold that no node agent has read."""
+    """Return a description of what the rings hold that no node agent has read."""
     ledger = read_ledger(locations.ledger_path(run_dir))
     rings, steps = 0, 0
     for path in locations.find_rings(run_dir):
@@ -151,16 +150,16 @@ def _unread(run_dir: Path) -> str:
 
 
 def _age_seconds(directory: Path) -> float:
-    """Return how long ago something changed in a directory; long ago if the clock was set back."""
+    """Return the seconds since a directory's last change; QUIET_SECONDS if in the future."""
     paths = [directory, *_entries(directory)]
     newest = max((path.lstat().st_mtime for path in paths), default=0.0)
     age_seconds = time.time() - newest
     return age_seconds if age_seconds >= 0 else QUIET_SECONDS
 
 
-def _half_made(run_dir: Path) -> Iterator[Path]:
-    """Yield the files that were being made when their maker was killed."""
-    oldest = time.time() - _HALF_MADE_SECONDS
+def _abandoned_files(run_dir: Path) -> Iterator[Path]:
+    """Yield temporary files of processes that were killed."""
+    oldest = time.time() - _ABANDONED_SECONDS
     for directory in (run_dir, *_directories(run_dir)):
         for path in _entries(directory):
             hidden = path.name.startswith(".") and not path.is_dir()

@@ -1,4 +1,4 @@
-"""Where a node agent logs: a small rotating file when it is detached, else its stderr."""
+"""Logging of a node agent: to a small rotating file if detached, else to stderr."""
 
 import logging
 from logging.handlers import RotatingFileHandler
@@ -15,7 +15,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def log_to_file(directory: Path, name: str) -> None:
-    """Log to `<directory>/<name>.log`, two files of a megabyte at most; nowhere if it cannot be."""
+    """Log to `<directory>/<name>.log`, at most two files of 1 MB; drop logs if that fails."""
     handler: logging.Handler = logging.NullHandler()
     try:
         make_private_directory(directory)
@@ -41,9 +41,9 @@ def _install(handler: logging.Handler) -> None:
 
 
 class OncePerKind(logging.Filter):
-    """Lets an error through once per kind: clients can repeat one as often as they like.
+    """Lets each kind of error through once, since clients can trigger one repeatedly.
 
-    Errors of the clients themselves, such as requests that are no HTTP, are left out.
+    Client errors, such as malformed HTTP, are dropped.
     """
 
     def __init__(self) -> None:

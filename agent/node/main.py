@@ -1,4 +1,4 @@
-"""From a command line to a running node agent."""
+"""Configures settings and logging, and runs a node agent."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ def watch_run(run_dir: Path, lock_fd: int, *, detached: bool) -> None:
 
 
 def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = False) -> None:
-    """Watch every run that appears in `base` (the setting `dir`), until a signal ends it.
+    """Watch every run that appears in `base` (the setting `dir`), until a signal.
 
-    with_parent: until the process that started this one is gone, too.
+    with_parent: also stop when the parent process is gone.
     """
     settings, ignored = _settings("node-agent", detached=detached)
     _log(settings, "node-agent", detached=detached)
@@ -35,10 +35,10 @@ def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = Fa
 
 
 def _settings(name: str, *, detached: bool) -> tuple[Settings, int]:
-    """Return the settings to work with and how many were ignored.
+    """Return the settings, and how many were ignored.
 
-    An agent that cannot read its settings ends with one line in the log: it does not know whom it
-    may serve.
+    An agent that cannot read its settings stops with one line in the log: access control may be
+    among them.
     """
     try:
         return take_over()
@@ -49,7 +49,7 @@ def _settings(name: str, *, detached: bool) -> tuple[Settings, int]:
 
 
 def _serve(agent: NodeAgent) -> None:
-    """Work to the end; a detached process has no stderr, so what stops it goes to the log."""
+    """Run to the end; a detached process has no stderr, so a fatal error is logged."""
     try:
         asyncio.run(agent.serve())
     except Exception:

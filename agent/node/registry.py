@@ -1,4 +1,4 @@
-"""The runs in a node agent's care: taken on when they appear, let go when they are over."""
+"""The runs that a node agent watches: added when they appear, removed when they are over."""
 
 import logging
 import time
@@ -17,89 +17,89 @@ log = logging.getLogger("mp_agent.node")
 
 
 class RunRegistry:
-    """All `RunSupervisor`es of this process, by the directories of their runs."""
+    """All `RunSupervisor`s of this process, by run directory."""
 
     def __init__(
         self, settings: Settings, flight: FlightService, *, setting_errors: int = 0
     ) -> None:
         self.base: Path | None = None
-        """Directory in which every run is taken on; None: only those that are handed over."""
+        """Directory of which every run is watched; None: only those that are added explicitly."""
         self.listeners: list[Listener] = []
-        """They hear of the conditions of all runs that are taken on from now on."""
+        """Called with the conditions of all runs that are added from now on."""
         self._settings = settings
         self._flight = flight
         self._setting_errors = setting_errors
-        self._watches: dict[Path, RunSupervisor] = {}
-        self._let_go: dict[Path, list[Path]] = {}
-        """Run directories that could not be taken or removed, and the rings that they held."""
+        self._supervisors: dict[Path, RunSupervisor] = {}
+        self._released: dict[Path, list[Path]] = {}
+        """Run directories that could not be locked or removed, with the rings that they held."""
 
     def __iter__(self) -> Iterator[RunSupervisor]:
-        return iter(self._watches.values())
+        return iter(self._supervisors.values())
 
     def __len__(self) -> int:
-        return len(self._watches)
+        return len(self._supervisors)
 
     @property
     def shown(self) -> list[RunSupervisor]:
-        """Those that have something to show."""
-        return [watch for watch in self if watch.run.seen]
+        """Those whose run has been seen."""
+        return [supervisor for supervisor in self if supervisor.run.seen]
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, those included that nobody has seen yet."""
-        return [watch.run for watch in self]
+        """All runs, including those without a ring yet."""
+        return [supervisor.run for supervisor in self]
 
     @property
     def directory(self) -> Path:
-        """What this agent watches: the directory of a run, or of all runs."""
-        return self.base or next(iter(self._watches), self._settings.dir)
+        """The directory that this agent watches: of a run, or of all runs."""
+        return self.base or next(iter(self._supervisors), self._settings.dir)
 
-    def take_on(self, run_dir: Path, lock_fd: int) -> None:
-        """Take charge of one run, whose lock is held."""
-        watch = self._watches[run_dir] = RunSupervisor(
+    def add(self, run_dir: Path, lock_fd: int) -> None:
+        """Watch one run, whose lock this process holds."""
+        supervisor = self._supervisors[run_dir] = RunSupervisor(
             run_dir,
             lock_fd,
             self._settings,
             setting_errors=self._setting_errors,
             now_seconds=time.monotonic(),
         )
-        watch.run.conditions.listeners.extend(self.listeners)
+        supervisor.run.conditions.listeners.extend(self.listeners)
 
-    def find_new(self) -> None:
-        """Take on the runs that have appeared in the base and that nobody else watches."""
+    def add_new(self) -> None:
+        """Add the runs that have appeared in `base` and that no other agent watches."""
         if self.base is None:
             return
         for run_dir in locations.find_runs(self.base):
-            if run_dir in self._watches:
+            if run_dir in self._supervisors:
                 continue
             rings = locations.find_rings(run_dir)
-            if not rings or self._let_go.get(run_dir) == rings:
+            if not rings or self._released.get(run_dir) == rings:
                 continue
             try:
                 lock_fd = locations.hold_agent_lock(run_dir)
             except (OSError, RingError) as error:
-                log.error("run directory %s cannot be taken: %s", run_dir, error)
-                self._let_go[run_dir] = rings
+                log.error("run directory %s cannot be locked: %s", run_dir, error)
+                self._released[run_dir] = rings
                 continue
             if lock_fd is not None:
                 log.info("watching %s", run_dir)
-                self.take_on(run_dir, lock_fd)
+                self.add(run_dir, lock_fd)
 
-    def look(self, now_seconds: float) -> None:
-        """Read all rings, have records written of what they show, let go of what is over."""
-        for run_dir, watch in list(self._watches.items()):
-            watch.poll(now_seconds)
-            self._flight.look(watch.run, now_seconds)
-            busy = self._flight.busy(watch.run, now_seconds)
-            if watch.over(now_seconds) and not busy and watch.remove():
-                self._flight.forget(watch.run)
-                del self._watches[run_dir]
+    def poll(self, now_seconds: float) -> None:
+        """Poll all runs, start flight records that are due, and remove runs that are over."""
+        for run_dir, supervisor in list(self._supervisors.items()):
+            supervisor.poll(now_seconds)
+            self._flight.poll(supervisor.run, now_seconds)
+            busy = self._flight.busy(supervisor.run, now_seconds)
+            if supervisor.over(now_seconds) and not busy and supervisor.remove():
+                self._flight.forget(supervisor.run)
+                del self._supervisors[run_dir]
                 if run_dir.exists():
-                    self._let_go[run_dir] = locations.find_rings(run_dir)
+                    self._released[run_dir] = locations.find_rings(run_dir)
 
     def release(self) -> None:
         """Remove the runs that ended, and leave the others to the next node agent."""
-        for watch in self:
-            if not watch.ended or not watch.remove():
-                watch.run.commit()
-                watch.release()
+        for supervisor in self:
+            if not supervisor.ended or not supervisor.remove():
+                supervisor.run.commit()
+                supervisor.release()

@@ -1,4 +1,4 @@
-"""What works beside the node agent's loop: pushes, exporters that send, written records."""
+"""Services of the node agent's loop: pushes, OTLP, service discovery, flight records."""
 
 import asyncio
 import logging
@@ -9,23 +9,23 @@ log = logging.getLogger("mp_agent.node")
 
 
 class Service(Protocol):
-    """Something that the node agent starts, looks after on every turn of its loop, and ends.
+    """Started and stopped by the node agent, and called in each iteration of its loop.
 
     All calls come from the agent's asyncio loop; none may block it.
     """
 
     def start(self) -> None:
-        """Begin to work; the loop runs."""
+        """Start; the asyncio loop is running."""
 
     def tick(self, now_seconds: float) -> None:
-        """Do what is due. Called after every look at the rings, several times a second."""
+        """Do what is due. Called after every poll of the rings, several times a second."""
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Send or write what is left and end, by `deadline_seconds` on the monotonic clock."""
+        """Send or write pending data and stop, by `deadline_seconds` on the monotonic clock."""
 
 
 class Services:
-    """Several services as one; what fails in one is logged once and hurts no other."""
+    """Several services as one; a failure is logged once and does not affect the others."""
 
     def __init__(self, services: Iterable[Service]) -> None:
         self._services = list(services)
@@ -37,17 +37,17 @@ class Services:
             self._try(service, "start")
 
     def tick(self, now_seconds: float) -> None:
-        """Give each its turn."""
+        """Call each of them."""
         for service in self._services:
             self._try(service, "tick", now_seconds)
 
     async def stop(self, deadline_seconds: float) -> None:
-        """End all at the same time; what is not done by the deadline is cut off."""
+        """Stop all concurrently; what is not done by the deadline is cancelled."""
         loop = asyncio.get_running_loop()
         ends = [loop.create_task(service.stop(deadline_seconds)) for service in self._services]
         if not ends:
             return
-        # A little more than the services were told, so that the cut is the exception.
+        # Slightly more than the services' own deadline, so that cancelling is the exception.
         limit_seconds = max(deadline_seconds - loop.time(), 0.0) + 0.5
         _, late = await asyncio.wait(ends, timeout=limit_seconds)
         for task in late:
@@ -55,7 +55,7 @@ class Services:
         results = await asyncio.gather(*ends, return_exceptions=True)
         for service, result in zip(self._services, results, strict=True):
             if isinstance(result, BaseException):
-                log.error("%s did not end well: %r", type(service).__name__, result)
+                log.error("%s failed to stop: %r", type(service).__name__, result)
 
     def _try(self, service: Service, call: str, *arguments: float) -> None:
         try:

@@ -1,4 +1,4 @@
-"""When a node agent ends although its runs go on: on a signal, or because it was orphaned."""
+"""Stops a node agent before its runs are over: on a signal, or when its parent is gone."""
 
 import asyncio
 import os
@@ -7,49 +7,48 @@ import time
 
 
 class Shutdown:
-    """Heeds SIGTERM and SIGINT, at once or after a respite."""
+    """Handles SIGTERM and SIGINT: stops at once, or after a grace period."""
 
     def __init__(self, linger_seconds: float) -> None:
         self.deadline_seconds: float | None = None
-        """End of the respite, on the monotonic clock; None as long as nobody asked for an end."""
+        """Monotonic end of the grace period; None until a stop was requested."""
         self._linger_seconds = linger_seconds
-        self._patient = False
+        self._lingers = False
         self._parent_pid: int | None = None
-        self._now = asyncio.Event()
+        self._stop = asyncio.Event()
 
     @property
-    def now(self) -> bool:
-        """Whether it is time to end, whatever is left to do."""
+    def due(self) -> bool:
+        """Whether to stop now, whatever is pending."""
         late = self.deadline_seconds is not None and time.monotonic() >= self.deadline_seconds
-        return late or self._now.is_set()
+        return late or self._stop.is_set()
 
-    def be_patient(self, *, with_parent: bool) -> None:
-        """Stay for the linger at most when told to end for the first time.
+    def linger_on_signal(self, *, with_parent: bool) -> None:
+        """Let the first stop request start a grace period of `linger_seconds`.
 
-        An agent that runs beside the job is often told to stop together with it, and is still
-        needed until the job's end was seen and scraped. with_parent: take it for such a word when
-        the process that started this one is gone.
+        A sidecar is often stopped together with the job, and is still needed until the job's end
+        was seen and scraped. with_parent: the end of the parent process is a stop request, too.
         """
-        self._patient = True
+        self._lingers = True
         self._parent_pid = os.getppid() if with_parent else None
 
-    def heed_signals(self) -> None:
-        """Begin to listen; called in the loop."""
+    def install_signal_handlers(self) -> None:
+        """Install the handlers; called in the running loop."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._ask)
-        loop.add_signal_handler(signal.SIGINT, self._now.set)
+        loop.add_signal_handler(signal.SIGTERM, self._request)
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)
 
     async def pause(self, seconds: float) -> None:
-        """Wait, unless the end comes in between; then see whether the parent is still there."""
+        """Sleep unless stopped; then check whether the parent process still exists."""
         try:
-            await asyncio.wait_for(self._now.wait(), seconds)
+            await asyncio.wait_for(self._stop.wait(), seconds)
         except asyncio.TimeoutError:
             orphaned = self._parent_pid is not None and os.getppid() != self._parent_pid
             if orphaned and self.deadline_seconds is None:
-                self._ask()
+                self._request()
 
-    def _ask(self) -> None:
-        if self._patient and self.deadline_seconds is None:
+    def _request(self) -> None:
+        if self._lingers and self.deadline_seconds is None:
             self.deadline_seconds = time.monotonic() + self._linger_seconds
         else:
-            self._now.set()
+            self._stop.set()

@@ -1,4 +1,4 @@
-"""One run in the care of a node agent: its lock, its account, its status file and its end."""
+"""Supervises one run: its lock, its ledger, its status file and its removal at the end."""
 
 import logging
 import os
@@ -19,11 +19,11 @@ log = logging.getLogger("mp_agent.node")
 
 COMMIT_INTERVAL_SECONDS = 1.0
 FIRST_RING_SECONDS = 60.0
-"""How long an agent waits for the first ring of a run."""
+"""Time to wait for the first ring of a run."""
 
 
 class RunSupervisor:
-    """Watches a run from its first ring to the end of the linger."""
+    """Supervises a run from its first ring to the end of the linger period."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RunSupervisor:
         setting_errors: int,
         now_seconds: float,
     ) -> None:
-        """Take charge of a run whose lock this process holds as `lock_fd`."""
+        """Supervise a run whose lock this process holds as `lock_fd`."""
         self.run = Run(run_dir, settings, setting_errors=setting_errors)
         self._lock_fd = lock_fd
         self._linger_seconds = settings.linger_seconds
@@ -46,7 +46,7 @@ class RunSupervisor:
         self._scrapes_total = earlier.scrapes_total if earlier else 0
         self._pushes_before = earlier.pushes_total if earlier else 0
         self.earlier_port = earlier.port if earlier else 0
-        """Of the node agent before this one; 0 when there was none."""
+        """Port of the previous node agent; 0 if there was none."""
         self._final_seen = False
         self._final_seen_by: set[str] = set()
         self._published: locations.AgentStatus | None = None
@@ -54,11 +54,11 @@ class RunSupervisor:
 
     @property
     def ended(self) -> bool:
-        """Whether the end of all local ranks was seen."""
+        """Whether all local ranks have ended."""
         return self._ended_since_seconds is not None
 
     def poll(self, now_seconds: float) -> None:
-        """Bring the account up to date. What fails is logged once per kind; the watch goes on."""
+        """Update the account. A failure is logged once per kind; supervision continues."""
         try:
             self.run.poll(now_seconds)
             self._note_end(now_seconds)
@@ -68,14 +68,14 @@ class RunSupervisor:
             kind = type(error).__name__
             if kind not in self._failures:
                 self._failures.add(kind)
-                log.exception("run %s: a look at the rings failed", self.run.name)
+                log.exception("run %s: polling the rings failed", self.run.name)
 
     def commit(self, now_seconds: float) -> None:
         """Write the account to the ledger."""
         self.run.commit()
         self._committed_seconds = now_seconds
 
-    def note_scrape(self, scraper: str, *, final: bool) -> None:
+    def record_scrape(self, scraper: str, *, final: bool) -> None:
         """Count a delivered scrape; final: whether it showed the end of the run."""
         self._scrapes_total += 1
         if final and self.ended:
@@ -83,19 +83,19 @@ class RunSupervisor:
             self._final_seen_by.add(scraper)
 
     def final_exported(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
-        """Return whether everybody who scrapes regularly, or at least somebody, saw the end."""
+        """Return whether the end was scraped by all regular scrapers, and by one at least."""
         self._final_seen_by &= scrapes.names
         awaited = scrapes.regulars(now_seconds) - self._final_seen_by
         return self.ended and self._final_seen and not awaited
 
     def needed(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
-        """Return whether somebody still waits for what only this agent can tell."""
+        """Return whether data of the run was not delivered yet."""
         if not self.ended:
             return self.run.seen
         return self._scrapes_total > 0 and not self.final_exported(scrapes, now_seconds)
 
     def over(self, now_seconds: float) -> bool:
-        """Return whether the linger is over, or the run never began."""
+        """Return whether the linger period is over, or the run never began."""
         if not self.run.seen:
             return now_seconds - self._started_seconds >= FIRST_RING_SECONDS
         since = self._ended_since_seconds
@@ -111,9 +111,9 @@ class RunSupervisor:
         final_pushed: bool = False,
         advertise: str = "",
     ) -> None:
-        """Write the status file, if it would say something new.
+        """Write the status file if it has changed.
 
-        pushes_total: reports of this agent that the root took; advertise: see `AgentStatus`.
+        pushes_total: reports of this agent that the root accepted; advertise: see `AgentStatus`.
         """
         status = locations.AgentStatus(
             pid=os.getpid(),
@@ -140,16 +140,16 @@ class RunSupervisor:
         self._published = status
 
     def remove(self) -> bool:
-        """Delete everything of a run that is over, and release it.
+        """Delete all files of a run that is over, and release it.
 
-        Returns False, and keeps the run, when a new attempt of it appeared in the meantime.
+        Returns False, and keeps the run, if a new attempt has appeared meanwhile.
         """
         run_dir = self.run.run_dir
         self.run.remove_rings()
-        remove_files(run_dir, self.run.rings_looked_at)
+        remove_files(run_dir, self.run.known_rings)
         self._remove_note()
         self._published = None
-        if self.run.anything_new():
+        if self.run.has_new_rings():
             return False
         unlink(locations.agent_lock_path(run_dir))
         self.release()
@@ -159,12 +159,12 @@ class RunSupervisor:
         return True
 
     def release(self) -> None:
-        """Let go of the run, leaving its files to the next node agent."""
+        """Release the run, leaving its files to the next node agent."""
         self.run.close()
         os.close(self._lock_fd)
 
     def _remove_note(self) -> None:
-        """Delete the note on the root, unless it is of an attempt that has just begun."""
+        """Delete the note of the root address, unless it is of an attempt that has just begun."""
         note = read_root_note(self.run.run_dir)
         if note is None or not self.run.seen or note.asked_by_unix_ns in self.run.created_unix_ns:
             unlink(root_note_path(self.run.run_dir))

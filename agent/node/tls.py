@@ -1,4 +1,4 @@
-"""TLS of the agent's port, and of its own calls to other node agents."""
+"""TLS contexts of the agent's port, and for requests to other node agents."""
 
 import ssl
 from pathlib import Path
@@ -8,10 +8,10 @@ from mp_agent.settings import Settings
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS of the agent's port, None where it speaks plain HTTP.
+    """Return the TLS context of the agent's port; None for plain HTTP.
 
-    With `tls_client_ca` a client needs a certificate of that authority. Raises SettingError,
-    naming the setting and the file, for files that cannot be used.
+    With `tls_client_ca` clients need a certificate of that authority. Raises SettingError, naming
+    the setting and the file, for files that cannot be used.
     """
     if settings.tls_certificate is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
@@ -30,9 +30,9 @@ def server_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def client_tls(settings: Settings) -> ssl.SSLContext:
-    """Return the TLS with which this agent calls others of its run.
+    """Return the TLS context for requests to other node agents.
 
-    It trusts `tls_ca`, else the system's authorities, and shows the agent's own certificate.
+    It trusts `tls_ca`, else the system's authorities, and presents the agent's own certificate.
     """
     context = ssl.create_default_context()
     if settings.tls_ca is not None:
@@ -44,7 +44,7 @@ def client_tls(settings: Settings) -> ssl.SSLContext:
 
 def _use_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     try:
-        # A key that asks for a password must not make the agent wait at a terminal.
+        # An encrypted key must not make the agent prompt at a terminal.
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         raise SettingError(

@@ -1,21 +1,21 @@
-"""What the detectors say: conditions in force, and their coming and going."""
+"""Conditions that hold for a run, and the events with which they begin and end."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveCondition:
-    """A condition that a run has now, at one severity. Empty strings for what nothing names."""
+    """A condition that holds now, at one severity. Strings are empty where nothing is known."""
 
     name: str
-    """Of the alert, such as `MpAgentGradientExplosion`."""
+    """Name of the alert, such as `MpAgentGradientExplosion`."""
     severity: str
     """critical, warning or info."""
     run: str
     since_step: int
     since_unix_seconds: float
     value: float
-    """Of the condition's first signal, when it began."""
+    """Value of the condition's first signal when it began."""
     summary: str
     description: str
     remedy: str
@@ -25,8 +25,8 @@ class ActiveCondition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionEvent:
-    """A condition began to hold (`firing`), or ceased to (`resolved`)."""
+class StoredConditionEvent:
+    """The event as it is stored and sent between node agents; callbacks get a `ConditionEvent`."""
 
     state: str
     """firing or resolved."""
@@ -37,43 +37,46 @@ class ConditionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownCondition:
-    """A condition in force, with what its detector knows it by."""
+    """An active condition, with the labels by which its detector identifies it."""
 
     active: ActiveCondition
     labels: dict[str, str]
     told: bool
-    """Whether its event went out; a milder severity of what is in force is kept back."""
+    """Whether its event was sent; a milder severity of an active condition is held back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionMemory:
-    """What of a run's conditions must survive the node agent."""
+    """State of a run's conditions that a successor of the node agent needs."""
 
     fired: list[tuple[str, str, int]] = field(default_factory=list)
-    """Condition, severity, and how often it began."""
+    """(condition, severity, number of times that it began)."""
     known: list[KnownCondition] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """What `mp_agent.on_condition` callbacks are given. Empty strings for what nothing names."""
+class ConditionEvent:
+    """Passed to callbacks of `mp_agent.on_condition`: a condition began, or ended.
+
+    Strings are empty where nothing is known.
+    """
 
     state: str
     """firing when the condition began to hold, resolved when it ceased to."""
     name: str
-    """Of the alert, such as `MpAgentGradientExplosion`."""
+    """Name of the alert, such as `MpAgentGradientExplosion`."""
     severity: str
     """critical, warning or info."""
     run: str
     step: int
-    """The run's last step when this was found."""
+    """Last step of the run when the condition was judged."""
     since_step: int
     """Step since which the condition holds."""
     rank: str
     layer: str
     phase: str
     value: float
-    """What the condition was judged by, when it began."""
+    """Value of the condition's first signal when it began."""
     summary: str
     """What goes wrong, in one fixed sentence."""
     description: str
@@ -81,10 +84,10 @@ class Condition:
     remedy: str
 
 
-def condition_of(event: ConditionEvent) -> Condition:
-    """Return an event as callbacks are given it."""
+def condition_event(event: StoredConditionEvent) -> ConditionEvent:
+    """Return the event that callbacks get for a stored one."""
     active = event.condition
-    return Condition(
+    return ConditionEvent(
         state=event.state,
         name=active.name,
         severity=active.severity,

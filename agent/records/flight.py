@@ -1,11 +1,11 @@
-"""A flight record: what a run's ranks wrote of its last steps, kept because something happened."""
+"""A flight record: the last steps of a run's ranks, kept because of an event."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, RankState, StepRecord
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRequest:
-    """Asks all nodes of a run for the same steps, under one name. Small: it travels between them.
+    """Requests the same steps, under one name, of all nodes of a run. Small, to be sent.
 
     Steps are sequence numbers; `first` may be below 1.
     """
@@ -26,7 +26,7 @@ class FlightRequest:
     first: int
     last: int
     requested_unix_seconds: float
-    trigger: ConditionEvent | None = None
+    trigger: StoredConditionEvent | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or ".." in self.name:
@@ -44,12 +44,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankLog:
-    """One rank: who it is, where it stood, and what it wrote. Segments are in order."""
+    """One rank: its identity, its state, and what it wrote. Segments are in order."""
 
     identity: RankIdentity
     state: RankState
     end: EndReason
-    """RUNNING if it went on; KILLED if its process was gone without a word."""
+    """RUNNING if it was alive; KILLED if its process ended without an end marker."""
     segments: tuple[Segment, ...] = ()
 
 
@@ -65,10 +65,10 @@ class NodeRecord:
     versions: Mapping[str, str]
     """Of mp_agent, python, numpy and torch."""
     settings: Mapping[str, Any]
-    """Those of the node agent, secrets left out."""
+    """Settings of the node agent, without secrets."""
     thresholds: Mapping[str, float]
     conditions: tuple[ActiveCondition, ...] = ()
-    """In force when the record was asked for, as far as this node knew."""
+    """Active when the record was requested, as far as this node knew."""
     ranks: tuple[RankLog, ...] = ()
     left_out: int = 0
-    """Steps and layer tables that were too much for the bytes allowed."""
+    """Steps and layer tables dropped to stay within the byte limit."""

@@ -1,4 +1,4 @@
-"""What a run's own past says of it: usual level and trend of its loss, ranks and layers behind."""
+"""Health of a run by its own history: loss level and trend, norms, slow ranks, failing layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ class LossLevel:
     deviation: float
     spike_bound: float
     noisy: bool = False
-    """Whether losses far above the usual one are usual."""
+    """Whether losses far above the usual one are frequent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossStanding:
-    """The loss beside the best level that it ever had.
+    """The best level of the loss so far.
 
-    lost_steps: losses since the run was found to have lost what it had learned; 0 while it has not.
+    lost_steps: losses since the run has lost what it had learned; 0 while it has not.
     """
 
     best: float
@@ -28,9 +28,9 @@ class LossStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormStanding:
-    """The usual gradient norm of an optimizer, and the largest one that was usual at any time.
+    """The usual gradient norm of an optimizer, and the largest that was ever usual.
 
-    below: steps in a row on which the norm was below each of the low thresholds, by name.
+    below: consecutive steps with a norm below each of the low thresholds, by name.
     """
 
     usual: float | None
@@ -40,9 +40,9 @@ class NormStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The rank that takes longest before its first collective of a step.
+    """The rank with the longest time before its first collective of a step.
 
-    slowdown: its time by the median of all ranks. delay_seconds: the difference.
+    slowdown: its time divided by the median of all ranks. delay_seconds: the difference.
     """
 
     rank: int
@@ -52,9 +52,9 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laggard:
-    """A rank that has not come as far as others.
+    """A rank that is behind others.
 
-    Its phase is `gone` when its process is, or when its node is not heard of.
+    Its phase is `gone` if its process is gone, or its node has stopped reporting.
     """
 
     rank: int
@@ -68,7 +68,7 @@ class TroubledLayers:
     dead: int
     dead_names: tuple[str, ...]
     underflowing_share: float | None
-    """Of the layers that are judged; None while none is."""
+    """Share of the judged layers; None while none is judged."""
     underflowing_names: tuple[str, ...]
     exploding: int = 0
     exploding_names: tuple[str, ...] = ()
@@ -76,22 +76,22 @@ class TroubledLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """All of it; None for what is not known (yet)."""
+    """The health of a run; None for what is not known (yet)."""
 
     loss: LossLevel | None = None
     loss_trend: float | None = None
     """Rise from one long window to the next, in deviations."""
     loss_rising_steps: int = 0
-    """Losses in a row for which that rise was above its limit."""
+    """Consecutive losses for which that rise was above its limit."""
     loss_standing: LossStanding | None = None
     norms: Mapping[str, NormStanding] = field(default_factory=dict)
     """By optimizer; the main one, or that of the whole model, under the empty name."""
     scaled_clip_steps: int = 0
-    """Steps in a row whose clipping saw gradients still multiplied by the loss scale."""
+    """Consecutive steps whose clipping saw gradients still multiplied by the loss scale."""
     untrained: Mapping[str, int] = field(default_factory=dict)
-    """Reason to the steps in a row for which nothing can have been learned."""
+    """Reason → consecutive steps that cannot have trained."""
     usual_step_seconds: float | None = None
     straggler: Straggler | None = None
     laggards: tuple[Laggard, ...] = ()
     layers: TroubledLayers | None = None
-    """None before any layer was looked at."""
+    """None before any layer was sampled."""

@@ -1,4 +1,4 @@
-"""What a merge says of one step of the run."""
+"""One step of the run, merged over its ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What the replicas of the same tensors said of each other on one step."""
+    """Result of comparing the replicas of the same tensors on one step."""
 
     agree: bool
     minority_ranks: tuple[int, ...] = ()
@@ -139,14 +139,14 @@ class MergedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTransition:
-    """A closed step, with what counters need to know of the one before it."""
+    """A closed step, with the context that counters need."""
 
     step: MergedStep
     previous: MergedStep | None
     thresholds: Mapping[str, float]
     """Values by name, from `catalog.thresholds` and settings."""
     nonfinite_loss_skips: int = 0
-    """Skipped steps in a row, this one included, on which the loss was not finite."""
+    """Consecutive skipped steps, this one included, with a non-finite loss."""
     recent_floor_skips: int = 0
     """If this step was skipped at the scale's floor: so many were within `floor_skip_steps`."""
     loss_spiking: bool = False
@@ -155,6 +155,6 @@ class StepTransition:
     """Optimizers whose norm was far above their own usual one, to that norm; the main one, or the
     whole model, under the empty name."""
     nonfinite_gradient_steps: int = 0
-    """Steps in a row, this one included, with non-finite gradients that no calibration explains."""
+    """Consecutive steps, this one included, with non-finite gradients not due to calibration."""
     rate_jumped: bool = False
-    """Whether the learning rate was far above all before."""
+    """Whether the learning rate was far above all previous ones."""

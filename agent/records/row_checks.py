@@ -1,19 +1,16 @@
-"""Whether a report that was read makes sense: indices, lengths and numbers that fit each other."""
+"""Consistency checks of a decoded report: indices, lengths and numbers."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import inf, isnan
 from operator import ge
-from typing import TYPE_CHECKING
 
 from mp_agent.errors import ReportError
-
-if TYPE_CHECKING:
-    from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
+from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
 
 
-def check_report(report: "NodeReport") -> None:
-    """Raise ReportError unless indices, lengths and numbers of a report fit each other."""
+def check_report(report: NodeReport) -> None:
+    """Raise ReportError unless a report's indices, lengths and numbers are consistent."""
     _ascending(report.expected_ranks, "expected_ranks")
     _ascending([status.rank for status in report.statuses], "ranks of statuses")
     _below(report.expected_ranks, report.world_size, "expected_ranks")
@@ -39,7 +36,7 @@ def check_report(report: "NodeReport") -> None:
             _check_block(report, block)
 
 
-def _check_step(report: "NodeReport", step: "NodeStep") -> None:
+def _check_step(report: NodeReport, step: NodeStep) -> None:
     what = f"step {step.sequence}"
     _ascending(step.ranks, f"ranks of {what}")
     _below(step.ranks, report.world_size, f"ranks of {what}")
@@ -56,7 +53,7 @@ def _check_step(report: "NodeReport", step: "NodeStep") -> None:
             raise ReportError(f"{what} has {value.count} observations in {len(value.parts)} parts")
     for ranks in (step.nonfinite_loss_ranks, *(digest.ranks for digest in step.digests)):
         if not present.issuperset(ranks):
-            raise ReportError(f"{what} speaks of ranks that did not deliver it")
+            raise ReportError(f"{what} names ranks that did not deliver it")
     for digest in step.digests:
         _finite(digest.digest, f"weight digest of {what}")
     for row in step.rows:
@@ -73,7 +70,7 @@ def _check_step(report: "NodeReport", step: "NodeStep") -> None:
             raise ReportError(f"{what} has a row with a negative value")
 
 
-def _check_block(report: "NodeReport", block: "LayerBlock") -> None:
+def _check_block(report: NodeReport, block: LayerBlock) -> None:
     _check_place(report, block, "layer block")
     _below((block.layout,), len(report.layouts), "layout of a layer block")
     layers, columns = len(report.layouts[block.layout].names), len(report.gradient_columns)
@@ -81,7 +78,7 @@ def _check_block(report: "NodeReport", block: "LayerBlock") -> None:
         raise ReportError(f"a layer block of {layers} layers has {len(block.values)} bytes")
 
 
-def _check_place(report: "NodeReport", row: "NodeRow | LayerBlock", what: str) -> None:
+def _check_place(report: NodeReport, row: NodeRow | LayerBlock, what: str) -> None:
     _below((row.share,), len(report.shares), f"share of {what}")
     share = report.shares[row.share]
     _below(row.ranks, report.world_size, f"ranks of {what}")
@@ -107,7 +104,7 @@ def _below(numbers: Sequence[int], limit: int, what: str) -> None:
 
 
 def _within(
-    items: "Sequence[NodeStep] | Sequence[NodeLayers]", after: int, position: int, what: str
+    items: Sequence[NodeStep] | Sequence[NodeLayers], after: int, position: int, what: str
 ) -> None:
     if after > position:
         raise ReportError(f"{what} after {after} cannot end at {position}")

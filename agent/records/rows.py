@@ -1,25 +1,18 @@
-"""What a node agent tells the root agent: its ranks' rows, reduced to those of one node.
+"""The report of a node agent to the root agent: its ranks' rows, reduced to those of one node.
 
-A report stands for itself: it names its columns, shares and layers, so that the root needs no
-earlier one to read it. Sums travel as *parts*, floats whose exact sum is meant: adding the parts of
-all nodes gives the same bits however the ranks are spread over nodes.
+A report is self-contained: it names its columns, shares and layers, so that the root needs no
+earlier one to decode it. Sums are sent as *parts*, floats whose exact sum is the value: adding the
+parts of all nodes gives the same bits however the ranks are spread over nodes.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from mp_agent.errors import ReportError
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.row_checks import check_report
 from mp_agent.records.steps import EndReason, Phase
 
-FORMAT = 2
-"""Rises with every change that an agent of another version would read wrongly."""
-
-REPORT_BYTES_MAX = 64 * 2**20
 STEPS_PER_REPORT = 256
 TABLES_PER_REPORT = 4
 CONDITIONS_BYTES_MAX = 1 << 15
@@ -74,12 +67,12 @@ class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     """One step column, merged over the ranks of a node by its algebra."""
 
     count: Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
-    """Ranks that observed it; what a MEAN is divided by."""
+    """Ranks that observed it; the divisor of a MEAN."""
     parts: Parts
 
 
 class WeightDigest(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """What ranks that hold the same shards of the same tensors have as weights."""
+    """Digest of the weights of ranks that hold the same shards of the same tensors."""
 
     of: Text
     """Names the (group, shard index) pairs; digests are compared among ranks of equal ones."""
@@ -94,13 +87,13 @@ class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknow
 
     sequence: Sequence_
     step: Annotated[int, Meta(ge=-(2**53), lt=2**53)]
-    """The trainer's own step when a rank of the node was told it, else `sequence`."""
+    """The trainer's own step if a rank of the node observed it, else `sequence`."""
     time_unix_seconds: float
     """By the node's own clock."""
     ranks: Ranks
     """Ranks that delivered the step, ascending."""
     holding: Index
-    """Into `NodeReport.holdings`: what the ranks of the node held at this step."""
+    """Into `NodeReport.holdings`: the shares that the node's ranks held at this step."""
     values: tuple[StepValue, ...]
     """In the order of `NodeReport.step_columns`."""
     rows: tuple[NodeRow, ...]
@@ -114,7 +107,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_
     """Layers of one share, in module order."""
 
     digest: bytes
-    """Of the rest; equal digests mean equal layouts."""
+    """Of the other fields; equal digests mean equal layouts."""
     names: Annotated[tuple[Text, ...], Meta(max_length=_NAMES_MAX)]
     positions: Annotated[tuple[Index, ...], Meta(max_length=_NAMES_MAX)]
     """Place of each among all layers of its ranks."""
@@ -142,7 +135,7 @@ class NodeLayers(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
 
 
 class RankStatus(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Where one rank of a node stands."""
+    """State of one rank of a node."""
 
     rank: Rank
     phase: Phase
@@ -153,7 +146,7 @@ class RankStatus(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
 
 
 class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """What a node agent has to tell since its last report.
+    """What is new on a node since its last report.
 
     Steps ascend and follow each other without a gap: those after `after`, as far as there is a
     row of them. The root refuses a report that would leave a gap which could still be filled.
@@ -161,7 +154,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
 
     run: Text
     session: Text
-    """Names this attempt of the ranks of this node; another attempt has another."""
+    """Identifies this attempt on this node; each attempt has its own."""
     attempt: Index
     world_size: Annotated[int, Meta(ge=1, le=_RANKS_MAX)]
     node_rank: Rank
@@ -171,7 +164,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     sent_unix_seconds: float
     """By the node's own clock."""
     expected_ranks: Ranks
-    """All ranks that belong to this node, those that have not shown up yet included."""
+    """All ranks of this node, including those that have no ring yet."""
     known_ranks: Ranks
     """Those whose shares are known."""
     statuses: Annotated[tuple[RankStatus, ...], Meta(max_length=_RANKS_MAX)]
@@ -190,11 +183,11 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     layouts: tuple[Layout, ...] = ()
 
     after: Sequence_ = 0
-    """Steps up to this one were in earlier reports, or are not to be had."""
+    """Steps up to this one were in earlier reports, or are not available."""
     oldest: Sequence_ = 0
-    """Steps up to this one are not to be had any more."""
+    """Steps up to this one are no longer available."""
     position: Sequence_ = 0
-    """Nothing up to this step will come in later reports."""
+    """Later reports contain nothing up to this step."""
     steps: Annotated[tuple[NodeStep, ...], Meta(max_length=STEPS_PER_REPORT)] = ()
 
     layers_after: Sequence_ = 0
@@ -208,71 +201,30 @@ class Receipt(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     """The root's answer to a report."""
 
     session: Text
-    """Of the report that is answered."""
-    taken: bool
-    """False: the rows were refused, and are to be sent again, from after `position` on."""
+    """Session of the report."""
+    accepted: bool
+    """False: the rows were refused; those after `position` must be sent again."""
     position: Sequence_
     """Steps up to this one need not be sent (again)."""
     layers_position: Sequence_
     settled: Sequence_
-    """Steps up to this one will not be asked for again: their merge is in the root's ledger."""
+    """Steps up to this one will not be requested again: they are in the root's ledger."""
     layers_settled: Sequence_
     flight: FlightRequest | None = None
-    """The last flight record that the root wants of all nodes."""
+    """The last flight record that the root requests of all nodes."""
     conditions: Annotated[bytes, Meta(max_length=CONDITIONS_BYTES_MAX)] = b""
-    """The run's conditions, for the ranks of the node, while they are news."""
+    """The run's recent conditions, for the ranks of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNode:
-    """A node of the run as its root knows it."""
+    """A node of the run, as known to its root."""
 
     node_rank: int
     host: str
     url: str
     ranks: tuple[int, ...]
     active: bool
-    """Whether a rank of it goes on, by its last word."""
+    """Whether a rank of it was running at its last report."""
     silent_seconds: float
-    """Time since that word; 0 for the root's own node."""
-
-
-_REPORTS = msgspec.msgpack.Decoder(tuple[int, NodeReport])
-_RECEIPTS = msgspec.msgpack.Decoder(tuple[int, Receipt])
-_FORMATS = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode_report(report: NodeReport) -> bytes:
-    """Return a report as bytes."""
-    return _ENCODER.encode((FORMAT, report))
-
-
-def decode_report(data: bytes) -> NodeReport:
-    """Return the report that `data` holds. Raises ReportError, which says what is wrong."""
-    if len(data) > REPORT_BYTES_MAX:
-        raise ReportError(f"a report of {len(data)} bytes; at most {REPORT_BYTES_MAX} are read")
-    report: NodeReport = _decode(_REPORTS, data, "report")
-    check_report(report)
-    return report
-
-
-def encode_receipt(receipt: Receipt) -> bytes:
-    """Return a receipt as bytes."""
-    return _ENCODER.encode((FORMAT, receipt))
-
-
-def decode_receipt(data: bytes) -> Receipt:
-    """Return the receipt that `data` holds. Raises ReportError, which says what is wrong."""
-    receipt: Receipt = _decode(_RECEIPTS, data, "receipt")
-    return receipt
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes, what: str) -> Any:
-    try:
-        found, _ = _FORMATS.decode(data)
-        if found != FORMAT:
-            raise ReportError(f"{what} of format {found}; this agent reads format {FORMAT}")
-        return decoder.decode(data)[1]
-    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
-        raise ReportError(f"not a {what}: {error}") from error
+    """Time since that report; 0 for the root's own node."""

@@ -1,4 +1,4 @@
-"""What a rank's rows are of: the rank, its layers, and the share of each tensor that it holds."""
+"""Describes a rank's rows: the rank, its layers, and the share of each tensor that it holds."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class RankIdentity:
     attempt: int
     """Restart count under torchrun, else 0."""
     launch: str
-    """Names the ranks that a launcher started together; an elastic one starts its ranks again, at
+    """Identifies the ranks that a launcher started together; an elastic one restarts its ranks, at
     the same restart count, when nodes join or leave."""
     rank: int
     world_size: int
@@ -48,7 +48,7 @@ class Share:
     joint: bool = False
     """Another optimizer's, of the model that the first one trains: it counts in the run's norm."""
     home: str = ""
-    """Ranks that hold the tensors, such as `0-3`; tells apart different tensors of equal name."""
+    """Ranks that hold the tensors, such as `0-3`; distinguishes tensors of equal name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,5 +77,5 @@ class Schema:
     strategy, precision, scaler, measuring_point, device, gpu_uuid."""
 
     def fact(self, name: str) -> str:
-        """Return the fact called `name`, or an empty string when the probe did not learn it."""
+        """Return the fact called `name`; "" if the probe did not determine it."""
         return dict(self.facts).get(name, "")

@@ -1,4 +1,4 @@
-"""What one rank wrote of one step."""
+"""Records of single steps of one rank, and its state."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +10,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Phase(IntEnum):
-    """Where a rank stands; stamped into the ring's header by each hook. Never renumbered."""
+    """Phase of a rank; written to the ring's header by each hook. Never renumbered."""
 
     STARTING = 0
     FORWARD = 1
@@ -24,7 +24,7 @@ class Phase(IntEnum):
 
 
 class EndReason(IntEnum):
-    """How a rank ended, as far as its ring can tell. Never renumbered."""
+    """How a rank ended, according to its ring. Never renumbered."""
 
     RUNNING = 0
     COMPLETED = 1
@@ -60,7 +60,7 @@ class LayerTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """The live part of a ring's header: where the rank stands now."""
+    """The live part of a ring's header: the rank's current state."""
 
     phase: Phase
     phase_name: str
@@ -79,4 +79,4 @@ class RankState:
     probe_seconds: float
     """Host time that the probe has taken since it attached."""
     unsupported: tuple[str, ...] = ()
-    """Features that the probe met and cannot measure."""
+    """Features in use that the probe cannot measure."""

@@ -1,4 +1,4 @@
-"""What a run, its layers, its ranks and its node agents show: the metrics are read from these."""
+"""Immutable views of a run, its layers, ranks and node agents, from which metrics are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class OptimizerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceView:
-    """What the last comparison of replicas showed."""
+    """Result of the last comparison of replicas."""
 
     agree: bool
     step: int
@@ -31,7 +31,7 @@ class DivergenceView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstNonfinite:
-    """Where an incident began. Empty strings for what no evidence names."""
+    """Where an incident began. Strings are empty where there is no evidence."""
 
     step: int
     rank: str
@@ -77,17 +77,17 @@ class RunView:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """By name, as this job has set them."""
     attempts: int = 0
-    """How often the run was started here."""
+    """Number of starts of the run on this node."""
     standing_seconds: float | None = None
-    """Since the last step or change of the kind of phase."""
+    """Time since the last step or change of the kind of phase."""
     longest_pause_seconds: float | None = None
-    """Of those in training that are over."""
+    """Of the pauses in training that ended."""
     longest_phase_seconds: float | None = None
-    """Of those in the present phase outside training that are over."""
+    """Of the earlier phases outside training of the current kind."""
     conditions: tuple[ActiveCondition, ...] = ()
-    """Conditions that the detectors say hold now."""
+    """The active conditions."""
     conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """How often each began, by condition and severity; holds all that there are."""
+    """How often each began, by condition and severity; contains all that exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One local rank: who it is, where it stands, and its last complete record."""
+    """One local rank: its identity, its state, and its last complete record."""
 
     identity: RankIdentity
     facts: Mapping[str, str]
@@ -116,27 +116,27 @@ class RankView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportView:
-    """What went between this node agent and the others of a run."""
+    """Traffic between this node agent and the others of a run."""
 
     push_failures: int = 0
     pushed_bytes: int = 0
     reports_dropped: int = 0
     last_push_unix_seconds: float | None = None
-    """When the root agent last took a report; None at the root, and before the first."""
+    """When the root agent last accepted a report; None at the root, and before the first."""
     received_bytes: int = 0
     requests_refused: int = 0
     nodes_known: int | None = None
-    """Nodes that the root has heard of, itself included; None elsewhere."""
+    """Nodes that have reported, the root's own included; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAccount:
-    """How the pushes of one exporter went since the node agent started."""
+    """Results of one exporter's pushes since the node agent started."""
 
     exporter: str
     failures: int
     rejected: int = 0
-    """Data points, log records and spans that the other side refused for good."""
+    """Data points, log records and spans that the receiver rejected permanently."""
     last_success_unix_seconds: float | None
     """None before the first."""
 
@@ -147,7 +147,7 @@ class AgentView:
 
     version: str
     counting_seconds: float | None = None
-    """Since the counters began at 0; None where that is not known."""
+    """Time since the counters started from 0; None if not known."""
     probe_seconds: float
     probe_errors: int
     setting_errors: int

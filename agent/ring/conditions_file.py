@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mp_agent.errors import ReportError
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.ring.files import read_private, replace_atomically
 
 FORMAT = 1
@@ -23,7 +23,7 @@ class NumberedEvent:
     """An event, and its number among all of its epoch, from 1 on."""
 
     number: int
-    event: ConditionEvent
+    event: StoredConditionEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ class ConditionNews:
         """Number of the newest event; 0 before the first."""
         return self.events[-1].number if self.events else 0
 
-    def after(self, number: int) -> tuple[ConditionEvent, ...]:
+    def after(self, number: int) -> tuple[StoredConditionEvent, ...]:
         """Return the events that came after the one so numbered."""
         return tuple(item.event for item in self.events if item.number > number)
 
-    def with_event(self, event: ConditionEvent) -> "ConditionNews":
+    def with_event(self, event: StoredConditionEvent) -> "ConditionNews":
         """Return the news with one more event; the oldest one goes when there are too many."""
         item = NumberedEvent(number=self.last_number + 1, event=event)
         return replace(self, events=(*self.events, item)[-EVENTS_KEPT:])

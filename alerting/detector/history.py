@@ -71,7 +71,7 @@ class History:
         "high",
         "low",
         "stretches",
-        "take",
+        "update_number",
         "value",
     )
 
@@ -90,7 +90,7 @@ class History:
         self.stretches: list[Stretch] = []
         self.alive = False
         """Whether the series was there at the last complete reading."""
-        self.take = 0
+        self.update_number = 0
         """Number of the last complete reading that held it."""
         self.value = self.low = self.high = known_value or 0.0
         """Last reading, and the extremes of the present round."""

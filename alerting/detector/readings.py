@@ -39,7 +39,7 @@ class Readings:
         self._horizons: dict[str, float] = {}
         self._series: dict[str, dict[Labels, History]] = {}
         self._count = 0
-        self._round = self._takes = 0
+        self._round = self._updates = 0
         self.left_out = 0
         """Series that were not remembered because there were too many."""
 
@@ -54,21 +54,23 @@ class Readings:
         self._horizons[name] = max(known, horizon_seconds + self.period_seconds)
         self._series.setdefault(name, {})
 
-    def take(self, readings: Iterable[Reading], now_seconds: float) -> None:
+    def update(self, readings: Iterable[Reading], now_seconds: float) -> None:
         """Take a complete reading; a series that is not in it has ended."""
-        self._takes += 1
-        self._take(readings, now_seconds)
+        self._updates += 1
+        self._add(readings, now_seconds)
         for series in self._series.values():
-            for labels in [key for key, history in series.items() if history.take != self._takes]:
+            for labels in [
+                key for key, history in series.items() if history.update_number != self._updates
+            ]:
                 if series[labels].alive:
                     series[labels].end()
                 elif series[labels].expired(now_seconds):
                     del series[labels]
                     self._count -= 1
 
-    def take_some(self, readings: Iterable[Reading], now_seconds: float) -> None:
+    def update_some(self, readings: Iterable[Reading], now_seconds: float) -> None:
         """Take readings of a few series; nothing is said of the others."""
-        self._take(readings, now_seconds)
+        self._add(readings, now_seconds)
 
     def begin_round(self) -> None:
         """Let extremes start anew: what was read so far has been judged."""
@@ -84,8 +86,8 @@ class Readings:
             if history.alive:
                 yield labels, history.value
 
-    def _take(self, readings: Iterable[Reading], now_seconds: float) -> None:
-        round_, take, all_series = self._round, self._takes, self._series
+    def _add(self, readings: Iterable[Reading], now_seconds: float) -> None:
+        round_, update, all_series = self._round, self._updates, self._series
         for (name, labels), value in readings:
             series = all_series.get(name)
             if series is None:
@@ -100,4 +102,4 @@ class Readings:
                 series[labels] = history
                 self._count += 1
             history.add(value, now_seconds, round_)
-            history.take = take
+            history.update_number = update

@@ -16,8 +16,8 @@ def losses(text: str) -> dict[str, float]:
     }
 
 
-def look_at(address: str) -> str:
-    """Return what the agent at host:port says, or why it does not."""
+def losses_of(address: str) -> str:
+    """Return the losses of the agent at host:port, or why it does not answer."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
             found = losses(answer.read().decode())
@@ -27,7 +27,7 @@ def look_at(address: str) -> str:
 
 
 for address in sys.argv[1:]:  # node-0:9464 node-1:9464 …
-    print(f"{address}: {look_at(address)}")
+    print(f"{address}: {losses_of(address)}")
 
 assert losses('mp_agent_probe_errors_total{run="a"} 2.0\nmp_agent_step{run="a"} 7.0\n') == {
     'mp_agent_probe_errors_total{run="a"}': 2.0

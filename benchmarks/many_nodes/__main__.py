@@ -135,7 +135,7 @@ def _stage_row(model: Model, stages: Stages) -> tuple[str, ...]:
             f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
             for seconds in (
                 stages.make_report,
-                stages.take_request,
+                stages.serve_request,
                 stages.unpack_report,
                 stages.receive_report,
                 stages.merge_step,

@@ -122,7 +122,7 @@ class Agent:
         return self._node.member.lost + self._pusher.counts.reports_dropped
 
     async def stop(self) -> None:
-        self._pusher.cut()
+        self._pusher.cancel()
         await self._client.close()
 
 

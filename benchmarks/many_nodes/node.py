@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.many_nodes.model import Model, sampled_up_to
-from mp_agent.node.cluster.member import ClusterMember, MemberItem
+from mp_agent.node.cluster.member import ClusterMember
+from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.node.merge.schema_index import SchemaIndex, _weights_name
+from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import KnownNode, NodeLayers, NodeReport, RankStatus, Receipt
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, RankState, StepRecord
@@ -149,9 +151,11 @@ class SimulatedNode:
         """Let all ranks have written their steps up to `newest`."""
         self.attempt.written = newest
 
-    def poll(self, now_seconds: float | None = None) -> list[MemberItem]:
-        """Look at the ranks as an agent does; return what the root's part has merged."""
-        return list(self.member.poll(time.monotonic() if now_seconds is None else now_seconds))
+    def poll(self, now_seconds: float | None = None) -> list[MergedStep | MergedTable]:
+        """Read the ranks as an agent does; return what the root has merged."""
+        for _ in self.member.collect(time.monotonic() if now_seconds is None else now_seconds):
+            pass
+        return list(self.member.merge())
 
     @property
     def url(self) -> str:
@@ -189,8 +193,8 @@ class SimulatedNode:
     def urgent(self) -> bool:
         return self.member.urgent
 
-    def take_report(self) -> NodeReport | None:
-        return self.member.take_report()
+    def next_report(self) -> NodeReport | None:
+        return self.member.next_report()
 
     def receive(self, report: NodeReport) -> Receipt:
         return self.member.receive(report)

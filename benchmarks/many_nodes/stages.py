@@ -20,15 +20,16 @@ from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.agent import POLL_INTERVAL_SECONDS
 from mp_agent.node.cluster.root import MergedTable
-from mp_agent.node.conditions.tracker import LOOK_INTERVAL_SECONDS, ConditionTracker
+from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS, ConditionTracker
 from mp_agent.node.run.ledger import ProbeTotals
-from mp_agent.node.run.views import agent_view, rank_view, run_view
+from mp_agent.node.run.views import ServiceCounts, agent_view, rank_view, run_view
 from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.node.transport.wire import pack, unpack
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.rows import NodeReport, decode_receipt, encode_receipt
+from mp_agent.records.report_codec import decode_receipt, encode_receipt
+from mp_agent.records.rows import NodeReport
 from mp_agent.settings import Settings
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class Stages:
     """Body of one with a layer table besides."""
     make_report: float = 0.0
     """On a node: one report taken, encoded and compressed."""
-    take_request: float = 0.0
+    serve_request: float = 0.0
     """Of one node: a request with a report, from the socket to the answer."""
     unpack_report: float = 0.0
     """Of one node: decompressed, decoded and checked."""
@@ -76,11 +77,11 @@ class Stages:
         per_step = self.merge_step + self.fold_step + self.judge
         tables = others * max(self.take_table, 0.0) + self.merge_table
         return (
-            others * self.take_request / push_seconds
+            others * self.serve_request / push_seconds
             + per_step / step_seconds
             + tables / (100 * step_seconds)
             + self.look / POLL_INTERVAL_SECONDS
-            + self.judge / LOOK_INTERVAL_SECONDS
+            + self.judge / JUDGE_INTERVAL_SECONDS
         )
 
 
@@ -135,7 +136,7 @@ class Root:
             ranks=[rank_view(source) for source in attempt.sources.values()],
             faded_ranks=frozenset(),
             agent=agent_view(
-                attempt, ProbeTotals(), counting_seconds=None, scrape_duration_seconds=None
+                attempt, ProbeTotals(), counting_seconds=None, services=ServiceCounts()
             ),
             counters=self.account.counters,
             layer_budget=self._layer_budget,
@@ -222,7 +223,7 @@ def _bodies(model: Model, number: int, settings: Settings, stages: Stages) -> li
 
 
 def _body(node: SimulatedNode) -> bytes:
-    report = node.take_report()
+    report = node.next_report()
     assert report is not None
     return pack(report)
 
@@ -235,7 +236,7 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
             root.fold(item)
     unpacking, receiving = 0.0, 0.0
     if period == 0:
-        stages.take_request = seconds_per_request(root.node, bodies)
+        stages.serve_request = seconds_per_request(root.node, bodies)
     for body in bodies if period else ():
         seconds, report = _timed(lambda body=body: unpack(body))  # type: ignore[misc]
         unpacking += seconds
@@ -252,7 +253,7 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
     elif period == 2:
         before = stages.unpack_report + stages.receive_report
         stages.take_table = (unpacking + receiving) / max(len(bodies), 1) - before
-        closing, merged = _timed(lambda: list(root.node.member.close_all()))
+        closing, merged = _timed(lambda: list(root.node.member.merge(final=True)))
         tables += [item for item in merged if isinstance(item, MergedTable)]
         entering, _ = _timed(lambda: _fold_all(root, tables))
         steps_seconds = stages.merge_step * len(steps)

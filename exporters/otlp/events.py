@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from mp_agent.exporters.otlp.metrics_data import SCOPE, unix_ns
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.text import as_utf8
 
 EVENT_NAME = "mp_agent.condition"
@@ -20,22 +20,24 @@ EVENT_NAME = "mp_agent.condition"
 _SEVERITIES = {"firing": SeverityNumber.ERROR, "resolved": SeverityNumber.INFO}
 
 
-def is_sent(event: ConditionEvent) -> bool:
+def is_sent(event: StoredConditionEvent) -> bool:
     """Return whether an event is sent: only critical ones are."""
     return event.condition.severity == "critical"
 
 
-def log_records(events: Iterable[ConditionEvent], resource: Resource) -> list[ReadableLogRecord]:
+def log_records(
+    events: Iterable[StoredConditionEvent], resource: Resource
+) -> list[ReadableLogRecord]:
     """Return one log record per event."""
     return [ReadableLogRecord(_log_record(event), resource, SCOPE) for event in events]
 
 
-def spans(events: Iterable[ConditionEvent], resource: Resource) -> list[ReadableSpan]:
+def spans(events: Iterable[StoredConditionEvent], resource: Resource) -> list[ReadableSpan]:
     """Return one span of zero duration per event; those of a run form one trace."""
     return [_span(event, resource) for event in events]
 
 
-def _log_record(event: ConditionEvent) -> LogRecord:
+def _log_record(event: StoredConditionEvent) -> LogRecord:
     return LogRecord(
         timestamp=unix_ns(event.time_unix_seconds),
         severity_number=_SEVERITIES.get(event.state, SeverityNumber.ERROR),
@@ -46,7 +48,7 @@ def _log_record(event: ConditionEvent) -> LogRecord:
     )
 
 
-def _span(event: ConditionEvent, resource: Resource) -> ReadableSpan:
+def _span(event: StoredConditionEvent, resource: Resource) -> ReadableSpan:
     moment = unix_ns(event.time_unix_seconds)
     digest = hashlib.sha256(f"mp_agent {event.condition.run}".encode(errors="replace")).digest()
     attributes = _attributes(event)
@@ -67,7 +69,7 @@ def _span(event: ConditionEvent, resource: Resource) -> ReadableSpan:
     )
 
 
-def _attributes(event: ConditionEvent) -> Mapping[str, str | int | float]:
+def _attributes(event: StoredConditionEvent) -> Mapping[str, str | int | float]:
     """Return what is known, under the names of the metrics' labels."""
     condition = event.condition
     known: dict[str, str | int | float] = {

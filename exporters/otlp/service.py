@@ -19,7 +19,7 @@ from mp_agent.exporters.otlp.signal_sources import (
     MetricSource,
     SignalSource,
 )
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 
 RETRY_AFTER_SECONDS_MAX = 300.0
@@ -74,7 +74,7 @@ class OtlpService:
         """Whether metrics are pushed at all."""
         return OtlpSignal.METRICS in self._sources
 
-    def on_condition(self, event: ConditionEvent) -> None:
+    def on_condition(self, event: StoredConditionEvent) -> None:
         """Queue the start or end of a condition; a critical one is sent at the next tick."""
         if is_sent(event):
             for source in self._sources.values():

@@ -15,14 +15,14 @@ from mp_agent.exporters.otlp.exporter import ExportError
 from mp_agent.exporters.otlp.metrics_data import Times, batches, unix_ns
 from mp_agent.exporters.otlp.stale_series import NoRecordedValues, SentSeries
 from mp_agent.exporters.otlp.start_times import StartTimes
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 
 EVENTS_WAITING_MAX = 1000
 EVENT_KEPT_SECONDS = 3600.0
 """How long an event is retried at an endpoint that does not accept it."""
 
 MakeRequests = Callable[[], Iterable[Any]]
-MakeItems = Callable[[Iterable[ConditionEvent], Resource], Sequence[Any]]
+MakeItems = Callable[[Iterable[StoredConditionEvent], Resource], Sequence[Any]]
 
 
 class SignalSource(Protocol):
@@ -99,10 +99,10 @@ class EventSource:
     def __init__(self, make_items: MakeItems, resource: Resource) -> None:
         self._make_items = make_items
         self._resource = resource
-        self._queue: deque[ConditionEvent] = deque(maxlen=EVENTS_WAITING_MAX)
-        self._in_flight: tuple[ConditionEvent, ...] = ()
+        self._queue: deque[StoredConditionEvent] = deque(maxlen=EVENTS_WAITING_MAX)
+        self._in_flight: tuple[StoredConditionEvent, ...] = ()
 
-    def add(self, event: ConditionEvent) -> None:
+    def add(self, event: StoredConditionEvent) -> None:
         """Queue an event for the next push; a full queue drops its oldest event."""
         self._queue.append(event)
 
@@ -124,5 +124,5 @@ class EventSource:
                     self._queue.popleft()
         self._in_flight = ()
 
-    def _requests(self, events: tuple[ConditionEvent, ...]) -> Iterator[Sequence[Any]]:
+    def _requests(self, events: tuple[StoredConditionEvent, ...]) -> Iterator[Sequence[Any]]:
         yield self._make_items(events, self._resource)

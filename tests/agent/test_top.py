@@ -92,7 +92,7 @@ def test_a_missing_password_is_told(agent: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("path", "told"),
-    [("/foreign", "is no node agent"), ("/other", f"speaks format {FORMAT + 1}")],
+    [("/foreign", "is not a node agent"), ("/other", f"JSON format {FORMAT + 1}")],
 )
 def test_what_another_server_answers_is_not_taken_for_a_run(
     agent: str, path: str, told: str

@@ -21,16 +21,16 @@ STEP_PAUSE_SECONDS = 0.02
 USUAL_SECONDS = 1.0
 """In which the norm is what the run is used to."""
 
-heard: list[mp_agent.Condition] = []
+heard: list[mp_agent.ConditionEvent] = []
 
 
 @mp_agent.on_condition
-def fail(condition: mp_agent.Condition) -> None:
+def fail(condition: mp_agent.ConditionEvent) -> None:
     raise RuntimeError("this callback is broken")
 
 
 @mp_agent.on_condition
-def note(condition: mp_agent.Condition) -> None:
+def note(condition: mp_agent.ConditionEvent) -> None:
     heard.append(condition)
     file = Path(sys.argv[1]) / f"rank{dist.get_rank()}.jsonl"
     with file.open("a") as lines:

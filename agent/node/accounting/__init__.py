@@ -1,1 +1,1 @@
-"""The account of a run: what its closed steps, folded in one by one, add up to."""
+"""Counters and derived state of a run, updated with each closed step."""

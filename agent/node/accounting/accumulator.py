@@ -1,4 +1,4 @@
-"""Folds closed steps into what a run's gauges and counters say."""
+"""Updates a run's counters and derived state with each closed step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from mp_agent.catalog.metric import Scope
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.gradient_norms import NormTracker
 from mp_agent.node.accounting.incidents import IncidentTracker
-from mp_agent.node.accounting.layer_health import LayerHealth, LayerHistory
+from mp_agent.node.accounting.layer_health import LayerHealth
+from mp_agent.node.accounting.layer_health_state import LayerHealthState
 from mp_agent.node.accounting.learning import LearningTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale_floor import FloorSkips
@@ -25,7 +26,7 @@ def follow_optimizers(
 ) -> dict[str, OptimizerView]:
     """Return the optimizers after a step; each keeps its last step whose norms count.
 
-    Those that the ranks hold no more are left out.
+    Optimizers that no rank holds any more are dropped.
     """
     views = {name: view for name, view in known.items() if name in step.optimizers_held}
     for name, own in step.optimizers.items():
@@ -48,7 +49,7 @@ def follow_replicas(
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What the last closed steps left behind, other than counts."""
+    """Derived state after the last closed step, other than counters."""
 
     last: MergedStep | None = None
     judged: MergedStep | None = None
@@ -61,7 +62,7 @@ class Progress:
     loss_scale_consecutive_decreases: int = 0
     incident: IncidentTracker = field(default_factory=IncidentTracker)
     optimizers: dict[str, OptimizerView] = field(default_factory=dict)
-    """Where there are several."""
+    """Only where there are several."""
     replicas: dict[str, DivergenceView] = field(default_factory=dict)
     losses: LossTracker = field(default_factory=LossTracker)
     norms: NormTracker = field(default_factory=NormTracker)
@@ -69,11 +70,11 @@ class Progress:
     floor: FloorSkips = field(default_factory=FloorSkips)
     pace: Pace = field(default_factory=Pace)
     straggler: Straggler | None = None
-    layers: LayerHistory = field(default_factory=LayerHistory)
+    layers: LayerHealthState = field(default_factory=LayerHealthState)
 
 
 class Accumulator:
-    """The running account of one run; fed with each closed step exactly once, in order."""
+    """The account of one run; gets each closed step exactly once, in order."""
 
     def __init__(
         self,
@@ -91,11 +92,11 @@ class Accumulator:
         self.optimizer_norms = optimizer_norms or OptimizerWindows(norms.window_seconds)
         self.layers: dict[str, LayerView] = {}
         """The latest view of each layer whose norms count, else the latest view."""
-        self._layer_watch = LayerHealth(progress.layers)
+        self._layer_health = LayerHealth(progress.layers)
         self._stragglers = StragglerTracker(progress.straggler)
 
     def fold_step(self, step: MergedStep) -> None:
-        """Take a closed step in: counters, gauges, window and incident."""
+        """Update counters, gauges, windows and the incident with a closed step."""
         progress, thresholds = self.progress, self._thresholds
         progress.incident.fold(step)
         progress.learning.fold(step, thresholds)
@@ -131,26 +132,26 @@ class Accumulator:
         self.optimizer_norms.fold(step)
 
     def fold_rank(self, rank: int, values: Mapping[str, float]) -> None:
-        """Count what one rank's own record of a closed step says; values: observed columns."""
+        """Count one rank's own record of a closed step; values: its observed columns."""
         self.counters.count(Scope.RANK, (str(rank),), values)
 
     def fold_layers(self, sequence: int, layers: MergedLayers, *, step_judged: bool) -> None:
-        """Take the layers of a sampled step in. A layer keeps its last norm that counts."""
+        """Update the layers with a sampled step. A layer keeps its last norm that counts."""
         for name in layers.retired:
             self.layers.pop(name, None)
-        self._layer_watch.retire(layers.retired)
+        self._layer_health.retire(layers.retired)
         views = layers.views(step_judged=step_judged)
-        self._layer_watch.fold(views, self._thresholds)
+        self._layer_health.fold(views, self._thresholds)
         for view in views:
             self.counters.count(Scope.LAYER, (view.name,), view)
             if view.judged or not self._shows_norm(view.name):
                 self.layers[view.name] = view
         if nearest_output := layers.nonfinite_nearest_output():
-            self.progress.incident.learn_layer(sequence, nearest_output)
+            self.progress.incident.set_layer(sequence, nearest_output)
 
     def begin_attempt(self) -> None:
-        """Forget what belongs to the attempt that ended; counters go on."""
-        self._layer_watch.begin_attempt()
+        """Drop the state of the attempt that ended; counters continue."""
+        self._layer_health.begin_attempt()
         self.progress = Progress(
             loss_scale_initial=self.progress.loss_scale_initial, layers=self.progress.layers
         )
@@ -160,7 +161,7 @@ class Accumulator:
         self.layers = {}
 
     def health(self, laggards: tuple[Laggard, ...] = ()) -> Health:
-        """Return what the run's own past says of it; laggards: see `lag`."""
+        """Return the run's health by its own history; laggards: from `stragglers.laggards`."""
         progress, thresholds = self.progress, self._thresholds
         return Health(
             loss=progress.losses.level(thresholds),
@@ -168,19 +169,19 @@ class Accumulator:
             loss_rising_steps=progress.losses.rising_steps,
             loss_standing=progress.losses.reference.standing,
             norms={
-                name: NormStanding(usual=course.usual, peak=course.peak, below=course.below)
-                for name, course in progress.norms.courses.items()
+                name: NormStanding(usual=history.usual, peak=history.peak, below=history.below)
+                for name, history in progress.norms.courses.items()
             },
             untrained=progress.learning.untrained,
             scaled_clip_steps=progress.learning.scaled_clip_steps,
             usual_step_seconds=progress.pace.usual_seconds,
             straggler=progress.straggler,
             laggards=laggards,
-            layers=self._layer_watch.troubled(thresholds) if progress.layers.names else None,
+            layers=self._layer_health.troubled(thresholds) if progress.layers.names else None,
         )
 
     def _fold_norms(self, step: MergedStep) -> None:
-        """Add the norms, and note what may throw the loss back."""
+        """Add the norms, and note disturbances that may set the loss back."""
         progress, thresholds = self.progress, self._thresholds
         reference = progress.losses.reference
         progress.norms.fold(step, thresholds, loss_risen=reference.risen_steps > 0)

@@ -27,7 +27,7 @@ COUNTED = {
 
 
 class CounterStore:
-    """What has been counted of one run, by metric and labels. Missing entries stand at 0."""
+    """Counters and histograms of one run, by metric and labels. Missing entries are 0."""
 
     def __init__(self, totals: Iterable[Total] = (), histograms: Iterable[Cells] = ()) -> None:
         self._totals = {(name, labels): value for name, labels, value in totals}
@@ -35,9 +35,9 @@ class CounterStore:
         self._failed: set[str] = set()
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
-        """Add what one step means for every counted metric of `scope`.
+        """Update every counted metric of `scope` with one step.
 
-        A metric whose count function raises loses this addition alone; it is logged once.
+        A metric whose count function raises misses only this update; that is logged once.
         """
         for metric in COUNTED[scope]:
             assert metric.count is not None
@@ -52,22 +52,22 @@ class CounterStore:
                 self._add(metric, scope_labels + labels, value)
 
     def total(self, metric: Metric, labels: Labels) -> float:
-        """Return a counter's present value."""
+        """Return a counter's current value."""
         return self._totals.get((metric.name, labels), 0.0)
 
     def entries(self, names: Collection[str]) -> Iterator[Total]:
-        """Yield the counters that are not 0 of some metrics, by their names."""
+        """Yield the nonzero counters of some metrics, given by name."""
         for (name, labels), value in self._totals.items():
             if name in names and value:
                 yield name, labels, value
 
     def optional(self, metric: Metric) -> list[Labels]:
-        """Return the labels of the series of a metric that have optional ones."""
+        """Return the labels of a metric's series that have optional labels."""
         plain = len(metric.scope.value) - 1 + len(metric.labels)
         return [key[1] for key in self._totals if key[0] == metric.name and len(key[1]) > plain]
 
     def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
-        """Return a histogram's present value, with cumulative counts."""
+        """Return a histogram's current value, with cumulative counts."""
         cells = self._cells(metric, labels)
         cumulative, below = [], 0
         for count in cells[:-1]:
@@ -76,7 +76,7 @@ class CounterStore:
         return HistogramValue((*metric.bounds, float("inf")), tuple(cumulative), cells[-1])
 
     def dump(self) -> tuple[list[Total], list[Cells]]:
-        """Return all counters and histograms, as the constructor takes them."""
+        """Return all counters and histograms, in the form that the constructor accepts."""
         return (
             [(*key, value) for key, value in self._totals.items()],
             [(*key, cells) for key, cells in self._histograms.items()],
@@ -89,18 +89,18 @@ class CounterStore:
             cells[bisect_left(metric.bounds, value)] += 1
             cells[-1] += value
         elif value > 0 or metric.optional_labels:
-            # What comes with labels that nobody knew before is there, at 0, from then on.
+            # A series with labels that were unknown before starts at 0 and stays.
             self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
 
     def _cells(self, metric: Metric, labels: Labels) -> list[float]:
-        """Return a histogram's cells, all 0 where there are none of the catalog's bounds."""
+        """Return a histogram's cells; all 0 if there are none for the catalog's bounds."""
         cells = self._histograms.get((metric.name, labels), [])
         size = len(metric.bounds) + 2
         return cells if len(cells) == size else [0.0] * size
 
 
 def labelled(reading: Reading) -> Iterable[tuple[Labels, float]]:
-    """Yield (own labels, value) of a reading, without what is absent or not finite."""
+    """Yield (own labels, value) of a reading; absent and non-finite values are left out."""
     pairs = reading.items() if isinstance(reading, Mapping) else (((), reading),)
     for labels, value in pairs:
         if value is not None and isfinite(value):

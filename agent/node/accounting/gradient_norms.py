@@ -1,4 +1,4 @@
-"""What a run's own gradient norms say of its next one: the usual norm, its growth, its fall."""
+"""Compares gradient norms with the run's own history: usual norm, explosion, decay."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,34 +9,34 @@ from mp_agent.node.accounting.medians import median
 from mp_agent.records.merged import MergedStep
 
 MAIN = ""
-"""Names the gradients of the optimizer that sets the step count, or of the whole model."""
+"""Key of the gradients of the main optimizer, or of the whole model."""
 WINDOW_STEPS = 128
-"""Norms whose median is the usual one."""
+"""Number of norms whose median is the usual norm."""
 FIRST_STEPS = 3
-"""Norms before which nothing is usual."""
+"""Number of norms below which there is no usual norm."""
 ACCEPT_STEPS = 1024
-"""Exploded steps after which their norms are the new usual ones, if the loss has not risen."""
+"""Exploded steps after which their norms become the usual ones, unless the loss has risen."""
 OPTIMIZERS_AT_MOST = 16
-_LOOK_STEPS = 8
-"""Norms between two looks at what is usual, after the first ones."""
+_UPDATE_STEPS = 8
+"""Norms between two updates of the usual norm, after the first ones."""
 _SCATTER_DEVIATIONS = 6.0
 _SETTLED_STEPS = 32
-"""Norms whose median can be the lowest that was usual; of fewer it is low by chance."""
+"""Norms needed before their median can be the lowest usual one; of fewer it is low by chance."""
 _UNKNOWN_SCATTER = 2.4
-"""Scatter that must be reckoned with, times the number of norms so far: 0.6 of four."""
+"""Assumed scatter, times the number of norms so far: 0.6 after four."""
 _LARGE_FACTOR = 3.0
 _FACTOR_MAX = 10.0
-"""How much more than `grad_norm_growth` a norm that scatters widely must grow at most."""
+"""Upper bound on the factor by which wide scatter raises `grad_norm_growth`."""
 _FORGET = log(1.002)
-"""By how much the lowest norm that was usual is raised from look to look."""
+"""Increase of the lowest usual norm from update to update."""
 
 
 @dataclass(slots=True, kw_only=True)
 class NormHistory:
-    """The norms of one optimizer's gradients. Plain data: it goes into the ledger.
+    """The norms of one optimizer's gradients. Plain data, stored in the ledger.
 
-    window: logarithms of the last norms that count as usual. lowest, highest: of the medians so
-    far; the lowest of enough norms. refused: exploded norms in a row that did not enter.
+    window: logarithms of the last usual norms. lowest, highest: extremes of the medians so far;
+    the lowest needs enough norms. refused: consecutive exploded norms that were left out.
     """
 
     window: list[float] = field(default_factory=list)
@@ -47,11 +47,11 @@ class NormHistory:
     refused: int = 0
     added: int = 0
     below: dict[str, int] = field(default_factory=dict)
-    """Threshold to the steps in a row on which the norm was below it."""
+    """Threshold → consecutive steps with a norm below it."""
 
     @property
     def usual(self) -> float | None:
-        """The usual norm; None before the first ones."""
+        """The usual norm; None until there is one."""
         return None if self.center is None else exp(self.center)
 
     @property
@@ -60,24 +60,24 @@ class NormHistory:
         return None if self.highest is None else exp(self.highest)
 
     def exploded(self, norm: float, thresholds: Mapping[str, float]) -> bool:
-        """Return whether a norm is far above the usual one, or above the lowest that was usual.
+        """Return whether a norm is far above the usual one, or above the lowest usual one.
 
-        Norms that scatter widely by themselves must grow more, and so must those that are large
-        by nature: the absolute bounds say nothing of them.
+        Norms that scatter widely must grow more, and so must norms that are always large: the
+        absolute bounds do not apply to them.
         """
         if self.center is None or norm <= 0.0:
             return False
         growth = thresholds["grad_norm_growth"]
         if self.center > log(thresholds["grad_norm_high"]):
             growth *= _LARGE_FACTOR
-        # Few norms say little of their scatter.
+        # A few norms are a poor estimate of their scatter.
         scatter = max(self.scatter, _UNKNOWN_SCATTER / len(self.window))
         own_factor = exp(min(_SCATTER_DEVIATIONS * scatter, log(_FACTOR_MAX * growth)))
         usual = self.center if self.lowest is None else min(self.center, self.lowest)
         return log(norm) - usual > log(max(growth, own_factor))
 
     def fold(self, norm: float, *, exploded: bool, loss_risen: bool) -> None:
-        """Add a norm; one that exploded waits until it is clear that it does no harm."""
+        """Add a norm; exploded ones are left out until they have proved harmless."""
         if norm <= 0.0:
             return
         if exploded:
@@ -90,11 +90,11 @@ class NormHistory:
         self.window = [*self.window[1 - WINDOW_STEPS :], log(norm)]
         self.added += 1
         if len(self.window) < FIRST_STEPS or (
-            self.added % _LOOK_STEPS and self.added > _LOOK_STEPS
+            self.added % _UPDATE_STEPS and self.added > _UPDATE_STEPS
         ):
             return
         self.center = median(self.window)
-        # From one norm to the next: a norm that grows steadily does not scatter.
+        # Differences of neighbours: a norm that grows steadily does not scatter.
         moves = [abs(after - before) for before, after in pairwise(self.window)]
         self.scatter = median(moves) / sqrt(2)
         self.highest = max(self.center, -inf if self.highest is None else self.highest)
@@ -103,7 +103,7 @@ class NormHistory:
             self.lowest = min(self.center, lowest)
 
     def count_below(self, norm: float, thresholds: Mapping[str, float]) -> None:
-        """Count the steps in a row below each of the low thresholds."""
+        """Count consecutive steps below each of the low thresholds."""
         self.below = {
             name: self.below.get(name, 0) + 1 if norm < thresholds[name] else 0
             for name in LOW_BOUNDS
@@ -115,11 +115,11 @@ LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 @dataclass(slots=True, kw_only=True)
 class NormTracker:
-    """Follows the norms of a run, of each of its optimizers for itself."""
+    """Tracks the norms of a run, separately for each of its optimizers."""
 
     courses: dict[str, NormHistory] = field(default_factory=dict)
     exploded: dict[str, float] = field(default_factory=dict)
-    """Optimizers whose norm exploded on the last step, to that norm."""
+    """Optimizer whose norm exploded on the last step → that norm."""
     exploded_steps_ago: int | None = None
     """Judged steps since the last one that exploded; None before the first."""
 
@@ -127,23 +127,23 @@ class NormTracker:
         """Add a closed step."""
         self.exploded = {}
         for name, norm in judged_norms(step):
-            course = self.courses.get(name)
-            if course is None:
+            history = self.courses.get(name)
+            if history is None:
                 if len(self.courses) >= OPTIMIZERS_AT_MOST:
                     continue
-                course = self.courses[name] = NormHistory()
-            exploded = course.exploded(norm, thresholds)
+                history = self.courses[name] = NormHistory()
+            exploded = history.exploded(norm, thresholds)
             if exploded:
                 self.exploded[name] = norm
-            course.fold(norm, exploded=exploded, loss_risen=loss_risen)
-            course.count_below(norm, thresholds)
+            history.fold(norm, exploded=exploded, loss_risen=loss_risen)
+            history.count_below(norm, thresholds)
         if self.exploded:
             self.exploded_steps_ago = 0
         elif self.exploded_steps_ago is not None:
             self.exploded_steps_ago += 1
 
-    def course(self, name: str = MAIN) -> NormHistory | None:
-        """Return the norms of one optimizer; None when none was judged."""
+    def history(self, name: str = MAIN) -> NormHistory | None:
+        """Return the norms of one optimizer; None if none was judged."""
         return self.courses.get(name)
 
 

@@ -1,4 +1,4 @@
-"""Where non-finite values were seen first, as far as evidence from before the reduction goes."""
+"""Finds where non-finite values appeared first, by evidence from before the reduction."""
 
 from dataclasses import dataclass, replace
 
@@ -6,29 +6,29 @@ from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import FirstNonfinite
 
 HEALTHY_STEPS = 100
-"""Clean steps after which the next non-finite value begins a new incident."""
+"""Finite steps after which the next non-finite value starts a new incident."""
 TOLERATED_SKIPS = 2
-"""Skipped steps in a row whose loss may be non-finite: one overflowed forward pass is routine."""
+"""Consecutive skipped steps with a non-finite loss that are routine: an overflow in forward."""
 
 
 @dataclass(slots=True, kw_only=True)
 class IncidentTracker:
-    """Follows a run's steps and remembers where its latest incident began.
+    """Tracks where a run's latest incident began.
 
-    An overflow that GradScaler skips is none; a non-finite loss on skipped steps becomes one when
-    it does not pass, and then began with the first of those steps.
+    An overflow that GradScaler skips is no incident. A non-finite loss on skipped steps becomes one
+    if it persists; it then began with the first of those steps.
     """
 
     first: FirstNonfinite | None = None
     first_sequence: int = 0
     clean_steps: int = 0
     suspect: FirstNonfinite | None = None
-    """The first of the skipped steps in a row whose loss was not finite."""
+    """The first of the consecutive skipped steps with a non-finite loss."""
     suspect_sequence: int = 0
     suspect_steps: int = 0
 
     def fold(self, step: MergedStep) -> None:
-        """Take a closed step in."""
+        """Add a closed step."""
         loss_nonfinite = step.flag("loss_nonfinite")
         if step.skipped and loss_nonfinite:
             self._suspect(step)
@@ -41,10 +41,10 @@ class IncidentTracker:
             self.suspect_steps = 0
             self.clean_steps += 1
 
-    def learn_layer(self, sequence: int, layer: str) -> None:
-        """Name the layer of the incident's first step, known a little later than the step.
+    def set_layer(self, sequence: int, layer: str) -> None:
+        """Set the layer of the incident's first step, which is known a little after the step.
 
-        Only a value that was born in backward names it: after a non-finite loss every layer is.
+        Only a value that arose in backward has one: a non-finite loss affects all layers.
         """
         if self.first and self.first_sequence == sequence and self.first.phase == "backward":
             self.first = replace(self.first, layer=layer)
@@ -72,7 +72,7 @@ def _first_seen(step: MergedStep) -> FirstNonfinite:
 
 
 def _blamed_ranks(step: MergedStep) -> str:
-    """Return the ranks whose own loss was not finite; "" when none, or all alike, were."""
+    """Return the ranks whose own loss was not finite; "" if none, or all ranks, were."""
     blamed = step.nonfinite_loss_ranks
     everyone = len(blamed) == len(step.present_ranks) and step.world_size > 1
     return "" if everyone else ",".join(map(str, blamed))

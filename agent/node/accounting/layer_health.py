@@ -1,30 +1,30 @@
-"""Layers that stop learning: gradients that have died, underflow or explode.
+"""Finds layers whose gradients have died, underflow or explode.
 
-A layer is judged by its own first samples and by the other layers: what was next to nothing from
-the start (biases that a softmax cancels), and what comes and goes (experts), has not died.
+A layer is judged by its own first samples and by the other layers: gradients that were tiny from
+the start (biases that a softmax cancels) or come and go (experts) have not died.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import sqrt
 
+from mp_agent.node.accounting.layer_health_state import LayerHealthState
 from mp_agent.node.accounting.medians import median
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
 
 ALIKE_AT_LEAST = 4
-"""Layers of one size, within one block, whose names differ in a number alone: experts."""
+"""Minimal number of experts: layers of one size, within one block, that differ in a number."""
 _NAMED = re.compile(r"expert|(?:^|[._])moe(?:[._]|$)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 
 
 def may_be_idle(names: Sequence[str], elements: Sequence[float]) -> frozenset[int]:
-    """Return the indices of layers that are experts, by their names or because they are alike.
+    """Return the indices of layers that are experts, by name or because they are alike.
 
-    Blocks of a model are alike as well, but not within another block: where a name has numbers
-    after the first, one of these must be the one that differs.
+    Blocks of a model are alike too, but are not nested in a block: the number that differs must
+    not be the first one in the name.
     """
     found = {index for index, name in enumerate(names) if _NAMED.search(name)}
     families: dict[tuple[str, int, str, float], list[int]] = defaultdict(list)
@@ -39,85 +39,49 @@ def may_be_idle(names: Sequence[str], elements: Sequence[float]) -> frozenset[in
 
 
 EARLY_SAMPLES = 5
-"""Samples whose median is a layer's own zero share: embeddings' untouched rows and ReLU's zeros
-belong to it."""
+"""Samples whose median is a layer's own zero share, such as untouched embedding rows and ReLU
+zeros."""
 LAYERS_AT_MOST = 50_000
 NAMED_AT_MOST = 10
 _ELEMENTS_AT_LEAST = 64
-"""Of fewer elements a single zero is a large share."""
+"""With fewer elements a single zero is a large share."""
 _SPARSE_SHARE = 0.5
 """Zero share in the first samples above which a layer is sparse by nature, as embeddings are."""
 _NEGLIGIBLE = 1e-6
-"""Share of the other layers' gradients below which a layer's own was nothing but rounding."""
+"""Share of the other layers' gradients below which a layer's own is rounding noise."""
 _ADOPTED_SHARE = 0.1
-"""Weight of the newest norm in the usual one of a layer."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LayerHistory:
-    """What is remembered of each layer, column by column: plain data, it goes into the ledger."""
-
-    names: list[str] = field(default_factory=list)
-    early_zero_shares: list[list[float]] = field(default_factory=list)
-    """The first samples; once they are EARLY_SAMPLES their median alone."""
-    early_full: list[bool] = field(default_factory=list)
-    underflowing: list[bool] = field(default_factory=list)
-    dead_samples: list[int] = field(default_factory=list)
-    """Samples in a row in which the layer had a gradient, but next to none."""
-    zero_samples: list[int] = field(default_factory=list)
-    """Samples in a row whose gradient was exactly 0, judged or not."""
-    learns: list[bool] = field(default_factory=list)
-    """Whether the layer ever had a gradient that was not 0."""
-    sparse: list[bool] = field(default_factory=list)
-    """Whether the layer is one that is not used on every step, as experts are."""
-    early_abs_max: list[list[float]] = field(default_factory=list)
-    """Largest magnitudes of the first samples in which there was a gradient."""
-    usual_norms: list[float] = field(default_factory=list)
-    """Slow means of the norms, exploded ones left out; 0 before the first."""
-    exploding_samples: list[int] = field(default_factory=list)
-    """Samples in a row in which the norm was far above the usual one."""
-    elements: list[float] = field(default_factory=list)
+"""Weight of the newest norm in a layer's moving average."""
 
 
 class LayerHealth:
-    """Follows the layers of a run from sample to sample."""
+    """Tracks the layers of a run from sample to sample."""
 
-    def __init__(self, memory: LayerHistory) -> None:
+    def __init__(self, memory: LayerHealthState) -> None:
         self.memory = memory
-        self._fill_up()
+        memory.add_missing_columns()
         self._index = {name: index for index, name in enumerate(memory.names)}
         self._troubled: TroubledLayers | None = None
-        """What `troubled` found since the last change: it is asked on every step."""
+        """Cached result of `troubled`, which is called on every step."""
         self._negligible = 0.0
-        """Magnitude at first below which a layer had nothing but rounding."""
+        """Early magnitude below which a layer had only rounding noise."""
         self._names_known = 0
         self._idle_layers: frozenset[int] = frozenset()
 
     def begin_attempt(self) -> None:
-        """Forget the samples in a row; what is usual for a layer outlives a restart."""
+        """Reset the consecutive samples; what is usual for a layer outlives a restart."""
         self._troubled = None
-        layers = len(self.memory.names)
-        self.memory.dead_samples = [0] * layers
-        self.memory.zero_samples = [0] * layers
-        self.memory.underflowing = [False] * layers
-        self.memory.exploding_samples = [0] * layers
+        self.memory.begin_attempt()
 
     def retire(self, names: Iterable[str]) -> None:
-        """Forget names that stand for no layer any more."""
+        """Drop names that no longer stand for a layer."""
         for index in [self._index[name] for name in names if name in self._index]:
             self._troubled = None
-            self.memory.dead_samples[index] = 0
-            self.memory.underflowing[index] = False
-            self.memory.early_zero_shares[index] = []
-            self.memory.early_full[index] = False
-            self.memory.early_abs_max[index] = []
-            self.memory.usual_norms[index] = 0.0
-            self.memory.exploding_samples[index] = 0
+            self.memory.retire(index)
 
     def fold(self, layers: Iterable[LayerView], thresholds: Mapping[str, float]) -> None:
-        """Take the layers of a sampled step in; those whose norms do not count say nothing.
+        """Add the layers of a sampled step; layers whose norms do not count are ignored.
 
-        Parameters without gradient have no elements: they say nothing either.
+        So are parameters without gradient, which have no elements.
         """
         self._troubled = None
         seen: list[tuple[int, LayerView]] = []
@@ -141,10 +105,10 @@ class LayerHealth:
     def troubled(self, thresholds: Mapping[str, float]) -> TroubledLayers:
         """Return which layers are dead and which underflow."""
         if self._troubled is None:
-            self._troubled = self._look(thresholds["layer_dead_samples"])
+            self._troubled = self._find_troubled(thresholds["layer_dead_samples"])
         return self._troubled
 
-    def _look(self, samples: float) -> TroubledLayers:
+    def _find_troubled(self, samples: float) -> TroubledLayers:
         memory = self.memory
         dead = [
             name
@@ -168,7 +132,7 @@ class LayerHealth:
         )
 
     def _note_magnitudes(self, seen: Iterable[tuple[int, LayerView]]) -> None:
-        """Keep what the first samples of each layer that has a gradient are like."""
+        """Remember the magnitudes of each layer's first samples with a gradient."""
         for index, layer in seen:
             early, abs_max = self.memory.early_abs_max[index], layer.values["abs_max"]
             if abs_max > 0.0 and len(early) < EARLY_SAMPLES:
@@ -177,11 +141,11 @@ class LayerHealth:
         self._negligible = _NEGLIGIBLE * median(firsts) if firsts else 0.0
 
     def _early(self, index: int) -> float:
-        """Return the largest magnitude that the layer had at first; 0 where it never had one."""
+        """Return the layer's largest early magnitude; 0 if it never had a gradient."""
         return max(self.memory.early_abs_max[index], default=0.0)
 
     def _growth(self, seen: Iterable[tuple[int, LayerView]]) -> float:
-        """Return by how much the norms of most layers are above their usual ones; 1 at least."""
+        """Return the median ratio of the layers' norms to their usual ones; at least 1."""
         usual = self.memory.usual_norms
         factors = [
             sqrt(layer.values["sum_squares"]) / usual[index]
@@ -207,7 +171,7 @@ class LayerHealth:
             memory.dead_samples[index] = 0
 
     def _matters(self, index: int) -> bool:
-        """Return whether the layer's first gradients were more than rounding, beside the others."""
+        """Return whether the layer's first gradients were more than rounding noise."""
         return self._early(index) > self._negligible
 
     def _fold_norm(
@@ -215,7 +179,7 @@ class LayerHealth:
     ) -> None:
         memory, usual = self.memory, self.memory.usual_norms[index]
         settled = len(memory.early_abs_max[index]) >= EARLY_SAMPLES
-        judged = settled and usual > 0.0 and self._matters_much(index)
+        judged = settled and usual > 0.0 and self._judged_for_explosion(index)
         if judged and norm > thresholds["layer_growth"] * growth * usual:
             memory.exploding_samples[index] += 1
             return
@@ -223,8 +187,8 @@ class LayerHealth:
         if norm > 0.0:
             memory.usual_norms[index] = usual + _ADOPTED_SHARE * (norm - usual) if usual else norm
 
-    def _matters_much(self, index: int) -> bool:
-        """Return whether the layer is one that has a gradient on every step."""
+    def _judged_for_explosion(self, index: int) -> bool:
+        """Return whether, in addition, the layer has a gradient on every step."""
         return self._matters(index) and not self.memory.sparse[index]
 
     def _fold_zero_share(self, index: int, share: float, thresholds: Mapping[str, float]) -> None:
@@ -241,42 +205,22 @@ class LayerHealth:
             memory.early_zero_shares[index] = [median(early)] if memory.early_full[index] else early
 
     def _unused(self, index: int, abs_max: float) -> bool:
-        """Tell whether a gradient of exactly 0 means that the layer took no part in the step."""
+        """Return whether a gradient of exactly 0 means that the step did not use the layer."""
         if abs_max != 0.0:
             return False
         return self.memory.sparse[index] or not self.memory.learns[index] or self._idle(index)
 
     def _idle(self, index: int) -> bool:
-        """Return whether the layer is one of several alike, of which steps use some."""
+        """Return whether the layer is an expert, which only some steps use."""
         if self._names_known != len(self.memory.names):
             self._names_known = len(self.memory.names)
             self._idle_layers = may_be_idle(self.memory.names, self.memory.elements)
         return index in self._idle_layers
 
-    def _fill_up(self) -> None:
-        """Add the columns that an account written by an earlier version lacks."""
-        memory, layers = self.memory, len(self.memory.names)
-        memory.early_abs_max += [[] for _ in range(layers - len(memory.early_abs_max))]
-        for column in (memory.usual_norms, memory.elements):
-            column += [0.0] * (layers - len(column))
-        memory.exploding_samples += [0] * (layers - len(memory.exploding_samples))
-
     def _place(self, name: str, elements: float) -> int | None:
-        """Return a layer's index, a new one if need be; None when there are too many."""
+        """Return a layer's index, adding it if necessary; None if there are too many."""
         index = self._index.get(name)
         if index is None and len(self._index) < LAYERS_AT_MOST:
             index = self._index[name] = len(self._index)
-            memory = self.memory
-            memory.names.append(name)
-            memory.early_zero_shares.append([])
-            memory.early_full.append(False)
-            memory.underflowing.append(False)
-            memory.dead_samples.append(0)
-            memory.zero_samples.append(0)
-            memory.learns.append(False)
-            memory.sparse.append(False)
-            memory.early_abs_max.append([])
-            memory.usual_norms.append(0.0)
-            memory.exploding_samples.append(0)
-            memory.elements.append(elements)
+            self.memory.add_layer(name, elements)
         return index

@@ -1,4 +1,4 @@
-"""Steps that can have changed nothing, learning rates that jump, clipping of scaled gradients."""
+"""Detects steps that cannot have trained, learning rate jumps and clipping of scaled gradients."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,44 +13,44 @@ ZERO_RATE = "learning rate 0"
 CONSTANT_LOSS = "constant loss"
 
 WARM_UP_STEPS = 100
-"""Steps in which the learning rate may rise however it likes."""
+"""Steps during which the learning rate may rise freely."""
 _PLATEAU_STEPS = 1000
-"""Steps in which the first change of a rate may be the end of a warm-up at a constant one."""
+"""Steps during which the first change of the rate may end a warm-up at a constant rate."""
 _SUSPECT_STEPS = 64
-"""Steps after such a change within which trouble shows that it was none."""
+"""Steps after such a change within which trouble proves a jump."""
 _RESTART_FACTOR = 5.0
 _RESTART_STEPS = 256
-"""Steps in which a restart of the schedule explains a higher loss."""
+"""Steps during which a restart of the schedule explains a higher loss."""
 _RESTARTS_APART = 2 * _RESTART_STEPS
 _SAME_NORM = 1.25
-"""Factor within which the norm that clipping saw is the scaled one; the probe reads its own."""
+"""Factor within which the norm seen by clipping equals the scaled norm that the probe measured."""
 _SCALE_MIN = 4.0
-"""Loss scale from which on a scaled norm cannot be taken for one that is not."""
+"""Smallest loss scale at which a scaled norm differs clearly from an unscaled one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LearningTracker:
-    """Follows a run step by step. Plain data: it goes into the ledger."""
+    """Tracks a run step by step. Plain data, stored in the ledger."""
 
     untrained: dict[str, int] = field(default_factory=dict)
-    """Reason to the steps in a row."""
+    """Reason → consecutive steps."""
     nonfinite_steps: int = 0
-    """Steps in a row with non-finite gradients that no search for a loss scale explains."""
+    """Consecutive steps with non-finite gradients not explained by loss scale calibration."""
     scaled_clip_steps: int = 0
-    """Steps in a row whose clipping saw gradients still multiplied by the loss scale."""
+    """Consecutive steps whose clipping saw gradients still multiplied by the loss scale."""
     rates: int = 0
     highest_rate: float = 0.0
     rate_jumped: bool = False
-    """Whether the last step's learning rate was far above all before, or proved to be a jump."""
+    """Whether the last step's learning rate was far above all previous ones, or proved a jump."""
     rate_raised: bool = False
-    """Whether the last step's learning rate was at once clearly above all before: too little for a
-    jump by itself, and a reason why the loss may rise."""
+    """Whether the last step's learning rate was clearly above all previous ones: too little for a
+    jump by itself, but a reason for the loss to rise."""
     last_rate: float | None = None
     restarted_steps: int | None = None
-    """Since the rate went back up to one that it has had before, as schedules with restarts do."""
+    """Steps since the rate returned to an earlier value, as schedules with restarts do."""
     rate_changed: bool = False
     suspect_steps: int | None = None
-    """Since the end of what may have been a warm-up at a constant rate."""
+    """Steps since the end of a possible warm-up at a constant rate."""
     last_loss: float | None = None
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
@@ -68,7 +68,7 @@ class LearningTracker:
         if loss == 0.0 and nonfinite:
             yield ZERO_LOSS
         if not nonfinite and (step.get("sum_squares") is None or step.get("elements") == 0.0):
-            # Ranks that are missed may have those there are.
+            # The missing ranks may hold the gradients.
             if step.coverage == 1.0:
                 yield NO_GRADIENTS
         elif step.get("sum_squares") == 0.0 and not nonfinite and step.gradients_complete:
@@ -98,11 +98,11 @@ class LearningTracker:
 
     @property
     def restarted(self) -> bool:
-        """Whether the schedule of the learning rate began anew a short while ago."""
+        """Whether the learning rate schedule restarted recently."""
         return self.restarted_steps is not None and self.restarted_steps < _RESTART_STEPS
 
     def confirm(self, *, trouble: bool) -> bool:
-        """Return whether trouble shows that the end of a plateau was a jump of the rate."""
+        """Return whether trouble proves that the end of a plateau was a jump of the rate."""
         if self.suspect_steps is None:
             return False
         self.suspect_steps += 1
@@ -132,7 +132,7 @@ class LearningTracker:
         last, self.last_rate = self.last_rate, rate
         again = last is not None and last < rate <= self.highest_rate
         known, factor = self.restarted_steps, _RESTART_FACTOR
-        # One that goes up and down all the time explains nothing.
+        # A rate that oscillates all the time explains nothing.
         if again and rate >= factor * (last or 0.0) and (known is None or known > _RESTARTS_APART):
             self.restarted_steps = 0
         elif known is not None:

@@ -1,4 +1,4 @@
-"""What the run's own losses say of its next one: the usual level, its scatter, its trend."""
+"""Compares the loss with the run's own history: usual level, scatter, spikes, trend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,51 +9,50 @@ from mp_agent.records.health import LossLevel
 from mp_agent.records.merged import MergedStep
 
 WINDOW_STEPS = 256
-"""Losses whose median is the usual level."""
+"""Number of losses whose median is the usual level."""
 _JUDGED_STEPS = 3
 _HIGH_SHARE = 0.97
 WARM_UP_STEPS = 64
-"""Losses before which there is no usual level."""
+"""Number of losses below which there is no usual level."""
 BLOCK_STEPS = 16
-"""Losses of which the trend remembers the median alone."""
+"""Losses per block; the trend keeps only their median."""
 RECENT_STEPS = 64
-"""Losses whose median is held against the best level."""
+"""Losses whose median is compared with the best level."""
 NOISY_SHARE = 0.01
-"""Of the remembered losses: if more were above the bound, the losses are noisy by themselves."""
+"""Share of losses above the bound from which on the losses count as noisy."""
 TREND_BLOCKS = 32
 """Blocks in each of the two windows that the trend compares: 512 steps."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LossTracker:
-    """Follows the merged loss of a run. Bounded, and plain data: it goes into the ledger.
+    """Tracks the merged loss of a run. Bounded plain data, stored in the ledger.
 
-    Only losses that count enter: finite on all ranks that delivered, of steps that were not
-    skipped, and of about as many ranks as the losses before. A single one above the spike bound
-    is an odd batch; two of the last three are a spike. Of losses that are noisy by themselves it
-    takes three in a row, and a higher bound.
+    Only these losses count: finite on all ranks that delivered, of steps that were not skipped,
+    over about as many ranks as the losses before. A single loss above the spike bound is an odd
+    batch; two of the last three are a spike. Noisy losses need three in a row and a higher bound.
     """
 
     window: list[float] = field(default_factory=list)
     above: list[bool] = field(default_factory=list)
-    """Whether each of the last losses was above the bound of its time."""
+    """Whether each of the last losses was above the bound at that time."""
     block: list[float] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
     """Medians of the last blocks, oldest first."""
     spiking: bool = False
-    """Whether the last step that was taken in belongs to a spike."""
+    """Whether the last step belongs to a spike."""
     rising: bool = False
-    """Whether the trend was above its limit when it last changed, which it does with each block."""
+    """Whether the trend was above its limit after the last complete block."""
     rising_steps: int = 0
-    """Losses in a row for which the trend was above its limit."""
+    """Consecutive losses for which the trend was above its limit."""
     reference: LossReference = field(default_factory=LossReference)
     ranks: int = 0
-    """Over which the last loss that counted is the mean."""
+    """Number of ranks over which the last loss that counted is the mean."""
     fewer_steps: int = 0
-    """Losses in a row over less than half as many."""
+    """Consecutive losses over less than half as many ranks."""
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
-        """Take a closed step in; the window that judges it does not hold it yet."""
+        """Add a closed step; it is judged by the window before it."""
         loss = step.get("loss")
         self.spiking = False
         if loss is None or step.skipped or step.flag("loss_nonfinite"):
@@ -71,13 +70,13 @@ class LossTracker:
             self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
         self.rising_steps = self.rising_steps + 1 if self.rising else 0
         if level is not None:
-            # A falling loss scatters by its fall as well: the fewer losses, the less.
+            # A falling loss scatters by its fall too; the fewer losses, the less.
             recent = self.window[-RECENT_STEPS:]
             center = median(recent)
             self.reference.fold(center, breadth(recent, center), thresholds)
 
     def level(self, thresholds: Mapping[str, float]) -> LossLevel | None:
-        """Return the usual level; None before the warm-up, and where nothing tells a scale."""
+        """Return the usual level; None during the warm-up, and where there is no scale."""
         if len(self.window) < WARM_UP_STEPS:
             return None
         center = median(self.window)
@@ -86,7 +85,7 @@ class LossTracker:
         if used == 0.0:
             return None
         bound = _bound(center, thresholds["loss_spike_deviations"] * used)
-        # The last losses are left out: they may be the spike itself.
+        # Without the last losses, which may be the spike itself.
         settled = self.window[:-_JUDGED_STEPS]
         noisy = sum(loss > bound for loss in settled) > NOISY_SHARE * len(settled)
         if noisy:
@@ -98,8 +97,8 @@ class LossTracker:
     def trend(self, thresholds: Mapping[str, float]) -> float | None:
         """Return by how many deviations the loss rose from one long window to the next.
 
-        Medians of blocks stand for their losses: an outlier, a spike and a slow wave within a
-        window weigh little. None until both windows are full.
+        Based on medians of blocks, so that an outlier, a spike or a slow wave within a window
+        weighs little. None until both windows are full.
         """
         if len(self.medians) < 2 * TREND_BLOCKS:
             return None
@@ -113,10 +112,10 @@ class LossTracker:
         return min(max(rise / used, -LARGEST), LARGEST)
 
     def _has_usual_ranks(self, ranks: int) -> bool:
-        """Return whether a mean over so many ranks scatters about as the losses before.
+        """Return whether a mean over this many ranks is comparable with the losses before.
 
-        Ranks of a dead node or node agent are missed without harm: the others' loss says as much.
-        Over far fewer it scatters more, which becomes usual when they stay away.
+        A few missing ranks do not matter. A mean over far fewer scatters more; that becomes the
+        usual scatter if they stay away.
         """
         if 2 * ranks < self.ranks:
             self.fewer_steps += 1

@@ -1,7 +1,7 @@
-"""The best level that the loss ever had, and whether the run has lost what it had learned.
+"""The best level of the loss so far, and whether the run has lost what it had learned.
 
-The rolling median follows the loss wherever it goes; this reference does not. It is replaced where
-the loss found a new level without any sign of damage, as after a change of the data or objective.
+Unlike the rolling median, this reference does not follow a rising loss. It is replaced only when
+the loss settles on a new level without any sign of damage, as after a change of data or objective.
 """
 
 from collections.abc import Mapping
@@ -10,44 +10,44 @@ from dataclasses import dataclass
 from mp_agent.records.health import LossStanding
 
 NEAR_STEPS = 512
-"""Losses between a disturbance (an explosion, non-finite gradients, a jump of the learning rate)
-and a rise of the loss that it may have caused."""
+"""Maximal number of losses between a disturbance (an explosion, non-finite gradients, a jump of the
+learning rate) and a rise of the loss that it may have caused."""
 LONG_RISE_STEPS = 320
-"""Losses between leaving the best level and arriving where the run had begun from which on the
-loss has crept up rather than jumped once."""
+"""Losses between leaving the best level and reaching the initial one from which on the loss has
+crept up rather than jumped."""
 ACCEPT_STEPS = 2048
-"""Losses on a higher level, the last half of them without a rise, after which it is a new normal,
-if nothing points at damage."""
+"""Losses on a higher level, the last half of them without a rise, after which that level is normal
+if nothing indicates damage."""
 _FAR_DEVIATIONS = 12.0
 _SMOOTH_DEVIATIONS = 6.0
 _LEARNED_SHARE = 0.25
-"""Of the best loss: by how much it must have fallen before that for it to count as learning."""
+"""Share of the best loss by which the loss must have fallen to count as learning."""
 _DAMAGED_SHARE = 0.5
 _UNLEARNED_SHARE = 0.9
 _NOTICEABLE_SHARE = 0.1
 _RECOVERED_SHARE = 0.5
 _JUMP_SHARE = 0.25
-"""Of the distance that is far: a median of many losses that moves by more from one loss to the
-next does not creep."""
+"""Share of the far distance: a median of many losses that moves by more in one step does not
+creep."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LossReference:
-    """Follows the median of the last losses, step by step. Plain data: it goes into the ledger."""
+    """Tracks the median of the last losses, step by step. Plain data, stored in the ledger."""
 
     start: float | None = None
     """The highest level before the best one."""
     best: float | None = None
     deviation: float = 0.0
-    """Of the losses around the best level."""
+    """Deviation of the losses around the best level."""
     high_steps: int = 0
-    """Losses in a row whose recent median is above the bound for damage."""
+    """Consecutive losses with a recent median above the bound for damage."""
     left_steps: int = 0
-    """Losses in a row whose recent median is clearly above the best level."""
+    """Consecutive losses with a recent median clearly above the best level."""
     unlearned_steps: int = 0
-    """Losses in a row whose recent median is about where the run had begun, or above."""
+    """Consecutive losses with a recent median near the initial level, or above."""
     risen_steps: int = 0
-    """Losses since the loss rose far above the best level, and has not recovered."""
+    """Losses since the loss rose far above the best level without recovering."""
     top: float = 0.0
     """The highest recent median since the loss rose."""
     top_steps: int = 0
@@ -57,22 +57,22 @@ class LossReference:
     undisturbed_steps: int | None = None
     """Losses since the last disturbance; None without any."""
     unharmed_steps: int | None = None
-    """The same, of disturbances that are severe in themselves."""
+    """Losses since the last severe disturbance; None without any."""
     last: float | None = None
     """The recent median before."""
     lost_steps: int = 0
 
     @property
     def standing(self) -> LossStanding | None:
-        """Where the loss stands; None before there is a level."""
+        """The best level and the losses since it was lost; None before there is a level."""
         if self.best is None:
             return None
         return LossStanding(best=self.best, lost_steps=self.lost_steps)
 
     def disturb(self, *, severe: bool) -> None:
-        """Note that something happened that may throw a run back.
+        """Note a disturbance that may set the run back.
 
-        severe: whatever the run's own norms are; a loss that never fell says nothing by less.
+        severe: regardless of the run's own norms; a loss that never fell needs a severe one.
         """
         self.undisturbed_steps = 0
         if severe:
@@ -103,7 +103,7 @@ class LossReference:
         high, unlearned = self._bounds(far, thresholds)
         self.left_steps = self.left_steps + 1 if recent > self.best + far else 0
         if self.last is not None and recent - self.last > _JUMP_SHARE * far:
-            # Another jump from a higher level, as of a curriculum, is no creeping either.
+            # A further jump from a higher level, as in a curriculum, is not creeping either.
             self.left_steps = 0
         self.last = recent
         self.high_steps = self.high_steps + 1 if recent > high else 0
@@ -121,11 +121,11 @@ class LossReference:
             self._recovered()
             self.start = self.best = recent
 
-    def _count(self, patience: float) -> None:
+    def _count(self, steps_needed: float) -> None:
         self.risen_steps += 1
         slowly = self.left_steps - self.unlearned_steps >= LONG_RISE_STEPS
-        crept = slowly and self.unlearned_steps >= patience
-        if self.lost_steps or crept or (self.damaged and self.high_steps >= patience):
+        crept = slowly and self.unlearned_steps >= steps_needed
+        if self.lost_steps or crept or (self.damaged and self.high_steps >= steps_needed):
             self.lost_steps += 1
 
     def _note_top(self, recent: float, far: float) -> None:
@@ -143,10 +143,10 @@ class LossReference:
         return max(self.deviation, thresholds["loss_deviation_floor"] * abs(self.best))
 
     def _bounds(self, far: float, thresholds: Mapping[str, float]) -> tuple[float, float | None]:
-        """Return the level that damage explains, and the one at which nothing learned is left.
+        """Return the level that indicates damage, and the one at which everything learned is lost.
 
-        The second is None for a loss that never fell far: of those that go about zero, or are
-        meant to rise, no height says that something was lost.
+        The second is None for a loss that never fell far: for a loss around zero, or one that is
+        meant to rise, no level means that something was lost.
         """
         assert self.best is not None and self.start is not None
         learned = self.start - self.best

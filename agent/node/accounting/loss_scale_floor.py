@@ -1,4 +1,4 @@
-"""How densely steps are skipped at the loss scale's floor."""
+"""Counts recent steps that were skipped although the loss scale is at its floor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from mp_agent.records.merged import MergedStep
 
 _KEPT = 256
-"""More than any threshold asks for within a stretch of steps."""
+"""More than any threshold requires."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FloorSkips:
-    """Remembers the last steps that were skipped although the scale was at its floor."""
+    """Remembers the last steps that were skipped with the loss scale at its floor."""
 
     sequences: list[int] = field(default_factory=list)
     recent: int = 0
-    """Such steps within `floor_skip_steps`, if the last step was one; else 0."""
+    """Number of them within `floor_skip_steps`, if the last step was one; else 0."""
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
-        """Take a closed step in."""
+        """Add a closed step."""
         self.recent = 0
         if is_floor_skip(step, thresholds):
             oldest = step.sequence - thresholds["floor_skip_steps"]
@@ -28,6 +28,6 @@ class FloorSkips:
 
 
 def is_floor_skip(step: MergedStep, thresholds: Mapping[str, float]) -> bool:
-    """Return whether a step was skipped at a scale at or below the floor."""
+    """Return whether a step was skipped with the loss scale at or below the floor."""
     scale = step.loss_scale
     return step.skipped and scale is not None and scale <= thresholds["loss_scale_floor"]

@@ -1,15 +1,15 @@
-"""Medians and median absolute deviations of a few hundred numbers; robust, and finite always."""
+"""Medians and median absolute deviations of a few hundred numbers; always finite."""
 
 from collections.abc import Sequence
 from sys import float_info
 
 LARGEST = float_info.max
 _OUTER_TENTHS = 3.8
-"""Median absolute deviations between the outer tenths of normally distributed numbers."""
+"""Distance of the outer tenths of a normal distribution, in median absolute deviations."""
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of finite values; of an even number the mean of the middle two.
+    """Return the median of finite values; for an even number, the mean of the middle two.
 
     Raises ValueError when there are none.
     """
@@ -30,9 +30,9 @@ def deviation(values: Sequence[float], center: float) -> float:
 
 
 def breadth(values: Sequence[float], center: float) -> float:
-    """Return the deviation, but no less than what the outer tenths say of it.
+    """Return the deviation, but at least the one implied by the outer tenths.
 
-    The median deviation of two clusters, as of losses of which half are exactly 0, is nearly 0.
+    The median deviation of two clusters, such as losses of which half are exactly 0, is nearly 0.
     """
     ordered = sorted(values)
     tenth = len(ordered) // 10

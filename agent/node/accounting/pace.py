@@ -1,4 +1,4 @@
-"""How long a step usually takes."""
+"""Usual step time, and how long a run has made no progress."""
 
 from dataclasses import dataclass, field
 
@@ -15,34 +15,34 @@ _KINDS_AT_MOST = 16
 
 @dataclass(slots=True)
 class _Longest:
-    """The longest pause of a kind, as long as it was when it ended."""
+    """The longest pause of a kind, at its full length when it ended."""
 
     seconds: float
     ended_seconds: float
 
-    def faded(self, now_seconds: float) -> float:
+    def decayed(self, now_seconds: float) -> float:
         age_seconds = max(now_seconds - self.ended_seconds, 0.0)
         return self.seconds * float(0.5 ** (age_seconds / _HALF_LIFE_SECONDS))
 
 
 class Standstill:
-    """Knows when the run last completed a step or changed the kind of its phase.
+    """Tracks when the run last completed a step or changed the kind of its phase.
 
-    A pause in training that ended was none that hangs: rollouts of an RL trainer, evaluations that
-    nothing marks. The longest of them is remembered and fades, since such pauses come back; so is
-    the longest evaluation, the longest checkpoint, and that of each other phase outside training.
-    Times are of a clock that does not go back.
+    A pause in training that ended was no hang: a rollout of an RL trainer, an unmarked evaluation.
+    The longest one is remembered and decays, since such pauses recur; likewise the longest
+    evaluation, the longest checkpoint and that of each other phase outside training.
+    Times are those of a monotonic clock.
     """
 
     def __init__(self) -> None:
-        """Know of no step yet."""
+        """Start without any step."""
         self._mark: tuple[str, int, str] | None = None
         self._since_seconds = 0.0
         self._longest: dict[str, _Longest] = {}
-        """By the kind of phase in which the run stood."""
+        """By the kind of phase during the pause."""
 
-    def look(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
-        """Note where the run stands: its attempt, its last step, and the phase furthest behind."""
+    def update(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
+        """Note the run's attempt, its last step, and the phase of the rank furthest behind."""
         kind = _IN_TRAINING if phase_name in _TRAINING else phase_name
         mark = (attempt, sequence, kind)
         if mark == self._mark:
@@ -53,31 +53,31 @@ class Standstill:
         self._mark, self._since_seconds = mark, now_seconds
 
     def seconds(self, now_seconds: float) -> float | None:
-        """Return how long the run has stood; None before the first look."""
+        """Return the time since the last progress; None before the first update."""
         return None if self._mark is None else max(now_seconds - self._since_seconds, 0.0)
 
     def longest_pause_seconds(self, now_seconds: float) -> float:
-        """Return the longest pause in training that ended, as far as it has not faded."""
-        return self._faded(_IN_TRAINING, now_seconds) or 0.0
+        """Return the longest pause in training that ended, decayed with its age."""
+        return self._decayed(_IN_TRAINING, now_seconds) or 0.0
 
     def longest_phase_seconds(self, now_seconds: float) -> float | None:
-        """Return the same of the phase outside training in which the run stands now.
+        """Return the longest of the current phase outside training, decayed with its age.
 
-        None in training, and where no such phase has ended since the first step.
+        None in training, and if no such phase has ended since the first step.
         """
         if self._mark is None or self._mark[2] == _IN_TRAINING:
             return None
-        return self._faded(self._mark[2], now_seconds)
+        return self._decayed(self._mark[2], now_seconds)
 
-    def _faded(self, kind: str, now_seconds: float) -> float | None:
+    def _decayed(self, kind: str, now_seconds: float) -> float | None:
         longest = self._longest.get(kind)
-        return None if longest is None else longest.faded(now_seconds)
+        return None if longest is None else longest.decayed(now_seconds)
 
     def _remember(self, kind: str, seconds: float, now_seconds: float) -> None:
         known = self._longest.get(kind)
         if known is None and len(self._longest) >= _KINDS_AT_MOST:
             return
-        if known is None or seconds >= known.faded(now_seconds):
+        if known is None or seconds >= known.decayed(now_seconds):
             self._longest[kind] = _Longest(seconds, now_seconds)
 
 
@@ -86,12 +86,12 @@ _STEPS = 64
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
-    """Remembers the last step times; a compilation or a checkpoint among them weighs nothing."""
+    """Remembers the last step times; a compilation or a checkpoint does not affect the median."""
 
     seconds: list[float] = field(default_factory=list)
 
     def fold(self, step_seconds: float | None) -> None:
-        """Take a step's time in, if it is known."""
+        """Add a step's time, if it is known."""
         if step_seconds is not None:
             self.seconds = [*self.seconds[1 - _STEPS :], step_seconds]
 

@@ -1,4 +1,4 @@
-"""Which rank keeps the others waiting, by the time before its first collective of a step."""
+"""Finds the rank that delays the others, by its time before the first collective of a step."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from mp_agent.records.steps import EndReason, FloatArray, Phase
 
 STANDING_SECONDS = 30.0
 STANDING_STEPS = 3.0
-"""A run stands when its last step is longer ago than this, and than so many usual steps: ranks
-that train are never all in the same phase."""
+"""A run is stalled when its last step is longer ago than both of these: ranks that train are never
+all in the same phase."""
 
 _BEFORE_STEP = {Phase.STARTING, Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER}
 
@@ -25,14 +25,14 @@ def laggards(
     usual_seconds: float | None,
     time_unix_seconds: float,
 ) -> tuple[Laggard, ...]:
-    """Return the ranks that have not come as far as the furthest, once the run stands.
+    """Return the ranks that are behind the furthest one, once the run is stalled.
 
-    A rank that is gone and did not complete lags whatever it did last. While a rank starts,
-    evaluates or saves a checkpoint the others rightly wait, and nobody lags.
+    A rank whose process is gone without completing lags in any case. While a rank starts,
+    evaluates or saves a checkpoint, the others wait for it and no rank lags.
     """
     if last is not None:
-        patience_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
-        if time_unix_seconds - last.time_unix_seconds < patience_seconds:
+        delay_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
+        if time_unix_seconds - last.time_unix_seconds < delay_seconds:
             return ()
     running = [status for status in ranks if status.end is EndReason.RUNNING]
     gone = {status.rank: status for status in ranks if _died(status)}
@@ -56,16 +56,16 @@ def _died(status: RankStatus) -> bool:
 
 
 BLOCK_STEPS = 16
-"""Steps of which each rank's median counts: a hiccup of one step makes nobody a straggler."""
+"""Steps per block; each rank's median counts, so that a single slow step does not."""
 BLOCKS = 4
-"""Blocks in each of which a rank must be slow: of many ranks, some rank is slow in any one."""
+"""A rank must be slow in each of this many blocks: with many ranks, one is slow in any block."""
 
 
 class StragglerTracker:
-    """Compares the ranks over blocks of steps; `worst` is of the last whole ones.
+    """Compares the ranks over blocks of steps; `worst` is that of the last complete blocks.
 
-    Waiting is not slowness: step times are equal on all ranks, the time before the first
-    collective is the rank's own.
+    Step times include waiting and are equal on all ranks; the time before the first collective is
+    the rank's own.
     """
 
     def __init__(self, worst: Straggler | None = None) -> None:
@@ -75,7 +75,7 @@ class StragglerTracker:
         self._blocks: deque[FloatArray] = deque(maxlen=BLOCKS)
 
     def fold(self, compute_seconds: Mapping[int, float]) -> None:
-        """Take a step in. With ranks that come or go all blocks begin anew."""
+        """Add a step. When ranks come or go, all blocks start over."""
         if len(compute_seconds) < 2:
             return
         ranks = tuple(sorted(compute_seconds))
@@ -90,10 +90,10 @@ class StragglerTracker:
 
 
 def slowest(ranks: Sequence[int], blocks: Sequence[FloatArray]) -> Straggler | None:
-    """Return the rank that takes longest, against the (low) median of all; None at a median of 0.
+    """Return the slowest rank relative to the (low) median of all; None if the median is 0.
 
-    blocks: seconds per rank [R]. Of each rank the block in which it is least slow counts. Of two
-    ranks the faster one is the measure, which a mean of both would not be.
+    blocks: seconds per rank [R]. Each rank counts with its fastest block. With two ranks the
+    reference is the faster one, not their mean.
     """
     usual = [median_low(block.tolist()) for block in blocks]
     if min(usual) <= 0.0:

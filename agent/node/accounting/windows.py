@@ -1,4 +1,4 @@
-"""Largest and smallest value over a time window, in bounded memory."""
+"""Largest and smallest value within a time window, in bounded memory."""
 
 from collections.abc import Mapping, Sequence
 from math import floor
@@ -6,16 +6,16 @@ from math import floor
 from mp_agent.records.merged import MergedStep
 
 Bucket = tuple[int, float, float]
-"""A period's number, its largest and its smallest value."""
+"""(period number, largest value, smallest value)."""
 
 _BUCKETS_PER_WINDOW = 120
 
 
 class ValueWindow:
-    """Remembers extremes per period, so that a window costs the same at any step rate.
+    """Keeps the extremes per period, so that a window costs the same at any step rate.
 
     The newest value always belongs to the window: a run whose steps take longer than the window
-    still shows its last one.
+    still exports its last value.
     """
 
     def __init__(self, window_seconds: float, buckets: list[Bucket] | None = None) -> None:
@@ -24,7 +24,7 @@ class ValueWindow:
         self.buckets = list(buckets or [])
 
     def add(self, value: float, time_unix_seconds: float) -> None:
-        """Take a value in; times that go backwards count as the newest period."""
+        """Add a value; an earlier time than the newest counts into the newest period."""
         period = floor(time_unix_seconds / self._period_seconds)
         if self.buckets and self.buckets[-1][0] >= period:
             last, largest, smallest = self.buckets[-1]
@@ -53,7 +53,7 @@ class ValueWindow:
 
 
 class OptimizerWindows:
-    """One window per optimizer that the ranks hold, by its name."""
+    """One window per optimizer that the ranks hold, by name."""
 
     def __init__(
         self, window_seconds: float, buckets: Mapping[str, Sequence[Bucket]] | None = None
@@ -65,11 +65,11 @@ class OptimizerWindows:
 
     @property
     def buckets(self) -> dict[str, list[Bucket]]:
-        """Return what the constructor takes."""
+        """The windows in the form that the constructor accepts."""
         return {name: window.buckets for name, window in self._windows.items()}
 
     def fold(self, step: MergedStep) -> None:
-        """Add the norms of a closed step that count; forget optimizers that are held no more."""
+        """Add the norms of a closed step that count; drop optimizers that no rank holds."""
         for name in self._windows.keys() - step.optimizers_held:
             del self._windows[name]
         for name, own in step.optimizers.items():

@@ -1,1 +1,1 @@
-"""One attempt over all nodes: what this node reports, and what the root merges."""
+"""One attempt over all nodes: reports of this node, and merging at the root."""

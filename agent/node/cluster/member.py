@@ -1,4 +1,4 @@
-"""What goes between this node and the root in one attempt; at the root, also what comes out."""
+"""One node's part in an attempt over all nodes: it reports rows or, as the root, merges them."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,11 +19,12 @@ from mp_agent.records.rows import (
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.settings import Settings
 
-MemberItem = LocalStep | MergedStep | MergedTable
-
 
 class ClusterMember:
-    """Makes reports of this node's rows, and at the root steps of the run of all nodes' reports."""
+    """Collects this node's rows, reports them to the root, or merges all nodes' rows at the root.
+
+    `collect` and `merge` are called one after the other, several times a second.
+    """
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class ClusterMember:
         assumed: Mapping[str, bool] | None = None,
         retired_sessions: Collection[str] = (),
     ) -> None:
-        """Begin where the attempt begins to read; retired_sessions: of earlier attempts."""
+        """Start where the attempt starts to read; retired_sessions: those of earlier attempts."""
         self.attempt = attempt
         self.session = session
         self.url = ""
@@ -42,14 +43,14 @@ class ClusterMember:
         self._base = (attempt.steps.closed_sequence, attempt.tables.closed_sequence)
         self._assumed = dict(assumed or {})
         self._retired_sessions = frozenset(retired_sessions)
-        self._reporter = ReportBuilder(
+        self._reports = ReportBuilder(
             attempt.schema_index, position=self._base[0], layers_position=self._base[1]
         )
         self._root: RootMerger | None = None
         self._settled = self._base
         self._end = EndReason.RUNNING
         self._now_seconds = 0.0
-        # Twice per push: one that comes a little early has something to carry all the same.
+        # Two reports per push interval, so that a push that is a little early is not empty.
         self._times = ReportTimes(settings.push_interval_seconds / 2)
 
     @property
@@ -64,9 +65,9 @@ class ClusterMember:
 
     @property
     def closed(self) -> tuple[int, int]:
-        """Steps and layer tables up to which this node need not read its rings again.
+        """(step, layer table) up to which this node never has to read its rings again.
 
-        At the root what is merged; elsewhere what the root has in its ledger.
+        At the root, what is merged; elsewhere, what the root has in its ledger.
         """
         if self._root is None:
             return self._settled
@@ -74,12 +75,12 @@ class ClusterMember:
 
     @property
     def assumed(self) -> Mapping[str, bool]:
-        """The verdicts on plain parameters: group → whether its ranks are independent."""
+        """Decisions on plain parameters: group → whether its ranks are independent."""
         return self._root.assumed.verdicts if self._root else self._assumed
 
     @property
     def sessions(self) -> frozenset[str]:
-        """The sessions of all nodes that are of this attempt."""
+        """The sessions of all nodes in this attempt."""
         return self._root.nodes.sessions if self._root else frozenset()
 
     @property
@@ -89,8 +90,8 @@ class ClusterMember:
 
     @property
     def lost(self) -> int:
-        """Rows that came too late for their step, or could not be kept for the root."""
-        lost = self._reporter.steps.lost + self._reporter.tables.lost
+        """Rows that arrived after their step was closed, or were evicted before they were sent."""
+        lost = self._reports.steps.lost + self._reports.tables.lost
         return lost + (self._root.late if self._root else 0)
 
     @property
@@ -100,7 +101,7 @@ class ClusterMember:
 
     @property
     def nodes(self) -> tuple[KnownNode, ...]:
-        """The nodes that are known; on other nodes than the root, this one alone."""
+        """The known nodes; on nodes other than the root, this one alone."""
         if self._root is not None:
             return self._root.nodes.described(self._now_seconds)
         identity = self.attempt.identity
@@ -116,9 +117,9 @@ class ClusterMember:
 
     @property
     def node_count(self) -> int:
-        """How many nodes the run has; before all have reported, as if they were like this one."""
-        if self._root is not None and not self._root.nodes.strangers_left:
-            # Several nodes may be one machine, whose agent speaks for all of them.
+        """Number of nodes of the run; an estimate from this node's size until all have reported."""
+        if self._root is not None and not self._root.nodes.has_unreported:
+            # Several nodes may share a machine, whose agent reports for all of them.
             here = {source.identity.node_rank for source in self.attempt.sources.values()}
             return len(self._root.nodes) - 1 + len(here)
         identity = self.attempt.identity
@@ -126,106 +127,106 @@ class ClusterMember:
 
     @property
     def statuses(self) -> Sequence[RankStatus]:
-        """Where the ranks stand, ended ones too; at the root, of all nodes that are heard of."""
+        """State of the ranks, ended ones included; at the root, of all nodes that have reported."""
         if self._root is None:
             return self.attempt.statuses()
         return self._root.nodes.statuses(self._now_seconds)
 
     @property
     def phase_name(self) -> str:
-        """Phase of the rank that is furthest behind; at the root, of all nodes' ranks."""
+        """Phase of the rank that is furthest behind; at the root, among all nodes' ranks."""
         if self._root is None:
             behind = furthest_behind(self.attempt.statuses())
         else:
             behind = self._root.nodes.furthest_behind(self._now_seconds)
         return behind.phase_name if behind else Phase.ENDED.name.lower()
 
-    def poll(self, now_seconds: float) -> Iterator[MemberItem]:
-        """Read the rings and yield what is new; a step always before its layers."""
+    def collect(self, now_seconds: float, *, final: bool = False) -> Iterator[LocalStep]:
+        """Read the rings; queue this node's new rows for the root and yield its steps.
+
+        final: the attempt is over; incomplete steps are closed as they are.
+        """
         self._now_seconds = now_seconds
-        yield from self._keep(self.attempt.poll(now_seconds))
-        if self.attempt.end is not EndReason.RUNNING:
-            yield from self._keep(self.attempt.close_all())
+        yield from self._queue(self.attempt.poll(now_seconds))
+        if final or self.attempt.end is not EndReason.RUNNING:
+            yield from self._queue(self.attempt.close_all())
         self._end = self.attempt.end
-        if self.attempt.sources and self.is_root:
-            yield from self._merge(now_seconds)
 
-    def close_all(self) -> Iterator[MemberItem]:
-        """Yield what is still open: nothing more will come."""
-        yield from self._keep(self.attempt.close_all())
-        if self._root is not None:
-            self._take_own(self._root, self._now_seconds)
-            yield from self._root.close_all()
+    def merge(self, *, final: bool = False) -> Iterator[MergedStep | MergedTable]:
+        """At the root, yield the run's steps that are complete or overdue; each before its layers.
 
-    def take_report(self) -> NodeReport | None:
-        """Return what is new since the last call; see `Run.take_report`."""
+        Yields nothing on other nodes. final: the attempt is over; incomplete steps are closed.
+        """
+        if not self.attempt.sources or not self.is_root:
+            return
+        root = self._root = self._root or self._make_root()
+        self._receive_own(root)
+        yield from root.close_ready(self._now_seconds)
+        self._end = root.end(self._now_seconds)
+        if final or self._end is not EndReason.RUNNING:
+            yield from root.close_all()
+
+    def next_report(self) -> NodeReport | None:
+        """Return what is new since the last call; see `Run.next_report`."""
         if not self.attempt.sources or self.is_root:
             return None
         ends = tuple(source.end for _, source in sorted(self.attempt.sources.items()))
-        if not self._reporter.overdue and not self._times.due(self._now_seconds, ends):
+        if not self._reports.overdue and not self._times.due(self._now_seconds, ends):
             return None
         self._times.reported(self._now_seconds, ends)
         return self._report()
 
     def receive(self, report: NodeReport) -> Receipt:
-        """Take another node's report in; see `Run.receive`."""
+        """Merge another node's report; see `Run.receive`."""
         if self._root is None:
-            return refusal(report, taken=False)
+            return refusal(report, accepted=False)
         return self._root.receive(report, self._now_seconds, time.time())
 
     def acknowledge(self, receipt: Receipt) -> bool:
-        """Take the root's answer in; return whether more is settled than before."""
+        """Process the root's answer; return whether more is settled than before."""
         if receipt.session != self.session:
             return False
-        self._reporter.acknowledge(receipt)
+        self._reports.acknowledge(receipt)
         before = self._settled
         settled = (receipt.settled, receipt.layers_settled)
         self._settled = (max(before[0], settled[0]), max(before[1], settled[1]))
         return self._settled != before
 
     def committed(self, closed: tuple[int, int]) -> None:
-        """Note that steps and tables up to these are in the ledger."""
+        """Record that steps and tables up to these are in the ledger."""
         if self._root is not None:
             self._root.settled = closed
 
-    def _keep(self, items: Iterator[LocalStep | NodeLayers]) -> Iterator[LocalStep]:
-        for item in items:
-            if isinstance(item, LocalStep):
-                self._reporter.steps.add(item.row)
-                self._times.look_at(item.row, self.attempt.schema_index.gradient_columns)
-                yield item
+    def _queue(self, rows: Iterator[LocalStep | NodeLayers]) -> Iterator[LocalStep]:
+        for row in rows:
+            if isinstance(row, LocalStep):
+                self._reports.steps.add(row.row)
+                self._times.note_step(row.row, self.attempt.schema_index.gradient_columns)
+                yield row
             else:
-                self._keep_table(item)
-        self._reporter.tables.advance(self.attempt.layers_position)
+                self._queue_table(row)
+        self._reports.tables.advance(self.attempt.layers_position)
 
-    def _keep_table(self, table: NodeLayers) -> None:
+    def _queue_table(self, table: NodeLayers) -> None:
         if not self.is_root:
             blocks = tuple(block for block in table.blocks if not self._root_has(block))
             table = NodeLayers(sequence=table.sequence, blocks=blocks)
         if table.blocks:
-            self._reporter.tables.add(table)
+            self._reports.tables.add(table)
 
     def _root_has(self, block: LayerBlock) -> bool:
-        """Return whether every rank of the run has these very layers, so that rank 0 has."""
+        """Return whether every rank of the run holds these layers, and therefore rank 0 does."""
         share = self.attempt.schema_index.shares[block.share]
         everywhere = share.replica_count == self.attempt.identity.world_size
         return everywhere and share.shard_count == 1 and not share.assumed
 
-    def _merge(self, now_seconds: float) -> Iterator[MergedStep | MergedTable]:
-        root = self._root = self._root or self._make_root()
-        self._take_own(root, now_seconds)
-        yield from root.close_ready(now_seconds)
-        self._end = root.end(now_seconds)
-        if self._end is not EndReason.RUNNING:
-            yield from root.close_all()
-
-    def _take_own(self, root: RootMerger, now_seconds: float) -> None:
+    def _receive_own(self, root: RootMerger) -> None:
         more = True
         while more:
             report = self._report()
-            root.receive(report, now_seconds, time.time(), own=True)
-            self._reporter.settle(report.position, report.layers_position)
-            more = self._reporter.waiting
+            root.receive(report, self._now_seconds, time.time(), own=True)
+            self._reports.settle(report.position, report.layers_position)
+            more = self._reports.waiting
 
     def _make_root(self) -> RootMerger:
         settings, identity = self._settings, self.attempt.identity
@@ -243,4 +244,4 @@ class ClusterMember:
 
     def _report(self) -> NodeReport:
         header = report_header(self.attempt, session=self.session, url=self.url)
-        return self._reporter.fill(header, ended=self.attempt.end is not EndReason.RUNNING)
+        return self._reports.fill(header, ended=self.attempt.end is not EndReason.RUNNING)

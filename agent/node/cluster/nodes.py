@@ -1,4 +1,4 @@
-"""The nodes of an attempt as its root knows them: by their last word, and by their silence."""
+"""The nodes of an attempt as known to its root: their last reports, and the time since."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -10,31 +10,31 @@ from mp_agent.node.collect.liveness import furthest_behind, run_end
 from mp_agent.records.rows import KnownNode, NodeReport, NodeShare, RankStatus
 from mp_agent.records.steps import EndReason
 
-_STRANGERS = -1
-"""Stands for the nodes that are not known yet, where a step is waited for."""
+_UNREPORTED = -1
+"""Placeholder for all nodes that have not reported yet, where a step is awaited."""
 
 
 @dataclass(slots=True)
 class Node:
-    """What the root knows of a node."""
+    """State of a node at the root."""
 
     report: NodeReport
-    """The last one, without its rows."""
+    """The last report, without its rows."""
     own: bool
     """Whether it is the root's own."""
     position: int
     layers_position: int
-    """How far its rows were taken, or need not be."""
-    heard_seconds: float
+    """Sequences up to which its rows were merged, or are not needed."""
+    last_report_seconds: float
     end: EndReason = EndReason.RUNNING
     behind: RankStatus | None = None
-    """The furthest behind of its ranks that run."""
+    """The running rank with the least progress."""
     held: frozenset[NodeShare] = frozenset()
-    """What its ranks hold now."""
+    """Shares that its ranks hold now."""
     holdings: list[frozenset[NodeShare]] = field(default_factory=list)
-    """What they held at the steps of the last report."""
-    told: tuple[object, ...] = ()
-    """What of its reports `held` and `holdings` follow from."""
+    """Shares that they held at the steps of the last report."""
+    announced: tuple[object, ...] = ()
+    """The fields of its last report from which `held` and `holdings` were computed."""
 
     @property
     def newest(self) -> int:
@@ -44,7 +44,7 @@ class Node:
 
 
 class NodeRegistry:
-    """Learns of nodes by their reports; one that is silent for too long is taken for gone."""
+    """Tracks nodes by their reports; one that is silent for too long counts as gone."""
 
     def __init__(self, world_size: int, silence_seconds: float) -> None:
         self._world_size = world_size
@@ -54,9 +54,9 @@ class NodeRegistry:
         self._homes: dict[int, int] = {}
         """The node of each rank that was seen."""
         self._expected: set[int] = set()
-        """The ranks that the nodes have or wait for."""
+        """The ranks that the nodes have or expect."""
         self._shares: dict[NodeShare, NodeShare] = {}
-        """One object for equal shares of all nodes."""
+        """Deduplicates equal shares of all nodes."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -68,11 +68,11 @@ class NodeRegistry:
 
     @property
     def ranks_known(self) -> int:
-        """How many ranks' shares are known."""
+        """Number of ranks whose shares are known."""
         return sum(len(node.report.known_ranks) for node in self._nodes.values())
 
     @property
-    def strangers_left(self) -> bool:
+    def has_unreported(self) -> bool:
         """Whether there are nodes that have not reported yet."""
         return len(self._expected) < self._world_size
 
@@ -80,7 +80,7 @@ class NodeRegistry:
     def awaited(self) -> set[int]:
         """The nodes from which more can come, those that are not known yet included."""
         awaited = {number for number, node in self._nodes.items() if not node.report.final}
-        return awaited | {_STRANGERS} if self.strangers_left else awaited
+        return awaited | {_UNREPORTED} if self.has_unreported else awaited
 
     @property
     def newest_here(self) -> int:
@@ -92,7 +92,7 @@ class NodeRegistry:
         return self._nodes.get(number)
 
     def put(self, node: Node) -> None:
-        """Know a node from now on, in place of the one of its number."""
+        """Add a node, or replace the one with its number."""
         self._nodes[node.report.node_rank] = node
         if node.own:
             self._own = node
@@ -106,24 +106,24 @@ class NodeRegistry:
             )
         known = self._nodes.get(number)
         if known is not None and known.own is not own:
-            raise ReportError(f"two node agents say that they are node {number}")
+            raise ReportError(f"two node agents claim to be node {number}")
         for status in report.statuses:
             home = self._homes.get(status.rank, number)
             if home != number:
                 raise ReportError(f"rank {status.rank} is on node {home}, not on {number}")
 
-    def learn(self, node: Node, report: NodeReport, now_seconds: float) -> None:
-        """Take in what a report says beside its rows."""
-        node.heard_seconds = now_seconds
+    def update(self, node: Node, report: NodeReport, now_seconds: float) -> None:
+        """Update a node with a report, except for its rows."""
+        node.last_report_seconds = now_seconds
         node.end = run_end([status.end for status in report.statuses])
         node.behind = furthest_behind(report.statuses)
-        told = (report.shares, report.held, report.holdings)
-        if node.told != told:
+        announced = (report.shares, report.held, report.holdings)
+        if node.announced != announced:
             shares = [self._shares.setdefault(share, share) for share in report.shares]
             node.held, *node.holdings = (
                 frozenset(shares[i] for i in held) for held in (report.held, *report.holdings)
             )
-            node.told = told
+            node.announced = announced
         expected_before = node.report.expected_ranks
         node.report = replace(report, steps=(), layers=(), layouts=())
         self._homes.update((status.rank, report.node_rank) for status in report.statuses)
@@ -134,15 +134,15 @@ class NodeRegistry:
         self._expected.update(report.expected_ranks)
 
     def held(self, without: Collection[int] = ()) -> set[NodeShare]:
-        """Return what all nodes hold now, but for some."""
+        """Return the shares that all nodes hold now, except for some nodes."""
         held: set[NodeShare] = set()
         held.update(*(node.held for n, node in self._nodes.items() if n not in without))
         return held
 
     def end(self, now_seconds: float) -> EndReason:
-        """Return how the known nodes' ranks ended; RUNNING while one goes on.
+        """Return how the known nodes' ranks ended; RUNNING while one runs.
 
-        Those of a node that fell silent count as ended, nobody knows how.
+        Those of a silent node count as ended for an unknown reason.
         """
         return run_end([self._end_of(node, now_seconds) for node in self._nodes.values()])
 
@@ -155,35 +155,39 @@ class NodeRegistry:
                 url=node.report.url,
                 ranks=tuple(status.rank for status in node.report.statuses),
                 active=self._end_of(node, now_seconds) is EndReason.RUNNING,
-                silent_seconds=0.0 if node.own else max(now_seconds - node.heard_seconds, 0.0),
+                silent_seconds=0.0
+                if node.own
+                else max(now_seconds - node.last_report_seconds, 0.0),
             )
             for number, node in sorted(self._nodes.items())
         )
 
     def statuses(self, now_seconds: float) -> list[RankStatus]:
-        """Return where the ranks stand; of a node that fell silent they ended, unknown how."""
+        """Return the state of all ranks; those of a silent node count as ended, reason unknown."""
         found: list[RankStatus] = []
         for node in self._nodes.values():
             silent = self.silent(node, now_seconds)
-            found.extend(map(_given_up, node.report.statuses) if silent else node.report.statuses)
+            found.extend(
+                map(_presumed_ended, node.report.statuses) if silent else node.report.statuses
+            )
         return found
 
     def furthest_behind(self, now_seconds: float) -> RankStatus | None:
         """Return the status of the running rank with the least progress, None if none runs."""
-        heard = (node for node in self._nodes.values() if not self.silent(node, now_seconds))
-        return furthest_behind([node.behind for node in heard if node.behind is not None])
+        reporting = (node for node in self._nodes.values() if not self.silent(node, now_seconds))
+        return furthest_behind([node.behind for node in reporting if node.behind is not None])
 
     def silent(self, node: Node, now_seconds: float) -> bool:
-        """Return whether a node was not heard of for too long."""
-        return not node.own and now_seconds - node.heard_seconds >= self._silence_seconds
+        """Return whether a node has not reported for too long."""
+        return not node.own and now_seconds - node.last_report_seconds >= self._silence_seconds
 
     def _end_of(self, node: Node, now_seconds: float) -> EndReason:
         if node.end is not EndReason.RUNNING or not self.silent(node, now_seconds):
             return node.end
-        return run_end([status.end for status in map(_given_up, node.report.statuses)])
+        return run_end([status.end for status in map(_presumed_ended, node.report.statuses)])
 
 
-def _given_up(status: RankStatus) -> RankStatus:
-    """Return the status of a rank that is not heard of any more."""
+def _presumed_ended(status: RankStatus) -> RankStatus:
+    """Return the status of a rank of a silent node."""
     running = status.end is EndReason.RUNNING
     return replace(status, end=EndReason.UNKNOWN) if running else status

@@ -1,4 +1,4 @@
-"""The node's side of a push: rows wait here until the root has them in its ledger."""
+"""Queues this node's rows until the root has them in its ledger, and builds reports of them."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Ends = tuple[EndReason, ...]
 
 
 class ReportTimes:
-    """Remembers what the last report was about, and what has happened since."""
+    """Decides when a report is due: after an interval, at once on trouble or a rank's end."""
 
     def __init__(self, interval_seconds: float) -> None:
         self.urgent = False
@@ -38,20 +38,20 @@ class ReportTimes:
         self._reported_seconds: float | None = None
         self._reported_ends: Ends = ()
 
-    def look_at(self, step: NodeStep, gradient_columns: tuple[str, ...]) -> None:
-        """Take in whether a step of the node has something that cannot wait."""
+    def note_step(self, step: NodeStep, gradient_columns: tuple[str, ...]) -> None:
+        """Note whether a step of the node has non-finite values, which are reported at once."""
         troubled = is_troubled(step, gradient_columns)
         self.urgent = self.urgent or (troubled and not self._troubled)
         self._troubled = troubled
 
     def due(self, now_seconds: float, ends: Ends) -> bool:
-        """Return whether a report is to be made now."""
+        """Return whether a report is due."""
         if self._reported_seconds is None or self.urgent or ends != self._reported_ends:
             return True
         return now_seconds - self._reported_seconds >= self._interval_seconds
 
     def reported(self, now_seconds: float, ends: Ends) -> None:
-        """Note that a report was made."""
+        """Note that a report was built."""
         self._reported_seconds, self._reported_ends = now_seconds, ends
         self.urgent = False
 
@@ -77,22 +77,22 @@ Row = TypeVar("Row", NodeStep, NodeLayers)
 
 @dataclass(slots=True)
 class RowQueue(Generic[Row]):
-    """Rows in ascending sequence that may have to be sent, or sent again.
+    """Rows in ascending order that may have to be sent, or sent again.
 
-    At most `limit` are kept; beyond it the oldest are lost.
+    Keeps at most `limit` rows; beyond that the oldest are lost.
     """
 
     limit: int
     position: int
-    """No row up to this sequence will be added any more."""
-    taken: int
-    """Rows up to this sequence were handed out."""
+    """No row up to this sequence will be added."""
+    popped: int
+    """Rows up to this sequence were returned by `pop`."""
     oldest: int
-    """Rows up to this sequence are not kept any more."""
+    """Rows up to this sequence are no longer kept."""
     overdue: bool = False
-    """Whether there are rows that could have been handed out before."""
+    """Whether there are rows that an earlier `pop` could have returned."""
     lost: int = 0
-    """Rows that went beyond the limit before the root had them."""
+    """Rows that were evicted before they were sent."""
     rows: dict[int, Row] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
@@ -101,43 +101,43 @@ class RowQueue(Generic[Row]):
         self.position = max(self.position, row.sequence)
         if len(self.rows) > self.limit:
             self.oldest = next(iter(self.rows))
-            self.lost += self.oldest > self.taken
+            self.lost += self.oldest > self.popped
             del self.rows[self.oldest]
 
-    def take(self, count: int) -> tuple[int, tuple[Row, ...], int]:
-        """Hand out rows: return (after which sequence, rows, up to which sequence)."""
-        after = self.taken
+    def pop(self, count: int) -> tuple[int, tuple[Row, ...], int]:
+        """Return the next rows as (sequence before them, rows, sequence up to which they go)."""
+        after = self.popped
         ahead = (row for sequence, row in self.rows.items() if sequence > after)
         rows = tuple(islice(ahead, count))
-        cut = len(rows) == count and rows[-1].sequence < max(self.rows)
-        self.taken = rows[-1].sequence if cut else max(self.position, after)
-        self.overdue = cut
-        return after, rows, self.taken
+        truncated = len(rows) == count and rows[-1].sequence < max(self.rows)
+        self.popped = rows[-1].sequence if truncated else max(self.position, after)
+        self.overdue = truncated
+        return after, rows, self.popped
 
     def advance(self, position: int) -> None:
-        """Note that no row up to `position` will be added any more."""
+        """Note that no row up to `position` will be added."""
         self.position = max(self.position, position)
 
     def rewind(self, position: int) -> None:
-        """Hand out again what follows `position`, as far as it is kept."""
-        taken = min(self.taken, max(position, self.oldest))
-        self.overdue = taken < self.taken
-        self.taken = taken
+        """Let `pop` return again what follows `position`, if it is still kept."""
+        popped = min(self.popped, max(position, self.oldest))
+        self.overdue = popped < self.popped
+        self.popped = popped
 
     def settle(self, position: int) -> None:
-        """Let go of what will not be asked for again."""
+        """Drop rows that will not be needed again."""
         for sequence in [sequence for sequence in self.rows if sequence <= position]:
             del self.rows[sequence]
-        self.oldest = max(self.oldest, min(position, self.taken))
+        self.oldest = max(self.oldest, min(position, self.popped))
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to hand out."""
-        return self.position > self.taken
+        """Whether `pop` would return rows or progress."""
+        return self.position > self.popped
 
 
 class ReportBuilder:
-    """Makes the reports of one attempt, and keeps its rows until a receipt settles them."""
+    """Builds the reports of one attempt, and keeps its rows until a receipt settles them."""
 
     def __init__(
         self, schema_index: SchemaIndex, *, position: int = 0, layers_position: int = 0
@@ -150,23 +150,23 @@ class ReportBuilder:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are rows, or is progress, to report."""
+        """Whether there are rows or progress to report."""
         return self.steps.waiting or self.tables.waiting
 
     @property
     def overdue(self) -> bool:
-        """Whether rows are left over from the last report, or must be sent again."""
+        """Whether rows did not fit into the last report, or must be sent again."""
         return self.steps.overdue or self.tables.overdue
 
     def settle(self, position: int, layers_position: int) -> None:
-        """Let go of rows that will not be asked for again."""
+        """Drop rows that will not be needed again."""
         self.steps.settle(position)
         self.tables.settle(layers_position)
 
     def fill(self, header: NodeReport, *, ended: bool) -> NodeReport:
         """Return a report with the next rows. ended: no further rows will be added."""
-        after, steps, position = self.steps.take(STEPS_PER_REPORT)
-        layers_after, layers, layers_position = self.tables.take(TABLES_PER_REPORT)
+        after, steps, position = self.steps.pop(STEPS_PER_REPORT)
+        layers_after, layers, layers_position = self.tables.pop(TABLES_PER_REPORT)
         layouts, layers = _own_layouts(layers, self._schema_index.layouts)
         return replace(
             header,
@@ -187,15 +187,15 @@ class ReportBuilder:
         )
 
     def acknowledge(self, receipt: Receipt) -> None:
-        """Let go of what is settled; on a refusal, hand out again what the root lacks."""
-        if not receipt.taken:
+        """Drop what is settled; after a refusal, resend what the root lacks."""
+        if not receipt.accepted:
             self.steps.rewind(receipt.position)
             self.tables.rewind(receipt.layers_position)
         self.settle(receipt.settled, receipt.layers_settled)
 
 
 def report_header(attempt: LocalAttempt, *, session: str, url: str) -> NodeReport:
-    """Return a report that says how the ranks of a node stand, without rows."""
+    """Return a report with the state of a node's ranks, without rows."""
     identity = attempt.identity
     states = [source.state for source in attempt.sources.values()]
     return NodeReport(
@@ -219,7 +219,7 @@ def report_header(attempt: LocalAttempt, *, session: str, url: str) -> NodeRepor
 def _own_layouts(
     tables: Sequence[NodeLayers], layouts: Sequence[Layout]
 ) -> tuple[tuple[Layout, ...], tuple[NodeLayers, ...]]:
-    """Return the layouts that some tables use, and the tables with indices into those."""
+    """Return the layouts that some tables use, and the tables re-indexed into those."""
     used = sorted({block.layout for table in tables for block in table.blocks})
     index = {layout: place for place, layout in enumerate(used)}
 

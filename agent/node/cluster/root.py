@@ -1,4 +1,4 @@
-"""The root's side of a run: rows of all nodes come in, steps and layers of the run come out."""
+"""Merges the rows of all nodes, at the root, into steps and layers of the run."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from mp_agent.records.rows import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
 
 AHEAD_AT_MOST = 1024
-"""Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows that
-are further ahead are of another attempt."""
+"""Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows further
+ahead belong to another attempt."""
 FIRST_REPORT_SECONDS = 60.0
-"""How long steps are held open, deadline or not, for nodes that have never reported: their agents
-may be starting, and ask the job's store for half a minute where the root is. They keep their rows
+"""Time that steps stay open beyond their deadline for nodes that have never reported: their agents
+may be starting, and query the job's store for the root for half a minute. They keep their rows
 meanwhile, so that a slow start loses nothing."""
 
 _OPEN_RANKS_MAX = 2**22
-"""Ranks times steps that are held open at once, so that memory stays bounded."""
+"""Bound on ranks times open steps, and thereby on memory."""
 _OPEN_STEPS_MIN = 64
 
 
@@ -43,7 +43,7 @@ class _OpenStep:
 
 
 class RootMerger:
-    """Puts the rows of an attempt's nodes together; yields each step once and in order."""
+    """Merges the rows of an attempt's nodes; yields each step once and in order."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class RootMerger:
         assumed: Mapping[str, bool] | None = None,
         retired_sessions: Collection[str] = (),
     ) -> None:
-        """Begin after what is closed already.
+        """Start after what is already closed.
 
-        deadline_seconds: how long a step waits for nodes; a node that is silent for so long is
-        taken for gone. grace_seconds: how long the end waits for nodes that never reported.
+        deadline_seconds: how long a step waits for nodes; a node that is silent for that long
+        counts as gone. grace_seconds: how long the end waits for nodes that never reported.
         """
         self.assumed = AssumedShares(assumed)
         self.late = 0
-        """Rows of ranks that came after their step was closed."""
+        """Rows of ranks that arrived after their step was closed."""
         self.settled = (closed_sequence, closed_layers_sequence)
         """Steps and tables up to these are in the ledger."""
         self.nodes = NodeRegistry(world_size, silence_seconds=deadline_seconds)
@@ -91,55 +91,57 @@ class RootMerger:
         *,
         own: bool = False,
     ) -> Receipt:
-        """Take a node's report in, at a time on the root's own clocks.
+        """Add a node's report; times are those of the root's own clocks.
 
-        What was taken before is not taken again. Rows are refused, to be sent again, where rows
-        before them are missing that can still be had. Raises ReportError when the report
-        contradicts what is known of the run.
+        Rows that were added before are ignored. Rows are refused, to be sent again, if earlier
+        rows are missing that the node still has. Raises ReportError when the report contradicts
+        what is known of the run.
         """
         self.nodes.check(report, own=own)
         node = self.nodes.get(report.node_rank)
         if node is None or node.report.session != report.session:
             if report.session in self._retired_sessions:
-                return refusal(report, taken=True)
+                return refusal(report, accepted=True)
             if node is not None and not own and not self.nodes.silent(node, now_seconds):
-                return refusal(report, taken=False)
+                return refusal(report, accepted=False)
             node = Node(report, own, *self._base, now_seconds)
             self.nodes.put(node)
         if self._begun_seconds is None:
             self._begun_seconds = now_seconds
-        self.nodes.learn(node, report, now_seconds)
+        self.nodes.update(node, report, now_seconds)
         if self._refused(node, report):
-            return self._receipt(node, taken=False)
-        self._take_steps(node, report, now_seconds, time_unix_seconds)
-        self._take_tables(node, report, now_seconds)
-        return self._receipt(node, taken=True)
+            return self._receipt(node, accepted=False)
+        self._add_steps(node, report, now_seconds, time_unix_seconds)
+        self._add_tables(node, report, now_seconds)
+        return self._receipt(node, accepted=True)
 
     def close_ready(self, now_seconds: float) -> Iterator[MergedStep | MergedTable]:
         """Yield what is complete or overdue; a step always before its layers."""
-        awaited, patient = self.nodes.awaited, self._patient(now_seconds)
-        for sequence, _ in self.steps.close_ready(awaited, now_seconds, patient=patient):
+        awaited, ignore_deadline = self.nodes.awaited, self._awaits_unreported(now_seconds)
+        for sequence, _ in self.steps.close_ready(
+            awaited, now_seconds, ignore_deadline=ignore_deadline
+        ):
             yield self._merge_step(sequence)
         closed = self.steps.closed_sequence
         for sequence, _ in self.tables.close_ready(
-            awaited, now_seconds, up_to=closed, patient=patient
+            awaited, now_seconds, up_to=closed, ignore_deadline=ignore_deadline
         ):
             yield self._merge_table(sequence)
 
     def close_all(self) -> Iterator[MergedStep | MergedTable]:
-        """Yield what is still open: nothing more will come."""
+        """Yield everything that is still open: no more rows will arrive."""
         for sequence, _ in self.steps.close_all():
             yield self._merge_step(sequence)
         for sequence, _ in self.tables.close_all():
             yield self._merge_table(sequence)
 
     def end(self, now_seconds: float) -> EndReason:
-        """Return how the attempt ended; RUNNING while a rank of any node goes on.
+        """Return how the attempt ended; RUNNING while a rank of any node runs.
 
-        Nodes that never reported are waited for during a grace once all known ones have ended.
+        Once all known nodes have ended, those that never reported get a grace period.
         """
         reason = self.nodes.end(now_seconds)
-        if reason is EndReason.RUNNING or not self.nodes.strangers_left:
+        if reason is EndReason.RUNNING or not self.nodes.has_unreported:
             self._own_ended_seconds = None
             return reason
         if self._own_ended_seconds is None:
@@ -147,18 +149,18 @@ class RootMerger:
         waited_seconds = now_seconds - self._own_ended_seconds
         return reason if waited_seconds >= self._grace_seconds else EndReason.RUNNING
 
-    def _patient(self, now_seconds: float) -> bool:
-        """Return whether overdue steps wait on, for nodes that never reported.
+    def _awaits_unreported(self, now_seconds: float) -> bool:
+        """Return whether overdue steps stay open for nodes that never reported.
 
-        They cannot have more rows than they keep: to wait for more would be in vain.
+        Those nodes keep a bounded number of rows: waiting for more would be useless.
         """
-        if self._begun_seconds is None or not self.nodes.strangers_left:
+        if self._begun_seconds is None or not self.nodes.has_unreported:
             return False
         early = now_seconds - self._begun_seconds < FIRST_REPORT_SECONDS
         return early and len(self._open) <= STEPS_KEPT
 
     def _refused(self, node: Node, report: NodeReport) -> bool:
-        """Return whether rows that can be had are missing before these, or these are not ours."""
+        """Return whether earlier rows are missing that the node still has, or these are foreign."""
         known = max(node.position, self.steps.closed_sequence)
         layers_known = max(node.layers_position, self.tables.closed_sequence)
         gap = report.oldest < report.after > known
@@ -167,10 +169,10 @@ class RootMerger:
         ahead = bool(report.steps) and report.steps[-1].sequence > limit
         return not node.own and (gap or layers_gap or ahead)
 
-    def _take_steps(
+    def _add_steps(
         self, node: Node, report: NodeReport, now_seconds: float, time_unix_seconds: float
     ) -> None:
-        terms = ReportColumns(report.step_columns, report.gradient_columns, report.shares)
+        columns = ReportColumns(report.step_columns, report.gradient_columns, report.shares)
         arrived_unix_seconds = None if node.own else time_unix_seconds
         for step in report.steps:
             if step.sequence <= node.position:
@@ -183,26 +185,26 @@ class RootMerger:
             if entry is None:
                 entry = _OpenStep(StepMerge(step.sequence, self._world_size))
                 self._open[step.sequence] = entry
-            entry.merge.add(step, terms, arrived_unix_seconds=arrived_unix_seconds)
+            entry.merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
             entry.held |= node.holdings[step.holding]
             entry.nodes.add(report.node_rank)
         node.position = max(node.position, report.position)
         self.steps.advance(report.node_rank, node.position)
 
-    def _take_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
-        terms = ReportLayerColumns(report.gradient_columns, report.shares, report.layouts)
+    def _add_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
+        columns = ReportLayerColumns(report.gradient_columns, report.shares, report.layouts)
         for table in report.layers:
             if max(node.layers_position, self.tables.closed_sequence) < table.sequence:
                 self.tables.add(report.node_rank, table.sequence, None, now_seconds)
                 entry = self._open_tables.setdefault(table.sequence, LayerMerge(self._world_size))
-                entry.add(table, terms)
+                entry.add(table, columns)
         node.layers_position = max(node.layers_position, report.layers_position)
         self.tables.advance(report.node_rank, node.layers_position)
 
-    def _receipt(self, node: Node, *, taken: bool) -> Receipt:
+    def _receipt(self, node: Node, *, accepted: bool) -> Receipt:
         return Receipt(
             session=node.report.session,
-            taken=taken,
+            accepted=accepted,
             position=max(node.position, self.steps.closed_sequence),
             layers_position=max(node.layers_position, self.tables.closed_sequence),
             settled=self.settled[0],
@@ -212,14 +214,16 @@ class RootMerger:
     def _merge_step(self, sequence: int) -> MergedStep:
         entry = self._open.pop(sequence)
         held = entry.held | self.nodes.held(without=entry.nodes)
-        return entry.merge.merged(self._make_roster(held), self.assumed)
+        return entry.merge.merged(self._shares_expected_of(held), self.assumed)
 
     def _merge_table(self, sequence: int) -> MergedTable:
         merge = self._open_tables.pop(sequence)
-        layers = merge.merged(self._make_roster(self.nodes.held()), self.assumed, self._names)
+        layers = merge.merged(
+            self._shares_expected_of(self.nodes.held()), self.assumed, self._names
+        )
         return MergedTable(sequence, layers)
 
-    def _make_roster(self, held: set[NodeShare]) -> ExpectedShares:
+    def _shares_expected_of(self, held: set[NodeShare]) -> ExpectedShares:
         ranks_known = self.nodes.ranks_known
         if self._expected_shares is None or self._expected_shares[0] != (held, ranks_known):
             expected_shares = make_expected_shares(
@@ -229,16 +233,16 @@ class RootMerger:
         return self._expected_shares[1]
 
 
-def refusal(report: NodeReport, *, taken: bool) -> Receipt:
+def refusal(report: NodeReport, *, accepted: bool) -> Receipt:
     """Return the answer to a report of another attempt.
 
-    taken: of one that is over; else of one that this node has yet to see, to be sent again.
+    accepted: of one that is over; else of one that this node has not seen yet, to be sent again.
     """
     return Receipt(
         session=report.session,
-        taken=taken,
-        position=report.position if taken else report.after,
-        layers_position=report.layers_position if taken else report.layers_after,
+        accepted=accepted,
+        position=report.position if accepted else report.after,
+        layers_position=report.layers_position if accepted else report.layers_after,
         settled=0,
         layers_settled=0,
     )

@@ -1,1 +1,1 @@
-"""The rings of this node, read step by step: which ranks, how far, and whether they live."""
+"""Reads the rings of this node step by step, and tracks which ranks are alive."""

@@ -1,4 +1,4 @@
-"""One attempt of a run on this node: its ranks, and the steps that are being put together."""
+"""One attempt of a run on this node: reads its ranks' rings and reduces their rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from mp_agent.records.steps import EndReason
 from mp_agent.records.text import as_utf8
 
 TABLE_LAG_STEPS = 8
-"""A probe writes the layers of a step at most so many steps after it (on CUDA, after trouble)."""
+"""A probe writes the layers of a step at most this many steps later (on CUDA, after trouble)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class LocalAttempt:
 
     @property
     def seen(self) -> bool:
-        """Whether any rank of this node has shown itself."""
+        """Whether a ring of this node has been found."""
         return bool(self.sources)
 
     @property
@@ -54,7 +54,7 @@ class LocalAttempt:
 
     @property
     def created_unix_ns(self) -> frozenset[int]:
-        """When the rings were made, by this node's clock."""
+        """When the rings were created, by this node's clock."""
         return frozenset(source.identity.created_unix_ns for source in self.sources.values())
 
     @property
@@ -65,12 +65,12 @@ class LocalAttempt:
 
     @property
     def alive(self) -> bool:
-        """Whether a rank lives at this very moment, not only at the last look."""
+        """Whether a rank is alive right now, not only at the last poll."""
         return any(source.alive for source in self.sources.values())
 
     @property
     def end(self) -> EndReason:
-        """How the attempt ended on this node; RUNNING while a rank goes on."""
+        """How the attempt ended on this node; RUNNING while a rank runs."""
         return run_end([source.end for source in self.sources.values()])
 
     @property
@@ -80,7 +80,7 @@ class LocalAttempt:
 
     @property
     def expected_ranks(self) -> set[int]:
-        """The ranks of this node, those that have not shown up yet included."""
+        """The ranks of this node, including those that have no ring yet."""
         ranks = set(self.sources)
         for identity in [source.identity for source in self.sources.values()]:
             ranks |= self._unseen_neighbours(identity)
@@ -93,24 +93,24 @@ class LocalAttempt:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """What the known ranks hold now: indices into the book's shares."""
+        """Shares that the known ranks hold now: indices into the schema index's shares."""
         return self.schema_index.holdings[self.schema_index.holding(self._schemas.values())]
 
     @property
     def layers_position(self) -> int:
-        """Sequence number up to which no layer table will come any more."""
+        """Sequence number up to which no more layer tables will arrive."""
         return self.tables.floor(self._awaited_ranks())
 
     def statuses(self) -> tuple[RankStatus, ...]:
-        """Return where each rank stands."""
+        """Return the state of each rank."""
         return tuple(_status(source) for _, source in sorted(self.sources.items()))
 
     def add(self, source: RankSource) -> None:
-        """Take a rank in."""
+        """Add a rank."""
         self.sources[source.identity.rank] = source
 
     def poll(self, now_seconds: float) -> Iterator[LocalStep | NodeLayers]:
-        """Read all rings and yield what they complete; a step always before its layers."""
+        """Read all rings and yield the steps that are complete; each before its layers."""
         self._read(now_seconds)
         for _, steps in self.steps.close_ready(self._awaited_ranks(), now_seconds):
             yield self._reduce_step(steps)
@@ -121,36 +121,36 @@ class LocalAttempt:
             yield reduce_layers(sequence, list(tables.values()), self.schema_index)
 
     def close_all(self) -> Iterator[LocalStep | NodeLayers]:
-        """Yield what is still open: nothing more will come."""
+        """Yield everything that is still open: no more rows will arrive."""
         for _, steps in self.steps.close_all():
             yield self._reduce_step(steps)
         for sequence, tables in self.tables.close_all():
             yield reduce_layers(sequence, list(tables.values()), self.schema_index)
 
     def close(self) -> None:
-        """Let go of all rings."""
+        """Close all rings."""
         for source in self.sources.values():
             source.close()
 
     def _read(self, now_seconds: float) -> None:
         for rank, source in self.sources.items():
-            for delivery in source.poll():
-                self._dropped += delivery.dropped
-                if delivery.schema is not None:
-                    self._take(rank, delivery.schema, delivery, now_seconds)
+            for batch in source.poll():
+                self._dropped += batch.dropped
+                if batch.schema is not None:
+                    self._add_batch(rank, batch.schema, batch, now_seconds)
             self.tables.advance(rank, source.position - TABLE_LAG_STEPS)
 
-    def _take(self, rank: int, schema: Schema, delivery: RingBatch, now_seconds: float) -> None:
+    def _add_batch(self, rank: int, schema: Schema, batch: RingBatch, now_seconds: float) -> None:
         if self._schemas.get(rank) is not schema:
             self._schemas[rank] = schema
-        for step in delivery.steps:
+        for step in batch.steps:
             self.steps.add(rank, step.sequence, RankStep(rank, schema, step), now_seconds)
-        self.layer_tables.put(rank, schema, delivery.tables)
-        for table in delivery.tables:
+        self.layer_tables.put(rank, schema, batch.tables)
+        for table in batch.tables:
             self.tables.add(rank, table.sequence, RankLayers(rank, schema, table.rows), now_seconds)
 
     def _awaited_ranks(self) -> set[int]:
-        """Return the ranks from which more can come, those that have not shown up yet included."""
+        """Return the ranks that can still deliver, including those that have no ring yet."""
         ended = {
             rank for rank, source in self.sources.items() if source.end is not EndReason.RUNNING
         }

@@ -1,4 +1,4 @@
-"""The layer tables that were read last: a ring holds only the last four."""
+"""Keeps the layer tables that were read last: a ring holds only the last four."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ BYTES_MAX = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedTable:
-    """A rank's layer table, with the schema that it was written under."""
+    """A rank's layer table, with its schema."""
 
     rank: int
     schema: Schema
     table: LayerTable
 
     def segment(self) -> Segment:
-        """Return it as rows of a flight record."""
+        """Return it as a segment of a flight record."""
         return Segment(schema=self.schema, tables=(self.table,))
 
 
 class LayerTableCache:
-    """Keeps tables of all local ranks, within bounds; those of the oldest step go first."""
+    """Keeps tables of all local ranks within a byte limit; evicts the oldest step first."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -32,7 +32,7 @@ class LayerTableCache:
         self._tables: dict[int, list[CachedTable]] = {}
 
     def put(self, rank: int, schema: Schema, tables: Sequence[LayerTable]) -> None:
-        """Keep what a rank wrote."""
+        """Add tables of a rank."""
         for table in tables:
             self._tables.setdefault(table.sequence, []).append(CachedTable(rank, schema, table))
             self._bytes += table.rows.nbytes
@@ -42,5 +42,5 @@ class LayerTableCache:
 
     @property
     def tables(self) -> tuple[CachedTable, ...]:
-        """All that are kept, by step."""
+        """All cached tables, by step."""
         return tuple(kept for sequence in sorted(self._tables) for kept in self._tables[sequence])

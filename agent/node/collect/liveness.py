@@ -1,4 +1,4 @@
-"""What the ranks' markers and locks say of the run: does it live, how did it end, where is it."""
+"""Derives from ranks' markers and locks whether a run is alive, how it ended and how far it is."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from mp_agent.records.rows import RankStatus
 from mp_agent.records.steps import EndReason, Phase, RankState
 
 _BETWEEN_STEPS = (Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER)
-_GRAVITY = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
+_WORST_FIRST = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
 
 
 def rank_end(state: RankState, *, alive: bool, exit_status: int | None = None) -> EndReason:
-    """Return how a rank ended; RUNNING while it goes on.
+    """Return how a rank ended; RUNNING while it runs.
 
-    An end marker counts as the end although the process may wait for its last scrape. The exit
-    status of a process that is gone counts more; one that is gone without either was killed.
+    An end marker counts although the process may still wait for its last scrape. The exit status
+    of a process that is gone takes precedence; one that left neither was killed.
     """
     if not alive and exit_status is not None:
         return EndReason.FAILED if exit_status else EndReason.COMPLETED
@@ -23,16 +23,16 @@ def rank_end(state: RankState, *, alive: bool, exit_status: int | None = None) -
 
 
 def run_end(ranks: Sequence[EndReason]) -> EndReason:
-    """Return how the run ended: the gravest of its ranks' ends; RUNNING while one goes on."""
+    """Return how the run ended: the worst of its ranks' ends; RUNNING while one runs."""
     if not ranks or EndReason.RUNNING in ranks:
         return EndReason.RUNNING
-    return next(reason for reason in _GRAVITY if reason in ranks)
+    return next(reason for reason in _WORST_FIRST if reason in ranks)
 
 
 def furthest_behind(ranks: Sequence[RankStatus]) -> RankStatus | None:
-    """Return the status of the rank with the least progress that runs; of equal ones the lowest's.
+    """Return the running rank with the least progress; among equals, the lowest rank.
 
-    Evaluation, checkpointing and the like come before the forward pass of the same step.
+    Evaluation, checkpointing and other phases count as before the forward pass of a step.
     """
     running = (status for status in ranks if status.end is EndReason.RUNNING)
     return min(running, key=_progress, default=None)

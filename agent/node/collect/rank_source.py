@@ -1,4 +1,4 @@
-"""One rank as the node agent sees it: its ring, how far it was read, and whether it lives."""
+"""Reads one rank's ring incrementally, and tracks whether its process is alive."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ from mp_agent.ring.reader import RingReader
 
 log = logging.getLogger("mp_agent.node")
 
-_SCHEMAS_PER_LOOK = 256
-"""So many changes of schema are read at once; those that remain are read at the next look."""
+_SCHEMAS_PER_POLL = 256
+"""Schema changes that one poll reads; the rest is left to the next poll."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RingBatch:
-    """What one look at a ring brought. Rows fit `schema`; there are none while it is None."""
+    """New rows of a ring under one schema; empty while the schema is None."""
 
     schema: Schema | None
     steps: Sequence[StepRecord] = ()
@@ -45,54 +45,54 @@ class RankSource:
         self.last: StepRecord | None = None
         self.end = EndReason.RUNNING
         self.gone = False
-        """Whether the process is gone and everything it left has been read."""
+        """Whether the process is gone and its ring has been read completely."""
         self.position = after
-        """Sequence number up to which this rank has nothing more to deliver."""
+        """Sequence number up to which this rank has delivered everything."""
         self._layers_position = layers_after
         self._version = 0
         """Version of the ring that was read last."""
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives at this very moment."""
+        """Whether the process is alive right now."""
         return not self.gone and self._reader.writer_alive()
 
     def poll(self) -> list[RingBatch]:
-        """Return what is new, and bring `state`, `end` and `last` up to date.
+        """Return what is new, and update `state`, `end` and `last`.
 
-        A ring that can no longer be read is given up: the rank counts as gone, its end as unknown.
+        A ring that can no longer be read is abandoned: the rank counts as gone, its end as unknown.
         """
-        deliveries: list[RingBatch] = []
+        batches: list[RingBatch] = []
         try:
-            deliveries.extend(self._deliveries())
+            batches.extend(self._new_batches())
         except (RingError, OSError, ValueError) as error:
-            log.error("rank %d is given up: %s", self.identity.rank, error)
+            log.error("rank %d: its ring is abandoned: %s", self.identity.rank, error)
             self.end, self.gone = EndReason.UNKNOWN, True
-            deliveries.append(RingBatch(self.schema, dropped=1))
-        return deliveries
+            batches.append(RingBatch(self.schema, dropped=1))
+        return batches
 
     def close(self) -> None:
-        """Let go of the ring."""
+        """Close the ring."""
         self._reader.close()
 
-    def _deliveries(self) -> Iterator[RingBatch]:
-        """Yield what is new, one delivery per schema: the reader goes through them in order."""
+    def _new_batches(self) -> Iterator[RingBatch]:
+        """Yield what is new, one batch per schema: the reader goes through them in order."""
         if self.gone:
             return
         alive, version = self._reader.writer_alive(), self._reader.version
         if alive and version == self._version:
             return
-        for _ in range(_SCHEMAS_PER_LOOK):
+        for _ in range(_SCHEMAS_PER_POLL):
             yield self._read(alive=alive)
             if self._reader.schema is self.schema:
                 self.gone, self._version = not alive, version
                 return
-        self.end = EndReason.RUNNING  # for us: there is more to read
+        self.end = EndReason.RUNNING  # there is more to read
 
     def _read(self, *, alive: bool) -> RingBatch:
-        """Read the records of one schema; the reader goes to the next once they are all read.
+        """Read the records of one schema; the reader then moves on to the next one.
 
-        The lock was looked at first and the records come last: what a dead rank wrote is all in.
+        The lock was checked before the records are read, so a dead rank's records are complete.
         """
         self.state = self._reader.state
         exit_status = None if alive else self._reader.exit_status
@@ -107,12 +107,12 @@ class RankSource:
         return self._fitting(steps, tables, lost)
 
     def _recall(self) -> None:
-        """Find the record that a node agent before this one has already counted."""
+        """Find the last record that an earlier node agent has already counted."""
         steps, _ = self._reader.steps_after(self.position - 1)
         self.last = next((step for step in steps if step.sequence == self.position), None)
 
     def _interrupted(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
-        """Return the step during which a dead rank was killed, if its gradients were measured."""
+        """Return the step in which a dead rank was killed, if its gradients were measured."""
         record = self._reader.open_record()
         last = steps[-1].sequence if steps else self.position
         if record is None or self.schema is None or record.sequence <= last:
@@ -137,10 +137,10 @@ class RankSource:
 
 
 def _settled(record: StepRecord, schema: Schema) -> StepRecord:
-    """Return the record of an interrupted step with `skipped` set where it follows.
+    """Return the record of an interrupted step with `skipped` set if GradScaler would have skipped.
 
-    GradScaler would have skipped a step whose gradients are not finite; without this the step
-    would count as an update of the weights that never took place.
+    GradScaler skips a step whose gradients are not finite; otherwise the step would count as an
+    update of the weights that never took place.
     """
     columns = schema.step_columns
     skipped, scale = columns.index("skipped"), columns.index("loss_scale")

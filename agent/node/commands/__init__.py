@@ -1,1 +1,1 @@
-"""What the user types: `mp-agent node`, `mp-agent exec`, `mp-agent dump`, `mp-agent postmortem`."""
+"""The commands `mp-agent node`, `mp-agent exec`, `mp-agent dump` and `mp-agent postmortem`."""

@@ -1,4 +1,4 @@
-"""`mp-agent exec -- torchrun …`: a job under supervision, with a node agent that outlives it."""
+"""`mp-agent exec -- torchrun …`: runs a job with a node agent that outlives it."""
 
 import os
 import shutil
@@ -28,10 +28,10 @@ _POLL_SECONDS = 0.1
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_command(command: tuple[str, ...]) -> None:
-    """Run COMMAND with a node agent beside it, and return COMMAND's exit code.
+    """Run COMMAND together with a node agent, and return COMMAND's exit code.
 
-    Signals are forwarded. The agent serves the last state for linger_seconds after the end; a
-    second SIGTERM or SIGINT, once the command has ended, cuts that short.
+    Signals are forwarded. The agent serves the final state for linger_seconds after the end; a
+    further SIGTERM or SIGINT, once the command has ended, stops it earlier.
     """
     settings, _ = load_settings()
     sys.exit(supervise(command, settings))
@@ -46,7 +46,7 @@ def supervise(command: Sequence[str], settings: Settings) -> int:
         make_private_directory(settings.dir)
         clear_leftovers(settings.dir)
         directory = Path(tempfile.mkdtemp(prefix=SUPERVISED_PREFIX, dir=settings.dir))
-        # Held to the end of this process: says that the directory is in use.
+        # Held until this process ends: marks the directory as in use.
         hold_supervisor_lock(directory)
     except (OSError, RingError) as error:
         click.echo(f"mp-agent exec: the job runs unwatched: {error}", err=True)
@@ -64,26 +64,26 @@ def _run(
     directory: Path | None,
     settings: Settings,
 ) -> int:
-    """Run the job; beside it, when there is a directory for its rings, the node agent."""
+    """Run the job and, if there is a directory for its rings, the node agent."""
     try:
         job = subprocess.Popen(command, env={**os.environ, **environment})
     except OSError as error:
         click.echo(f"mp-agent exec: {command[0]}: {error.strerror}", err=True)
         return 127 if isinstance(error, FileNotFoundError) else 126
-    watch = _Signals(job)
+    signals = _Signals(job)
     if directory is None:
         code = job.wait()
     else:
         agent = _Agent(directory)
         code = _wait(job, agent)
         if locations.find_runs(directory):
-            _linger(agent, settings.linger_seconds, watch)
+            _linger(agent, settings.linger_seconds, signals)
         agent.stop()
     return code if code >= 0 else 128 - code
 
 
 def _wait(job: subprocess.Popen[bytes], agent: "_Agent") -> int:
-    """Return the job's exit code once it has one, keeping the agent alive meanwhile."""
+    """Wait for the job's exit code, restarting the agent if it dies."""
     while True:
         try:
             return job.wait(_POLL_SECONDS)
@@ -127,11 +127,11 @@ class _Agent:
 
 
 class _Signals:
-    """Forwards signals to the job; once it has ended, a signal ends the linger."""
+    """Forwards signals to the job; after its end, a signal ends the linger period."""
 
     def __init__(self, job: subprocess.Popen[bytes]) -> None:
         self._job = job
-        self.linger_cut = False
+        self.linger_cancelled = False
         for number in _FORWARDED:
             signal.signal(number, self._handle)
 
@@ -139,12 +139,12 @@ class _Signals:
         if self._job.poll() is None:
             self._job.send_signal(number)
         else:
-            self.linger_cut = True
+            self.linger_cancelled = True
 
 
-def _linger(agent: _Agent, linger_seconds: float, watch: _Signals) -> None:
+def _linger(agent: _Agent, linger_seconds: float, signals: _Signals) -> None:
     deadline = time.monotonic() + linger_seconds
-    while time.monotonic() < deadline and not watch.linger_cut:
+    while time.monotonic() < deadline and not signals.linger_cancelled:
         if agent.killed:
             agent.restart_if_dead()
         elif not agent.alive():

@@ -1,4 +1,4 @@
-"""`mp-agent dump` and `mp-agent postmortem`: write a flight record, and analyse one."""
+"""`mp-agent dump` and `mp-agent postmortem`: write flight records and analyse them."""
 
 import secrets
 import sys

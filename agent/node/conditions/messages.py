@@ -1,4 +1,4 @@
-"""A finding in words: what a condition in force says of itself, and the line of the log."""
+"""Texts of conditions: description and remedy of a finding, and the log line of an event."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.views import RunView
 
 log = logging.getLogger("mp_agent.node")
@@ -22,7 +22,7 @@ _LOG_LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING, "info":
 
 
 class Observation(NamedTuple):
-    """When something was found, by the clock of the loop and by the calendar, and in what run."""
+    """The run's state when conditions were judged, with monotonic and wall-clock time."""
 
     view: RunView
     now_seconds: float
@@ -35,19 +35,19 @@ class Observation(NamedTuple):
 
 
 def described(
-    finding: Finding, moment: Observation, values: Values, lookup: Lookup
+    finding: Finding, observation: Observation, values: Values, lookup: Lookup
 ) -> ActiveCondition:
-    """Return a finding as a condition in force; lookup: what info metrics name of the run."""
+    """Return a finding as an active condition; lookup: labels of the run's info metrics."""
     condition, level = finding.condition, finding.level
-    ago_seconds = moment.now_seconds - finding.since_seconds
-    labels = {"run": moment.view.identity.run, **finding.labels}
-    place, since_step = _place(finding, moment.view, labels)
+    ago_seconds = observation.now_seconds - finding.since_seconds
+    labels = {"run": observation.view.identity.run, **finding.labels}
+    place, since_step = _place(finding, observation.view, labels)
     return ActiveCondition(
         name=condition.name,
         severity=finding.severity,
-        run=moment.view.identity.run,
+        run=observation.view.identity.run,
         since_step=since_step,
-        since_unix_seconds=moment.time_unix_seconds - ago_seconds,
+        since_unix_seconds=observation.time_unix_seconds - ago_seconds,
         value=finding.value,
         summary=condition.summary,
         description=plain_text(level.parts, values, labels, finding.value, lookup),
@@ -56,8 +56,8 @@ def described(
     )
 
 
-def log_event(event: ConditionEvent) -> None:
-    """Write one line of `name=value` pairs; values with spaces are quoted."""
+def log_event(event: StoredConditionEvent) -> None:
+    """Log one line of `name=value` pairs; values with spaces are quoted."""
     active = event.condition
     fields = {
         "condition": active.name,
@@ -80,7 +80,7 @@ def log_event(event: ConditionEvent) -> None:
 def _place(
     finding: Finding, view: RunView, labels: Mapping[str, str]
 ) -> tuple[dict[str, str], int]:
-    """Return rank, layer and phase as far as they are known, and the step since when."""
+    """Return rank, layer and phase, as far as they are known, and the first step."""
     first = view.first_nonfinite
     if first is not None and metrics.FIRST_NONFINITE.prometheus_name in _named(finding.level):
         return {"rank": first.rank, "layer": first.layer, "phase": first.phase}, first.step
@@ -88,7 +88,7 @@ def _place(
 
 
 def _named(level: Level) -> Iterable[str]:
-    """Return the info metrics that a level's description names."""
+    """Return the info metrics that a level's description refers to."""
     return {part.metric for part in level.parts if isinstance(part, InfoMark)}
 
 

@@ -1,4 +1,4 @@
-"""What the detectors are fed with: the catalog's samples of one run, as they would be exposed."""
+"""Reads the catalog's samples of one run for the detector, as they would be exposed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
@@ -14,7 +14,7 @@ from mp_agent.records.views import RunView
 
 
 class MetricReader:
-    """Reads the metrics that are looked at, and no others. `names`: as they are exposed."""
+    """Reads only the metrics that conditions use. `names`: as they are exposed."""
 
     def __init__(self, names: frozenset[str], thresholds: Mapping[str, float]) -> None:
         self._thresholds = thresholds
@@ -29,8 +29,8 @@ class MetricReader:
             if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
         ]
 
-    def everything(self, export: RunExport) -> Iterator[Reading]:
-        """Yield every series of the metrics, without the label of the run and empty ones."""
+    def all_series(self, export: RunExport) -> Iterator[Reading]:
+        """Yield every series of the metrics, without the label `run` and empty labels."""
         if export.view is not None:
             yield from _values(self._read, export.view)
             for key, metric in self._counted:
@@ -48,18 +48,18 @@ class MetricReader:
                     yield (metric.prometheus_name, labels), sample.value
 
     def gauges(self, view: RunView) -> Iterator[Reading]:
-        """Yield the gauges of the run as a whole: what counters do not keep from step to step."""
+        """Yield the run's gauges: unlike counters, they do not retain earlier values."""
         for metric, read in self._gauges:
             names = metric.label_names[1:]
             for texts, value in labelled(read(view)):
-                # Optional labels that the series lacks are at the end.
+                # Missing optional labels come last.
                 yield (metric.prometheus_name, tuple(zip(names, texts, strict=False))), value
 
 
 def known_before(counters: CounterStore) -> KnownValue:
-    """Return what counters stood at when the node agent that had counted them was gone.
+    """Return the values that counters had when the previous node agent ended.
 
-    What was not counted here, but read, is taken as it stands: when it rose is not known.
+    Gauges start from their first reading: when they rose is not known.
     """
     totals = {(name, labels): value for name, labels, value in counters.dump()[0]}
 
@@ -67,13 +67,13 @@ def known_before(counters: CounterStore) -> KnownValue:
         metric = BY_PROMETHEUS_NAME.get(name)
         if metric is None or metric.count is None:
             return value
-        return totals.get((metric.name, _book_labels(metric, labels)), 0.0)
+        return totals.get((metric.name, _counter_labels(metric, labels)), 0.0)
 
     return known_value
 
 
-def _book_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
-    """Return label values as counters are kept by: optional labels only where there are some."""
+def _counter_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
+    """Return label values as counters are keyed by: optional labels only if present."""
     found = dict(labels)
     return tuple(
         found.get(name, "")

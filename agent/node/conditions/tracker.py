@@ -1,4 +1,4 @@
-"""Judges the conditions of one run from step to step, as often as it can afford."""
+"""Judges the conditions of one run after each step, within a processor time budget."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -17,21 +17,21 @@ from mp_agent.node.conditions.messages import Observation, described
 from mp_agent.node.conditions.metric_reader import MetricReader, known_before
 from mp_agent.node.conditions.notifier import ConditionNotifier, FailureLog, Listener
 from mp_agent.node.series.snapshot_builder import RunExport
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent, ConditionMemory
+from mp_agent.records.conditions import ActiveCondition, ConditionMemory, StoredConditionEvent
 from mp_agent.records.views import RunView
 
-__all__ = ["LOOK_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
+__all__ = ["JUDGE_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
 
 PROCESSOR_SHARE = 0.05
-"""Of one processor: how much judging may take, however fast the steps come."""
-LOOK_INTERVAL_SECONDS = 1.0
-"""Time between two judgements where no step comes."""
+"""Share of one processor that judging may take, however fast the steps come."""
+JUDGE_INTERVAL_SECONDS = 1.0
+"""Time between two judgements while no step arrives."""
 
 
 class ConditionTracker:
-    """Judges a run on every step, or less often where that would cost too much.
+    """Judges a run on every step, or less often if that would exceed the budget.
 
-    No counted step and no extreme value escapes it then.
+    Counters and extreme values of skipped steps still count in the next judgement.
     """
 
     def __init__(
@@ -43,65 +43,65 @@ class ConditionTracker:
         earlier: CounterStore | None = None,
         conditions: Iterable[Condition] = CONDITIONS,
     ) -> None:
-        """Go on with what an earlier node agent remembered and had counted, if there was one."""
+        """Continue from the state and counters of an earlier node agent, if there was one."""
         self._run_dir = run_dir
         self._values = values
         known_value = None if earlier is None else known_before(earlier)
         self._detector = Detector(conditions, values, known_value=known_value)
         self._reader = MetricReader(self._detector.readings.names, values.limits)
-        self._interval_seconds = min(LOOK_INTERVAL_SECONDS, self._detector.readings.period_seconds)
+        self._interval_seconds = min(JUDGE_INTERVAL_SECONDS, self._detector.readings.period_seconds)
         self._remembered: ConditionMemory | None = memory
-        self._in_force = ActiveConditions(self._detector.levels, memory)
+        self._active = ActiveConditions(self._detector.levels, memory)
         self._failures = FailureLog()
         self._notifier = ConditionNotifier(run_dir, self._failures)
         self._view: RunView | None = None
         self._unjudged = self._changed = False
         self._judged_seconds = float("-inf")
-        self._rests_until = 0.0
+        self._resume_seconds = 0.0
 
     @property
     def active(self) -> tuple[ActiveCondition, ...]:
-        """The conditions in force, milder severities included, in the order in which they began."""
-        return self._in_force.active
+        """The active conditions, milder severities included, in the order in which they began."""
+        return self._active.active
 
     @property
     def fired(self) -> dict[tuple[str, str], int]:
         """How often each condition began, by condition and severity."""
-        return self._in_force.fired
+        return self._active.fired
 
     @property
     def memory(self) -> ConditionMemory:
-        """What a later node agent needs to go on."""
-        return self._in_force.memory if self._remembered is None else self._remembered
+        """State that a successor of this node agent needs."""
+        return self._active.memory if self._remembered is None else self._remembered
 
     @property
     def listeners(self) -> list[Listener]:
-        """They hear of every event that is told; what one raises is logged."""
+        """Called with every event; what one raises is logged."""
         return self._notifier.listeners
 
     def recent_news(self, now_seconds: float) -> bytes:
-        """Return the last events for the ranks of other nodes; b"" once they must all know."""
+        """Return the recent events for other nodes; b"" if there are none."""
         return self._notifier.recent_news(now_seconds)
 
-    def take_over(self, content: bytes) -> None:
-        """Tell the ranks of this node what the root's agent says; b"" says nothing."""
-        self._notifier.take_over(content)
+    def adopt_from_root(self, content: bytes) -> None:
+        """Publish the root's events to the ranks of this node; b"" means none."""
+        self._notifier.adopt_from_root(content)
 
     def after_step(
         self, progress: Progress, now_seconds: float, read: Callable[[], RunExport]
     ) -> None:
-        """Take a closed step in; read: what the run shows after it."""
+        """Judge the run after a closed step, budget permitting; read: returns the run's export."""
         self._unjudged = True
-        if perf_counter() >= self._rests_until:
+        if perf_counter() >= self._resume_seconds:
             self._judge(now_seconds, read)
         elif self._view is not None:
             view = _after(self._view, progress)
-            self._detector.readings.take_some(self._reader.gauges(view), now_seconds)
+            self._detector.readings.update_some(self._reader.gauges(view), now_seconds)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
-        """Judge what is left to judge, and now and then although nothing came.
+        """Judge steps that were skipped, and regularly while no step arrives.
 
-        Returns whether any condition has begun or ended since this was last called.
+        Returns whether a condition has begun or ended since the last call.
         """
         due = now_seconds - self._judged_seconds >= self._interval_seconds
         if due or self._unjudged:
@@ -110,7 +110,7 @@ class ConditionTracker:
         return changed
 
     def _judge(self, now_seconds: float, read: Callable[[], RunExport]) -> None:
-        """Judge, whatever it raises, and rest for as long as that took, many times over."""
+        """Judge; log what it raises, and pause so that the budget is kept."""
         begun = perf_counter()
         self._unjudged, self._judged_seconds = False, now_seconds
         try:
@@ -120,45 +120,45 @@ class ConditionTracker:
         except Exception:
             self._failures.note("the conditions of run %s cannot be judged", self._run_dir.name)
         ended = perf_counter()
-        self._rests_until = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
+        self._resume_seconds = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
 
     def _judge_run(self, export: RunExport, view: RunView, now_seconds: float) -> None:
         self._view = view
-        self._detector.readings.take(self._reader.everything(export), now_seconds)
+        self._detector.readings.update(self._reader.all_series(export), now_seconds)
         if self._remembered is not None:
-            self._take_up(self._remembered, now_seconds)
+            self._restore(self._remembered, now_seconds)
             self._remembered = None
-        moment = Observation(view, now_seconds, time.time())
-        changes = self._detector.evaluate(now_seconds, moment.step)
-        self._refresh(moment)
+        observation = Observation(view, now_seconds, time.time())
+        changes = self._detector.evaluate(now_seconds, observation.step)
+        self._refresh(observation)
         if not changes:
             return
         self._changed = True
-        over = [self._in_force.end(change.finding) for change in changes if not change.firing]
+        over = [self._active.end(change.finding) for change in changes if not change.firing]
         for change in changes:
             if change.firing:
-                active = described(change.finding, moment, self._values, self._series_labels)
-                self._in_force.begin(change.finding, active)
+                active = described(change.finding, observation, self._values, self._series_labels)
+                self._active.begin(change.finding, active)
         for known in over:
             if known is not None and known.told:
-                self._tell("resolved", known.active, moment)
-        for active in self._in_force.take_untold():
-            self._tell("firing", active, moment)
+                self._notify("resolved", known.active, observation)
+        for active in self._active.pop_unnotified():
+            self._notify("firing", active, observation)
         self._notifier.publish()
 
-    def _refresh(self, moment: Observation) -> None:
-        """Let the text and value of what is in force be those of now."""
+    def _refresh(self, observation: Observation) -> None:
+        """Update texts and values of the active conditions."""
         for finding in self._detector.findings:
-            known = self._in_force.known(finding)
+            known = self._active.known(finding)
             if known is not None and known.value != finding.value:
-                active = described(finding, moment, self._values, self._series_labels)
-                self._in_force.update(
+                active = described(finding, observation, self._values, self._series_labels)
+                self._active.update(
                     finding,
                     replace(known, value=active.value, description=active.description),
                 )
 
-    def _take_up(self, memory: ConditionMemory, now_seconds: float) -> None:
-        """Go on with the conditions that were in force under the node agent before this one."""
+    def _restore(self, memory: ConditionMemory, now_seconds: float) -> None:
+        """Restore the conditions that were active under the previous node agent."""
         for known in memory.known:
             active = known.active
             found = self._detector.restore(
@@ -170,23 +170,23 @@ class ConditionTracker:
                 now_seconds=now_seconds,
             )
             if found is not None:
-                self._in_force.take_up(found, known)
+                self._active.restore(found, known)
 
     def _series_labels(self, name: str) -> list[dict[str, str]]:
         return [dict(labels) for labels, _ in self._detector.readings.standing(name)]
 
-    def _tell(self, state: str, active: ActiveCondition, moment: Observation) -> None:
-        event = ConditionEvent(
+    def _notify(self, state: str, active: ActiveCondition, observation: Observation) -> None:
+        event = StoredConditionEvent(
             state=state,
             condition=active,
-            step=moment.step,
-            time_unix_seconds=moment.time_unix_seconds,
+            step=observation.step,
+            time_unix_seconds=observation.time_unix_seconds,
         )
-        self._notifier.tell(event, moment.now_seconds)
+        self._notifier.notify(event, observation.now_seconds)
 
 
 def _after(view: RunView, progress: Progress) -> RunView:
-    """Return the view after one more step, as far as gauges change with every step."""
+    """Return the view after one more step: only the gauges that change with every step."""
     return replace(
         view,
         last=progress.last,

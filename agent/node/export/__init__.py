@@ -1,1 +1,1 @@
-"""What leaves the agent: snapshots, OTLP pushes, service discovery."""
+"""Output of the agent: snapshots, OTLP pushes, service discovery."""

@@ -1,4 +1,4 @@
-"""The OTLP exporter's tie to the node agent: what is pushed when, and who has the end."""
+"""Runs the OTLP exporter as a service of the node agent."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.node.supervisor import RunSupervisor
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -22,7 +22,7 @@ log = logging.getLogger("mp_agent.node")
 
 
 class OtlpPush:
-    """Runs the OTLP exporter as one of the node agent's services; does nothing unless it is on."""
+    """The OTLP exporter as a service; does nothing unless it is enabled."""
 
     def __init__(
         self,
@@ -32,36 +32,36 @@ class OtlpPush:
         snapshot: Callable[[Sequence[RunSupervisor]], Snapshot],
         directory: Callable[[], Path],
     ) -> None:
-        """shown: the runs that have something to show; directory: what the agent watches."""
+        """shown: the runs that have data; directory: what the agent watches."""
         self._settings = settings
         self._shown = shown
         self._snapshot = snapshot
         self._directory = directory
         self._service: OtlpService | None = None
         self._ends: set[RunSupervisor] = set()
-        """Runs whose end was seen."""
+        """Runs that have ended."""
         self._ends_pushed: set[RunSupervisor] = set()
 
     @property
     def accounts(self) -> tuple[ExportAccount, ...]:
-        """How the pushes went."""
+        """Results of the pushes."""
         return () if self._service is None else self._service.accounts
 
-    def owes(self, watch: RunSupervisor) -> bool:
-        """Return whether a run's end is still to be pushed; true from the beginning."""
+    def final_push_pending(self, supervisor: RunSupervisor) -> bool:
+        """Return whether a run's final state was not pushed yet; true from the start."""
         pushes = self._service is not None and self._service.pushes_metrics
-        return pushes and not (watch.ended and watch in self._ends_pushed)
+        return pushes and not (supervisor.ended and supervisor in self._ends_pushed)
 
-    def on_condition(self, event: ConditionEvent) -> None:
-        """Hand a condition's coming or going to the exporter."""
+    def on_condition(self, event: StoredConditionEvent) -> None:
+        """Forward a condition event to the exporter."""
         if self._service is not None:
             self._service.on_condition(event)
 
     def start(self) -> None:
-        """Make the exporter; without its packages, or switched off by OTEL_*, say so instead."""
+        """Create the exporter; log it if packages are missing, or OTEL_* disables it."""
         if "otlp" not in self._settings.exporters:
             return
-        # Only here: without the extra the packages are missing, and they take memory.
+        # Imported only here: an optional dependency that needs memory.
         try:
             from mp_agent.exporters.otlp.environment import read_environment
             from mp_agent.exporters.otlp.service import OtlpService
@@ -74,7 +74,7 @@ class OtlpPush:
             return
         self._service = OtlpService(
             environment,
-            self._collect,
+            self._metric_batch,
             self._directory(),
             span_events=self._settings.otlp_span_events,
         )
@@ -84,7 +84,7 @@ class OtlpPush:
         """Push what is due; the end of a run is due at once."""
         if self._service is None:
             return
-        ends = {watch for watch in self._shown() if watch.ended}
+        ends = {supervisor for supervisor in self._shown() if supervisor.ended}
         if ends - self._ends:
             self._service.push_metrics_soon()
         self._ends_pushed &= ends
@@ -92,28 +92,29 @@ class OtlpPush:
         self._service.tick(now_seconds)
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Push the last state, or that there is none any more."""
+        """Push the final state."""
         if self._service is not None:
             await self._service.stop(deadline_seconds)
 
-    def _collect(self) -> "MetricBatch":
+    def _metric_batch(self) -> "MetricBatch":
         from mp_agent.exporters.otlp.signal_sources import MetricBatch
 
         shown = self._shown()
-        ended = [watch for watch in shown if watch.ended]
+        ended = [supervisor for supervisor in shown if supervisor.ended]
         return MetricBatch(
             self._snapshot(shown),
-            {watch.run.name: _born_unix_ns(watch) for watch in shown},
+            {supervisor.run.name: _born_unix_ns(supervisor) for supervisor in shown},
             delivered=lambda: self._ends_pushed.update(ended),
         )
 
 
-def _born_unix_ns(watch: RunSupervisor) -> int:
-    """Return since when a run's counters count: its lock file is as old as they are.
+def _born_unix_ns(supervisor: RunSupervisor) -> int:
+    """Return the start time of a run's counters: the age of its lock file.
 
-    It is made before the first of them, outlives node agents as they do, and is never written.
+    The file is created before the first counter, outlives node agents as they do, and is never
+    written.
     """
     try:
-        return locations.agent_lock_path(watch.run.run_dir).stat().st_mtime_ns
+        return locations.agent_lock_path(supervisor.run.run_dir).stat().st_mtime_ns
     except OSError:
         return time.time_ns()

@@ -1,4 +1,4 @@
-"""Says where the node agents of the runs are: `/sd` for http_sd, `sd_dir` for file_sd."""
+"""Service discovery of node agents: `/sd` for http_sd, `sd_dir` for file_sd."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ SD_PATH = "/sd"
 _DRAIN_POLL_SECONDS = 0.02
 _FEW_TARGETS = 64
 _TARGETS_PER_SECOND = 500.0
-"""Of many targets the file is looked after less often: a thousand take tens of milliseconds."""
+"""With many targets the file is updated less often: a thousand take tens of milliseconds."""
 
 
 class ServiceDiscovery:
@@ -36,21 +36,21 @@ class ServiceDiscovery:
         links: Callable[[], Iterable[RootLink]],
         endpoint: Callable[[], Endpoint | None],
     ) -> None:
-        """List what `links` has, and this agent at `endpoint`."""
+        """links: those of the watched runs; endpoint: where this agent listens."""
         self._settings = settings
         self._links = links
         self._endpoint = endpoint
         self._files: dict[Path, _Entry] = {}
         """By run directory."""
-        self._aside = _Aside()
+        self._file_worker = _FileWorker()
         self._rests_until_seconds = 0.0
 
     def routes(self) -> list[web.RouteDef]:
-        """Return what the HTTP server is to serve."""
+        """Return the routes for the HTTP server."""
         return [web.get(SD_PATH, self._answer)]
 
     def start(self) -> None:
-        """Nothing is to be done before there are runs."""
+        """Do nothing: there is no run yet."""
 
     def tick(self, now_seconds: float) -> None:
         """Keep the files in `sd_dir` up to date."""
@@ -69,20 +69,20 @@ class ServiceDiscovery:
                 self._write(link, content, now_seconds + WRITE_INTERVAL_SECONDS)
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Take the files away: nobody is left to answer."""
+        """Remove the files: this agent no longer answers."""
         for run_dir in list(self._files):
             self._remove(run_dir)
-        while self._aside.busy and time.monotonic() < deadline_seconds:
+        while self._file_worker.busy and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
     async def _answer(self, request: web.Request) -> web.Response:
-        # Whoever asks has reached this agent under that name.
+        # The client has reached this agent under that name.
         host = request.url.host or socket.gethostname()
         targets = [target for link in self._links() for target in self._targets(link, host)]
         return web.Response(body=render_targets(targets), content_type=CONTENT_TYPE)
 
     def _targets(self, link: RootLink, own_host: str) -> list[Target]:
-        """Return the endpoints of a run; own_host: this agent's when it knows no better."""
+        """Return the endpoints of a run; own_host: fallback for this agent's address."""
         run, endpoint = link.run, self._endpoint()
         if not run.seen or endpoint is None:
             return []
@@ -106,11 +106,11 @@ class ServiceDiscovery:
         root = f"{socket.gethostname()}-{endpoint.port}"
         file = entry.file if entry else TargetsFile(self._settings.sd_dir, link.run.name, root)
         self._files[run_dir] = _Entry(file, content, due_seconds)
-        self._aside.do(file.path, lambda: _refresh(file, content))
+        self._file_worker.do(file.path, lambda: _refresh(file, content))
 
     def _remove(self, run_dir: Path) -> None:
         file = self._files.pop(run_dir).file
-        self._aside.do(file.path, file.remove)
+        self._file_worker.do(file.path, file.remove)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ class _Entry:
     due_seconds: float
 
 
-class _Aside:
-    """Works on files in a thread of its own: a network file system that hangs stops nothing else.
+class _FileWorker:
+    """Writes files in a thread of its own: a hanging network file system blocks nothing else.
 
-    Of several jobs for one file that have not begun yet the last one is done.
+    Of several pending jobs for one file only the last one runs.
     """
 
     def __init__(self) -> None:
@@ -135,17 +135,17 @@ class _Aside:
 
     @property
     def busy(self) -> bool:
-        """Whether a job waits or is under way."""
+        """Whether a job is pending or running."""
         with self._changed:
             return self._working or bool(self._jobs)
 
     def do(self, path: Path, job: Callable[[], None]) -> None:
-        """Do a job soon."""
+        """Queue a job."""
         with self._changed:
             self._jobs[path] = job
             self._changed.notify()
         if self._thread is None:
-            # A daemon: when the agent ends, nobody waits for it.
+            # A daemon, so that it does not delay the end of the agent.
             self._thread = threading.Thread(target=self._work, name="sd_dir", daemon=True)
             self._thread.start()
 
@@ -170,7 +170,7 @@ class _Aside:
 def _refresh(file: TargetsFile, content: bytes) -> None:
     file.write(content)
     for stale in file.remove_stale():
-        log.info("removed %s, which nobody refreshes any more", stale)
+        log.info("removed %s, which is no longer refreshed", stale)
 
 
 def _target(link: RootLink, url: str, node_rank: int, host: str) -> Target:

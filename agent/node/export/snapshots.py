@@ -1,8 +1,7 @@
-"""What the agent shows of its runs: to scrapers and pushes a snapshot, to the page a report."""
+"""Snapshots of all runs for scrapes and pushes, and reports for the status page."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +12,7 @@ from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
 from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.status import status_routes
 from mp_agent.node.registry import RunRegistry
+from mp_agent.node.run.views import ServiceCounts
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.node.transport.service import PushService
@@ -21,63 +21,69 @@ from mp_agent.settings import Settings
 
 
 class SnapshotProvider:
-    """Puts together what the runs say, and what the agent's services say of themselves."""
+    """Combines the views of the runs with the counts of the agent's services."""
 
     def __init__(
         self,
         settings: Settings,
-        watches: RunRegistry,
-        transport: PushService,
+        registry: RunRegistry,
+        push_service: PushService,
         flight: FlightService,
         pushes: Callable[[], tuple[ExportAccount, ...]],
     ) -> None:
-        """pushes: how those of the exporters went."""
+        """pushes: results of the exporters' pushes."""
         self.scrape_seconds: float | None = None
-        """How long the last scrape took to render."""
+        """Time that rendering the last scrape took."""
         self._thresholds = resolve(settings.thresholds)
         self._builder = SnapshotBuilder(self._thresholds, settings.max_series)
-        self._watches = watches
-        self._transport = transport
+        self._registry = registry
+        self._push_service = push_service
         self._flight = flight
         self._pushes = pushes
 
     def snapshot(self, shown: Sequence[RunSupervisor]) -> Snapshot:
-        """Return what some runs show at this moment; what there is no room for is counted.
+        """Return the current metrics of some runs; series beyond `max_series` are counted.
 
-        The runs' accounts are on disk before: an agent that takes over after a kill goes on from
-        what was shown or beyond, even where the same rings read again would add up otherwise.
+        The runs' accounts are written to disk first: a successor after a kill continues from what
+        was exported or later, even where reading the same rings again would give other totals.
         """
-        for watch in shown:
-            watch.commit(time.monotonic())
+        for supervisor in shown:
+            supervisor.commit(time.monotonic())
         exports = self._exports(shown)
         snapshot = self._builder.build(exports, time.time())
-        for watch, export in zip(shown, exports, strict=True):
-            watch.run.count_dropped_series(self._builder.take_dropped(export.run))
+        for supervisor, export in zip(shown, exports, strict=True):
+            supervisor.run.count_dropped_series(self._builder.take_dropped(export.run))
         return snapshot
 
     def routes(self) -> list[web.RouteDef]:
-        """Return what the HTTP server is to serve to people."""
+        """Return the HTTP routes of the status page."""
         return status_routes(self._report, self._history)
 
     def _report(self) -> Mapping[str, Any]:
-        return snapshot_report(self._exports(self._watches.shown), self._thresholds, time.time())
+        return snapshot_report(self._exports(self._registry.shown), self._thresholds, time.time())
 
     def _history(self, run: str) -> Mapping[str, Any] | None:
-        for watch in self._watches.shown:
-            if watch.run.name == run:
-                return {"format": FORMAT, "run": run, **watch.run.history.columns()}
+        for supervisor in self._registry.shown:
+            if supervisor.run.name == run:
+                return {"format": FORMAT, "run": run, **supervisor.run.history.columns()}
         return None
 
     def _exports(self, shown: Sequence[RunSupervisor]) -> list[RunExport]:
         now_seconds, time_unix_seconds = time.monotonic(), time.time()
-        return [self._export(watch, now_seconds, time_unix_seconds) for watch in shown]
+        return [self._export(supervisor, now_seconds, time_unix_seconds) for supervisor in shown]
 
     def _export(
-        self, watch: RunSupervisor, now_seconds: float, time_unix_seconds: float
+        self, supervisor: RunSupervisor, now_seconds: float, time_unix_seconds: float
     ) -> RunExport:
-        run = watch.run
-        export = self._transport.link(run).shown(
-            run.export(now_seconds, time_unix_seconds, scrape_duration_seconds=self.scrape_seconds)
+        run, link = supervisor.run, self._push_service.link(supervisor.run)
+        written, failed = self._flight.counts(run)
+        services = ServiceCounts(
+            scrape_duration_seconds=self.scrape_seconds,
+            transport=link.view,
+            exports=self._pushes(),
+            flight_records=written,
+            flight_errors=failed,
         )
-        agent = self._flight.shown(run, export.agent)
-        return replace(export, agent=replace(agent, exports=self._pushes()))
+        return run.export(
+            now_seconds, time_unix_seconds, services=services, superseded=link.superseded
+        )

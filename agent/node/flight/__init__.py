@@ -1,1 +1,1 @@
-"""Flight records on a node: when they are due, and how they are written."""
+"""Flight records of a node: when they are due, writing, requests and replay."""

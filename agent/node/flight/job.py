@@ -1,4 +1,4 @@
-"""One flight record of one node: collects its contents and writes them."""
+"""One node's flight record: collects its contents and writes it."""
 
 import platform
 import socket
@@ -26,7 +26,7 @@ from mp_agent.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlightJob:
-    """A record to write."""
+    """A flight record to write."""
 
     request: FlightRequest
     run_dir: Path
@@ -90,7 +90,7 @@ def public_settings(settings: Settings) -> Mapping[str, Any]:
 
 
 def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
-    """Return the evidence in a run's rings. Raises FlightError when they hold no step."""
+    """Return the evidence in a run's rings. Raises FlightError if there is none."""
     ranks, problems = read_rank_logs(
         locations.find_rings(run_dir), first=0, last=None, steps=settings.flight_steps
     )
@@ -111,7 +111,7 @@ def evidence_of_rings(run_dir: Path, settings: Settings) -> Evidence:
 def with_tables(
     ranks: Sequence[RankLog], tables: Sequence[CachedTable], last: int
 ) -> tuple[RankLog, ...]:
-    """Return the ranks with cached tables up to a step added to those of their rings."""
+    """Return the ranks, extended by cached tables up to a step."""
     known = {log.identity.rank: log for log in ranks}
     cached: dict[int, list[CachedTable]] = {}
     for kept in tables:

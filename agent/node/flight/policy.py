@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.steps import EndReason
 
 COOL_DOWN_SECONDS = 600.0
 """A condition that fires again within this time triggers no further record."""
 GATHER_SECONDS = 30.0
-"""For this long after a record, further conditions wait, and then share the next one."""
+"""After a record, further conditions are collected for this long and share the next one."""
 
 _BAD_ENDS = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN)
 
@@ -18,27 +18,27 @@ class Trigger:
     """Why a record is due."""
 
     reason: str
-    trigger: ConditionEvent | None = None
+    trigger: StoredConditionEvent | None = None
 
 
 @dataclass(slots=True)
 class FlightPolicy:
-    """Remembers what has triggered records of one run."""
+    """Decides when a record of one run is due, and remembers for what there was one."""
 
-    _pending: dict[str, ConditionEvent] = field(default_factory=dict)
-    _recorded_seconds: dict[str, float] = field(default_factory=dict)
+    _pending: dict[str, StoredConditionEvent] = field(default_factory=dict)
+    _notified_seconds: dict[str, float] = field(default_factory=dict)
     _last_seconds: float | None = None
     _ended_session: str | None = None
 
-    def on_condition(self, event: ConditionEvent) -> None:
-        """Note that a condition began; only critical ones count."""
+    def on_condition(self, event: StoredConditionEvent) -> None:
+        """Note a critical condition that has begun; others are ignored."""
         if event.state == "firing" and event.condition.severity == "critical":
             self._pending.setdefault(event.condition.name, event)
 
     def due(self, end: EndReason, session: str, now_seconds: float) -> Trigger | None:
-        """Return why a record is due now, and count it as written; None if none is due.
+        """Return why a record is due now, assuming that it gets written; None if none is due.
 
-        end, session: how the current attempt ended, and its name.
+        end, session: how the current attempt ended, and its identifier.
         """
         if end in _BAD_ENDS and self._ended_session != session:
             self._ended_session = session
@@ -48,7 +48,7 @@ class FlightPolicy:
         self._pending = {
             name: event
             for name, event in self._pending.items()
-            if now_seconds - self._recorded_seconds.get(name, -COOL_DOWN_SECONDS)
+            if now_seconds - self._notified_seconds.get(name, -COOL_DOWN_SECONDS)
             >= COOL_DOWN_SECONDS
         }
         last_seconds = self._last_seconds
@@ -60,6 +60,6 @@ class FlightPolicy:
         return Trigger(first.condition.name, first)
 
     def _note(self, now_seconds: float) -> None:
-        self._recorded_seconds.update(dict.fromkeys(self._pending, now_seconds))
+        self._notified_seconds.update(dict.fromkeys(self._pending, now_seconds))
         self._pending.clear()
         self._last_seconds = now_seconds

@@ -1,4 +1,4 @@
-"""Reads the rings of a run into logs for a flight record, without waiting for any rank."""
+"""Reads the rings of a run as logs for a flight record; read-only, never waits for a rank."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ log = logging.getLogger("mp_agent.node")
 def read_rank_logs(
     rings: Iterable[Path], *, first: int | None = None, last: int | None = None, steps: int
 ) -> tuple[tuple[RankLog, ...], list[str]]:
-    """Return the ranks of the newest attempt in some rings, and what could not be read.
+    """Return the logs of the newest attempt's ranks, and the problems met while reading.
 
     Steps are those from sequence number `first` to `last`; without these, the last `steps` of
     them. Layer tables are all up to the last step.
@@ -33,27 +33,27 @@ def read_rank_logs(
     ranks = one_attempt(logs)
     end = newest_sequence(ranks) if last is None else last
     begin = end - steps + 1 if first is None else first
-    return tuple(_cut(known, begin, end) for known in ranks), problems
+    return tuple(_restricted(known, begin, end) for known in ranks), problems
 
 
 def newest_sequence(ranks: Sequence[RankLog]) -> int:
-    """Return the last step that any rank wrote."""
+    """Return the last step that any rank has written."""
     segments = (segment for known in ranks for segment in known.segments)
     return max((step.sequence for segment in segments for step in segment.steps), default=0)
 
 
 def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> RankLog:
-    # Without a first step, read more: which step is the last depends on all ranks.
+    # Without a first step, more than requested: the last step is known only from all ranks.
     after = reader.state.committed_sequence - 2 * steps if first is None else first - 1
     source = RankSource(path, reader, after=max(0, after))
     segments = [
         Segment(
-            schema=delivery.schema,
-            steps=tuple(delivery.steps),
-            tables=tuple(delivery.tables),
+            schema=batch.schema,
+            steps=tuple(batch.steps),
+            tables=tuple(batch.tables),
         )
-        for delivery in source.poll()
-        if delivery.schema is not None
+        for batch in source.poll()
+        if batch.schema is not None
     ]
     return RankLog(
         identity=source.identity,
@@ -63,7 +63,7 @@ def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> Rank
     )
 
 
-def _cut(known: RankLog, first: int, last: int) -> RankLog:
+def _restricted(known: RankLog, first: int, last: int) -> RankLog:
     segments = (
         replace(
             segment,

@@ -1,4 +1,4 @@
-"""Merges the rows of an attempt's ranks again, with the code that merges live ones."""
+"""Merges recorded rows of an attempt again, with the code that merges live ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from mp_agent.records.schema import Schema
 
 
 def replay(ranks: Sequence[RankLog]) -> RunHistory:
-    """Return the history of an attempt, with the numbers and incident of the live agent."""
+    """Return the history of an attempt, with the live agent's numbers, incident and blamed rank."""
     merge = _Replay(ranks)
     steps = tuple(merge.steps())
     tables = tuple(merge.tables())
@@ -47,7 +47,7 @@ class _Replay:
         self._world_size = ranks[0].identity.world_size
         self._assumed = AssumedShares()
         self._names = LayerNames()
-        self._expected: dict[tuple[int, ...], ExpectedShares] = {}
+        self._expected_by_schemas: dict[tuple[int, ...], ExpectedShares] = {}
         self._nodes: dict[int, _Node] = {}
         for log in ranks:
             self._add(log)
@@ -101,21 +101,21 @@ class _Replay:
                 node.tables.setdefault(table.sequence, []).append(layers)
 
     def _expected_shares(self, sequence: int) -> ExpectedShares:
-        """Return the shares of all ranks at a step, including ranks that did not deliver it."""
+        """Return the shares of all ranks at a step, including those that did not deliver it."""
         schemas = [(log.identity.node_rank, _schema_at(log, sequence)) for log in self._ranks]
         known = [(node, schema) for node, schema in schemas if schema is not None]
         key = tuple(id(schema) for _, schema in known)
-        if key not in self._expected:
+        if key not in self._expected_by_schemas:
             held = {
                 schema_index.shares[place.share]
                 for node, schema in known
                 for schema_index in (self._nodes[node].schema_index,)
                 for place in schema_index.plan(schema).places
             }
-            self._expected[key] = make_expected_shares(
+            self._expected_by_schemas[key] = make_expected_shares(
                 held, ranks_known=len(known), world_size=self._world_size
             )
-        return self._expected[key]
+        return self._expected_by_schemas[key]
 
 
 def _schema_at(log: RankLog, sequence: int) -> Schema | None:
@@ -136,7 +136,7 @@ def _incident(
         incident.fold(step)
     for sequence, layers in tables:
         if nearest_output := layers.nonfinite_nearest_output():
-            incident.learn_layer(sequence, nearest_output)
+            incident.set_layer(sequence, nearest_output)
     return incident
 
 

@@ -1,4 +1,4 @@
-"""How `mp-agent dump` asks the node agent of a run for a flight record: two small private files.
+"""Request and answer files with which `mp-agent dump` gets a flight record from a node agent.
 
 ::
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpRequest:
-    """A request for a flight record, identified by `id`."""
+    """A request for a flight record. `id` is unique per request."""
 
     id: str
     requested_unix_seconds: float
@@ -28,7 +28,7 @@ class DumpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpAnswer:
-    """The record that was written, or why there is none."""
+    """The path of the record, or why there is none."""
 
     id: str
     path: str = ""
@@ -41,7 +41,7 @@ def write_request(run_dir: Path, request: DumpRequest) -> None:
 
 
 def pop_request(run_dir: Path) -> DumpRequest | None:
-    """Return and remove the request; None if there is none that can be read."""
+    """Return and remove the pending request; None if there is none that can be read."""
     path = _request_path(run_dir)
     if not path.exists():
         return None

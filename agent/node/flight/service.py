@@ -1,9 +1,9 @@
-"""Requests flight records while the node agent runs: decides when, and of which steps."""
+"""Writes flight records of running jobs: decides when, and of which steps."""
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mp_agent.flight.store import record_name
@@ -12,15 +12,14 @@ from mp_agent.node.flight.policy import FlightPolicy, Trigger
 from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, pop_request, write_answer
 from mp_agent.node.flight.writer import Done, FlightWriter
 from mp_agent.node.run.run import Run
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.views import AgentView
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
 
 BUSY_SECONDS_MAX = 60.0
-"""Longest time that an unresponsive disk keeps the agent from releasing a run."""
+"""Longest time for which an unresponsive disk delays the release of a run."""
 _STOP_POLL_SECONDS = 0.02
 
 
@@ -29,7 +28,7 @@ class _RunFlight:
     policy: FlightPolicy = field(default_factory=FlightPolicy)
     session: str = ""
     followed: str = ""
-    """Name of the root's last request that this node has carried out."""
+    """Name of the root's last request that this node has handled."""
     queued_seconds: list[float] = field(default_factory=list)
     written: int = 0
     failed: int = 0
@@ -44,19 +43,17 @@ class FlightService:
         self._runs: dict[Path, _RunFlight] = {}
         self._writer = FlightWriter(settings)
 
-    def shown(self, run: Run, view: AgentView) -> AgentView:
-        """Return the agent's view of a run with its flight records added."""
+    def counts(self, run: Run) -> tuple[int, int]:
+        """Return how many flight records of a run were written, and how many failed."""
         state = self._runs.get(run.run_dir)
-        if state is None:
-            return view
-        return replace(view, flight_records=state.written, flight_errors=state.failed)
+        return (0, 0) if state is None else (state.written, state.failed)
 
-    def look(self, run: Run, now_seconds: float) -> None:
-        """Request the records of a run that are due. Called after each poll of its rings."""
+    def poll(self, run: Run, now_seconds: float) -> None:
+        """Start records that are due for a run; called after each poll, never blocks."""
         self._settle()
         if not run.seen:
             return
-        state = self._known(run)
+        state = self._state_of(run)
         if state.session != run.session:
             state.session = run.session
             if run.is_root:
@@ -70,7 +67,7 @@ class FlightService:
             self._record(run, state, trigger, now_seconds)
 
     def busy(self, run: Run, now_seconds: float) -> bool:
-        """Return whether a record of the run is being written, for up to `BUSY_SECONDS_MAX`."""
+        """Return whether a record of the run is being written; False after `BUSY_SECONDS_MAX`."""
         self._settle()
         state = self._runs.get(run.run_dir)
         return state is not None and any(
@@ -89,13 +86,13 @@ class FlightService:
         self._settle()
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Wait until all requested records are written, or until the deadline."""
+        """Wait until all requested records are written, at most until the deadline."""
         while self._writer.pending and time.monotonic() < deadline_seconds:
             await asyncio.sleep(_STOP_POLL_SECONDS)
         self._settle()
 
-    def _known(self, run: Run) -> _RunFlight:
-        """Return the state of a run; at first, subscribe to its conditions."""
+    def _state_of(self, run: Run) -> _RunFlight:
+        """Return the state of a run; the first call subscribes to its conditions."""
         state = self._runs.get(run.run_dir)
         if state is None:
             state = self._runs[run.run_dir] = _RunFlight()
@@ -114,7 +111,7 @@ class FlightService:
 
     def _record(self, run: Run, state: _RunFlight, trigger: Trigger, now_seconds: float) -> None:
         request = self._make_request(run, trigger)
-        # Every node detects the end of its own ranks.
+        # Every node notices the end of its own ranks by itself.
         if run.is_root and trigger.trigger is not None:
             run.flight_request = request
         self._submit(run, state, request, now_seconds, done=_ignore_result)
@@ -174,9 +171,9 @@ class FlightService:
                 state.queued_seconds.pop(0)
 
 
-def _begun(condition: ActiveCondition) -> ConditionEvent:
+def _begun(condition: ActiveCondition) -> StoredConditionEvent:
     """Return the event with which an active condition began."""
-    return ConditionEvent(
+    return StoredConditionEvent(
         state="firing",
         condition=condition,
         step=condition.since_step,
@@ -185,4 +182,4 @@ def _begun(condition: ActiveCondition) -> ConditionEvent:
 
 
 def _ignore_result(path: Path | None, problem: str) -> None:
-    """Do nothing: no caller waits for the result."""
+    """Do nothing with the result."""

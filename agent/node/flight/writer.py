@@ -1,4 +1,4 @@
-"""Writes flight records one after another in a thread, since a disk may be slow."""
+"""Writes flight records one after the other in a thread: a disk may be slow."""
 
 import logging
 import queue
@@ -16,11 +16,11 @@ log = logging.getLogger("mp_agent.node")
 _QUEUE_MAX = 8
 
 Done = Callable[[Path | None, str], None]
-"""Called with the file that was written, or the problem."""
+"""Called with the file that was written, or with the problem."""
 
 
 class FlightWriter:
-    """A daemon thread, started with the first record."""
+    """A daemon thread that starts with the first record."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -28,10 +28,10 @@ class FlightWriter:
         self._results: queue.SimpleQueue[tuple[Path, bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.pending = 0
-        """Records submitted whose results were not popped yet."""
+        """Submitted records whose results were not popped yet."""
 
     def submit(self, job: FlightJob, run: str, done: Done) -> bool:
-        """Queue a job; return False when the queue is full."""
+        """Queue a job; return False if the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="flight", daemon=True)
             self._thread.start()
@@ -43,7 +43,7 @@ class FlightWriter:
         return True
 
     def pop_results(self) -> list[tuple[Path, bool]]:
-        """Return each finished job's run directory and whether its record was written."""
+        """Return and remove the finished jobs: run directory, and whether it was written."""
         results = []
         while not self._results.empty():
             results.append(self._results.get())

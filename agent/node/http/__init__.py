@@ -1,1 +1,1 @@
-"""The one port: /metrics, /healthz, the status page, and who may connect."""
+"""The HTTP server on the one port: /metrics, /healthz, the status page, access control."""

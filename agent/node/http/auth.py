@@ -1,4 +1,4 @@
-"""Who may connect to the node agent: TLS, client certificates and basic auth."""
+"""Access control of the node agent's port: TLS, client certificates and basic auth."""
 
 import base64
 import hmac
@@ -14,21 +14,21 @@ from mp_agent.node.transport.wire import PATHS
 from mp_agent.settings import Settings
 
 _OPEN_PATHS = PATHS | {"/healthz"}
-"""Probes of a kubelet carry no password; what other agents send carries the run's token."""
+"""Kubelet probes carry no password; requests of other agents carry the run's token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What stands between the agent's port and its paths."""
+    """TLS and middlewares in front of the agent's routes."""
 
     tls: ssl.SSLContext | None = None
     middlewares: tuple[Middleware, ...] = ()
 
 
 def access(settings: Settings) -> Access:
-    """Return the access that the settings ask for.
+    """Return the access control for the settings.
 
-    Raises SettingError when they contradict, or when a guard was set to what cannot be used.
+    Raises SettingError if they contradict, or if a protective setting has an unusable value.
     """
     if settings.refused_guards:
         names = ", ".join(settings.refused_guards)
@@ -38,7 +38,7 @@ def access(settings: Settings) -> Access:
 
 
 def basic_auth(settings: Settings) -> Middleware | None:
-    """Return what asks for user and password, None where nobody has to give any."""
+    """Return the middleware that requires user and password; None if they are not set."""
     password = settings.basic_auth_password.get_secret_value()
     if not settings.basic_auth_user and not password:
         return None

@@ -1,4 +1,4 @@
-"""Connections to the node agent's port: few enough, and none that stays without saying anything."""
+"""Bounds the connections to the node agent's port: their number, idle time and unsent data."""
 
 import asyncio
 import resource
@@ -14,7 +14,7 @@ HANDSHAKE_SECONDS = 10.0
 
 
 class Connection(asyncio.Protocol):
-    """Hands everything on to the server's own protocol, and notes when something last moved."""
+    """Forwards everything to the server's protocol, and records the last activity."""
 
     def __init__(
         self,
@@ -24,104 +24,100 @@ class Connection(asyncio.Protocol):
         *,
         remote: str = "",
     ) -> None:
-        """Call `full` whenever the client takes too little of what is sent.
-
-        remote: the client's address.
-        """
+        """full: called when the write buffer is full; remote: the client's address."""
         self.remote = remote
         self._protocol = protocol
         self._open = open_connections
         self._open.add(self)
         self._full = full
-        self._greeting: asyncio.Task[None] | None = None
+        self._handshake: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self.last_active_seconds = time.monotonic()
 
-    def greet(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
-        """Begin to talk over a socket, after a handshake if there is TLS."""
+    def accept(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
+        """Start to serve an accepted socket, after the TLS handshake if there is one."""
 
-        def greeted(_: "asyncio.Task[None]") -> None:
+        def connected(_: "asyncio.Task[None]") -> None:
             if self._transport is None:
                 self._open.discard(self)
                 accepted.close()
 
-        self._greeting = asyncio.get_running_loop().create_task(self._greet(accepted, tls))
-        self._greeting.add_done_callback(greeted)
+        self._handshake = asyncio.get_running_loop().create_task(self._connect(accepted, tls))
+        self._handshake.add_done_callback(connected)
 
-    async def _greet(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
+    async def _connect(self, accepted: socket, tls: ssl.SSLContext | None) -> None:
         seconds = None if tls is None else HANDSHAKE_SECONDS
-        # Of a handshake that fails nobody needs to hear.
+        # Failed handshakes are not worth a log line.
         with suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self, accepted, ssl=tls, ssl_handshake_timeout=seconds
             )
 
-    def cut(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
+    def abort(self) -> None:
+        """Close the connection at once, discarding unsent data."""
         self._open.discard(self)
         if self._transport is not None:
             self._transport.abort()
-        elif self._greeting is not None:
-            self._greeting.cancel()
+        elif self._handshake is not None:
+            self._handshake.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let the server begin."""
+        """Start the server's protocol."""
         self._transport = cast(asyncio.Transport, transport)
         self._protocol.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._open.discard(self)
         self._protocol.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what the client says."""
+        """Forward data of the client."""
         self.last_active_seconds = time.monotonic()
         self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Hand on that the client says no more."""
+        """Forward the end of the client's data."""
         return self._protocol.eof_received()
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has asked for and not taken."""
+        """Bytes in the write buffer, which the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        """Wait for the client to take something."""
+        """Forward that the write buffer is full."""
         self._protocol.pause_writing()
         self._full()
 
     def resume_writing(self) -> None:
-        """Go on sending: the client has taken something."""
+        """Forward that the client has read from the write buffer."""
         self.last_active_seconds = time.monotonic()
         self._protocol.resume_writing()
 
 
 CONNECTIONS_AT_MOST = 256
-QUIET_SECONDS_AT_MOST = 60.0
-"""After so long without a byte in either direction a connection is cut: a client that stalls."""
+IDLE_SECONDS_AT_MOST = 60.0
+"""A connection without a byte in either direction for this long is closed."""
 UNSENT_BYTES_AT_MOST = 64 * 2**20
-"""What clients may leave untaken, all of them together."""
+"""Bound on unread data of all clients together."""
 _SWEEP_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
-"""The agents of a run start together, and knock at the root's door together."""
+"""The agents of a run start together, and connect to the root together."""
 _OTHER_FILES = 256
-"""Descriptors that are left for all that is no connection."""
+"""Descriptors reserved for everything but connections."""
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 class GuardedListener:
-    """Accepts connections for `make_protocol`, and cuts those that are too many or too quiet.
+    """Accepts connections for `make_protocol`, and closes excess and idle ones.
 
-    When there are too many, of the address with the most connections the one that was quiet for
-    longest goes: whoever opens connections and leaves them half-open shuts nobody out. A connection
-    counts from the moment in which it is accepted, before any TLS handshake. The same goes for what
-    clients have asked for and do not take: when it is too much, whoever took something least
-    recently goes.
+    When there are too many, the longest idle one of the address with the most connections is
+    closed, so that a client with many half-open connections does not lock others out. Connections
+    count from accept on, before the TLS handshake. Unread data is bounded in the same way: beyond
+    the limit, the clients that have not read for longest are closed.
     """
 
     def __init__(
@@ -129,12 +125,12 @@ class GuardedListener:
         make_protocol: ProtocolFactory,
         *,
         connections_at_most: int = CONNECTIONS_AT_MOST,
-        quiet_seconds_at_most: float = QUIET_SECONDS_AT_MOST,
+        idle_seconds_at_most: float = IDLE_SECONDS_AT_MOST,
         unsent_bytes_at_most: int = UNSENT_BYTES_AT_MOST,
     ) -> None:
         self._make_protocol = make_protocol
         self.connections_at_most = connections_at_most
-        self._quiet_seconds_at_most = quiet_seconds_at_most
+        self._idle_seconds_at_most = idle_seconds_at_most
         self._unsent_bytes_at_most = unsent_bytes_at_most
         self._open: set[Connection] = set()
         self._listener: socket | None = None
@@ -142,7 +138,7 @@ class GuardedListener:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept on a listening socket, which is closed with this."""
+        """Accept on a listening socket; `close` closes it."""
         listener.setblocking(False)
         listener.listen(_BACKLOG)
         self._listener, self._tls = listener, tls
@@ -150,7 +146,7 @@ class GuardedListener:
         self._sweep()
 
     def close(self) -> None:
-        """Accept no more; what is under way goes on."""
+        """Stop accepting; open connections stay."""
         if self._listener is None:
             return
         self._pause()
@@ -168,7 +164,7 @@ class GuardedListener:
             asyncio.get_running_loop().remove_reader(self._listener)
 
     def _accept(self) -> None:
-        """Take in what waits at the door; out of descriptors, make room and go on in a moment."""
+        """Accept pending connections; when out of descriptors, close one and retry shortly."""
         assert self._listener is not None
         for _ in range(_BACKLOG):
             try:
@@ -178,24 +174,24 @@ class GuardedListener:
             except ConnectionAbortedError:
                 continue
             except OSError:
-                self._cut_quietest()
+                self._abort_most_idle()
                 self._pause()
                 asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._resume)
                 return
             while len(self._open) >= self.connections_at_most:
-                self._cut_quietest()
+                self._abort_most_idle()
             connection = Connection(
                 self._make_protocol(), self._open, self._bound_unsent, remote=str(address[0])
             )
-            connection.greet(accepted, self._tls)
+            connection.accept(accepted, self._tls)
 
-    def _cut_quietest(self) -> None:
+    def _abort_most_idle(self) -> None:
         if not self._open:
             return
         connections = Counter(known.remote for known in self._open)
         most = max(connections.values())
         crowd = [known for known in self._open if connections[known.remote] == most]
-        min(crowd, key=lambda known: known.last_active_seconds).cut()
+        min(crowd, key=lambda known: known.last_active_seconds).abort()
 
     def _bound_unsent(self) -> None:
         unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}
@@ -205,23 +201,22 @@ class GuardedListener:
             if excess_bytes <= 0:
                 return
             excess_bytes -= unsent[connection]
-            connection.cut()
+            connection.abort()
 
     def _sweep(self) -> None:
-        """Cut what was quiet for too long, again and again."""
-        oldest = time.monotonic() - self._quiet_seconds_at_most
+        """Close idle connections, periodically."""
+        oldest = time.monotonic() - self._idle_seconds_at_most
         for connection in [known for known in self._open if known.last_active_seconds < oldest]:
-            connection.cut()
+            connection.abort()
         self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 
 def connections_for(agents: int) -> int:
-    """Return how many connections to allow where so many other node agents push.
+    """Return how many connections to allow when this many other node agents push.
 
-    Each keeps one open. Descriptors of the process are allowed for them, as far as the system
-    grants any.
+    Each keeps one open. Raises the process's limit of descriptors accordingly, as far as permitted.
     """
-    # Twice: a connection that was lost may still be open here when the next one comes.
+    # Twice: a lost connection may still be open here when its successor arrives.
     wanted = CONNECTIONS_AT_MOST + 2 * agents
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted + _OTHER_FILES:

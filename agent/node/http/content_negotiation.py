@@ -1,17 +1,17 @@
-"""What a client accepts, by the quality values of its headers (RFC 9110, 12.4.2)."""
+"""Content negotiation by quality values (RFC 9110, 12.4.2)."""
 
 from collections.abc import Mapping
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Return whether an answer may be compressed: `gzip` or `*` has a quality above 0.
+    """Return whether a response may be compressed: `gzip` or `*` has a quality above 0.
 
-    What is named counts more than `*`; a client that names nothing takes the answer as it is.
+    A named coding takes precedence over `*`; without any, the response is not compressed.
     """
     qualities = _qualities(accept_encoding)
     named = [qualities[name] for name in ("gzip", "x-gzip") if name in qualities]
     gzip = max(named, default=qualities.get("*", 0.0))
-    # Where plain text is preferred explicitly, it is sent; where both are equal, gzip is shorter.
+    # Explicitly preferred plain text is sent; with equal qualities gzip is shorter.
     return gzip > 0.0 and gzip >= qualities.get("identity", 0.0)
 
 
@@ -28,7 +28,7 @@ def _qualities(header: str) -> Mapping[str, float]:
 
 
 def _quality(part: str) -> float:
-    """Return the quality of an element of a header; 1 where it has none, 0 if it is ill-formed."""
+    """Return the quality of a header's element; 1 by default, 0 if it is malformed."""
     for parameter in part.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "q":
@@ -37,7 +37,7 @@ def _quality(part: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Return a quality value; 0 for what is none."""
+    """Return a quality value; 0 if it is malformed."""
     digits = text.replace(".", "", 1)
     if not (digits.isascii() and digits.isdigit()) or len(text) > 5:
         return 0.0

@@ -1,4 +1,4 @@
-"""The agent's way in: opens the port as soon as somebody may come, and until it can be had."""
+"""Opens the agent's port once it is needed, and retries while it is in use."""
 
 import logging
 
@@ -14,23 +14,23 @@ RETRY_SECONDS = 5.0
 
 
 class PortOpener:
-    """Opened once; closed by the server."""
+    """Opens the port once; the server closes it."""
 
     def __init__(self, settings: Settings, server: MetricsServer) -> None:
         self.endpoint: Endpoint | None = None
-        """Where this agent listens; None before the door is open."""
+        """Where this agent listens; None until the port is open."""
         self._settings = settings
         self._server = server
         self._next_try_seconds: float | None = None
 
-    async def open(self, now_seconds: float, *, awaits_others: bool, earlier_port: int) -> None:
-        """Serve, unless nobody may scrape and no other node agent is awaited.
+    async def open(self, now_seconds: float, *, expects_reports: bool, earlier_port: int) -> None:
+        """Open the port if scrapes are enabled or reports of other nodes are expected.
 
-        earlier_port: see `open_listener`. A port that is taken is tried again later; the first
-        refusal is logged.
+        earlier_port: see `open_listener`. A port that is in use is retried later; the first
+        failure is logged.
         """
         scraped = "prometheus" in self._settings.exporters
-        if self.endpoint is not None or not (scraped or awaits_others):
+        if self.endpoint is not None or not (scraped or expects_reports):
             return
         first_try = self._next_try_seconds is None
         if self._next_try_seconds is not None and now_seconds < self._next_try_seconds:
@@ -50,7 +50,7 @@ class PortOpener:
         log.info("serving on %s", self.endpoint.shown)
         if settings.port is None and port not in usual_ports():
             log.warning(
-                "the ports %d to %d are taken: scrape configurations that name only those do not "
+                "the ports %d to %d are in use: scrape configurations that list only those do not "
                 "find this agent at %d",
                 usual_ports()[0],
                 usual_ports()[-1],

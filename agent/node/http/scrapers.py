@@ -1,11 +1,11 @@
-"""Who scrapes, how often, and whether they have all seen the end."""
+"""Tracks scrapers and their intervals, to know which to wait for at the end."""
 
 from collections.abc import Set
 from dataclasses import dataclass, field
 
 SCRAPERS_AT_MOST = 64
 _MISSED_INTERVALS = 3.0
-"""A scraper that stays away for so many of its own intervals is not waited for."""
+"""A scraper that misses this many of its intervals is not awaited."""
 
 
 @dataclass(slots=True)
@@ -17,17 +17,17 @@ class _Scraper:
 
 @dataclass(slots=True)
 class ScrapeLog:
-    """Remembers scrapers by name, to know at the end whom to wait for.
+    """Remembers scrapers by name, to know at the end which to wait for.
 
-    At most `SCRAPERS_AT_MOST`: a name is what a client says of itself. When there are more, those
-    go first that came only once, then the latest comers: a scraper that was there from the
-    beginning is not displaced by clients that change their names.
+    At most `SCRAPERS_AT_MOST`, since clients choose their names. Beyond that, those that came only
+    once are dropped first, then the newest: clients that change their names do not displace an
+    established scraper.
     """
 
     _scrapers: dict[str, _Scraper] = field(default_factory=dict)
 
-    def note(self, name: str, now_seconds: float) -> None:
-        """Take one scrape in."""
+    def record(self, name: str, now_seconds: float) -> None:
+        """Record one scrape."""
         if name not in self._scrapers and len(self._scrapers) >= SCRAPERS_AT_MOST:
             del self._scrapers[self._least_useful(now_seconds)]
         scraper = self._scrapers.setdefault(name, _Scraper())
@@ -37,9 +37,9 @@ class ScrapeLog:
         scraper.last_seconds = now_seconds
 
     def regulars(self, now_seconds: float) -> set[str]:
-        """Return the scrapers that came more than once and are due to come again.
+        """Return the scrapers that came more than once and are expected again.
 
-        A person who looks once with curl is none; both of a pair of Prometheus servers are.
+        A single request with curl does not count; both servers of a Prometheus pair do.
         """
         return {
             name
@@ -50,11 +50,11 @@ class ScrapeLog:
 
     @property
     def names(self) -> Set[str]:
-        """Those that are remembered."""
+        """Names of the remembered scrapers."""
         return self._scrapers.keys()
 
     def _least_useful(self, now_seconds: float) -> str:
-        """Return who is forgotten next: strangers, then those who stay away, then the newest."""
+        """Return the scraper to drop next: one-time ones, then absent ones, then the newest."""
         regulars = self.regulars(now_seconds)
 
         def rank(name: str) -> tuple[bool, bool, int]:

@@ -1,4 +1,4 @@
-"""The node agent's HTTP server: /metrics and /healthz, and what else it is given to serve."""
+"""The node agent's HTTP server: /metrics, /healthz and the routes of its services."""
 
 import asyncio
 import gzip
@@ -33,7 +33,7 @@ _http_log.addFilter(OncePerKind())
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """A snapshot, and whom to tell once a scraper has it."""
+    """A snapshot, and a callback for when a scraper has received it."""
 
     snapshot: Snapshot
     delivered: Callable[[str, float], None]
@@ -48,16 +48,16 @@ class _Rendering:
     body: bytes
     headers: dict[str, str]
     begun_seconds: float
-    """When the snapshot was about to be taken, on the monotonic clock."""
+    """Monotonic time just before the snapshot."""
     seconds: float
-    """How long rendering took."""
+    """Duration of rendering."""
 
 
 class MetricsServer:
-    """Serves what `expose` returns; called in the event loop, once per scrape."""
+    """Serves the exposure that `expose` returns; it is called in the event loop."""
 
     def __init__(self, expose: Callable[[], Exposure], routes: Sequence[web.RouteDef] = ()) -> None:
-        """Serve `routes` too, to those who do not scrape."""
+        """routes: further routes of the agent's services."""
         self._expose = expose
         self._routes = routes
         self._listener: GuardedListener | None = None
@@ -65,14 +65,14 @@ class MetricsServer:
         self._connections_at_most = CONNECTIONS_AT_MOST
         self._turn = asyncio.Lock()
         self._last: dict[tuple[str, bool], _Rendering] = {}
-        """By form, what was rendered last."""
+        """Last rendering by content type and compression."""
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._runner: web.AppRunner | None = None
 
     async def start(
         self, listener: socket.socket, access: Access | None = None, *, metrics: bool = True
     ) -> None:
-        """Serve on a listening socket; metrics: whether whoever wants may scrape."""
+        """Serve on a listening socket; metrics: whether to serve /metrics."""
         access = access or Access()
         app = web.Application(middlewares=access.middlewares)
         if metrics:
@@ -90,7 +90,7 @@ class MetricsServer:
         await self._listener.start(listener, access.tls)
 
     def expect(self, agents: int) -> None:
-        """Make room for so many other node agents, each with a connection of its own."""
+        """Allow connections for this many other node agents."""
         if agents == self._agents:
             return
         self._agents, self._connections_at_most = agents, connections_for(agents)
@@ -98,7 +98,7 @@ class MetricsServer:
             self._listener.connections_at_most = self._connections_at_most
 
     async def stop(self) -> None:
-        """Finish the answers under way, for a second at most, and close the port."""
+        """Finish pending responses within a second, and close the port."""
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -109,12 +109,12 @@ class MetricsServer:
         arrived_seconds = time.monotonic()
         accept = wanted_types(request.headers.get("Accept", ""))
         packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
-        # One after the other, so that a crowd of scrapers makes no crowd of snapshots.
+        # Serialised, so that many concurrent scrapers do not cause as many snapshots.
         async with self._turn:
             if request.transport is None or request.transport.is_closing():
                 return web.Response()
             rendering = self._last.get((content_type(accept), packed))
-            # What was begun after somebody came shows all that there was when he came.
+            # A rendering that began after this request arrived is recent enough for it.
             if rendering is None or rendering.begun_seconds < arrived_seconds:
                 rendering = await self._render(accept, packed=packed)
         response = web.Response(body=rendering.body, headers=rendering.headers)
@@ -122,7 +122,7 @@ class MetricsServer:
             await response.prepare(request)
             await response.write_eof()
         except ConnectionError:
-            # The scraper has not waited: it has not seen what this shows.
+            # The scraper has disconnected, and has not received the snapshot.
             return response
         remote = (request.remote or "").removeprefix("::ffff:")
         scraper = f"{remote} {request.headers.get('User-Agent', '')}"
@@ -130,11 +130,11 @@ class MetricsServer:
         return response
 
     async def _render(self, accept: str, *, packed: bool) -> "_Rendering":
-        """Take a snapshot and render it, for all who wait for it in this form."""
+        """Take a snapshot and render it, for all requests that wait for this form."""
         begun_seconds = time.monotonic()
         exposure = self._expose()
         started = time.perf_counter()
-        # In a thread: thousands of series take longer than a look at the rings may wait.
+        # In a thread: rendering thousands of series would delay the polling of the rings.
         body, headers = await asyncio.get_running_loop().run_in_executor(
             self._renderer, _encode, exposure.snapshot, accept, packed
         )

@@ -1,4 +1,4 @@
-"""The status page and its JSON among the node agent's paths."""
+"""Routes of the status page and its JSON."""
 
 import json
 import time
@@ -12,11 +12,11 @@ from mp_agent.exporters.status_page.page import status_page
 Report = Mapping[str, Any]
 
 _REST_PER_WORK = 2.0
-"""A crowd that asks again and again leaves so much of the agent's time to the rings."""
+"""Cache time relative to the time that a response takes to build."""
 
 
-class _Remembered:
-    """Keeps the last answer for twice the time that it took to make: milliseconds, usually."""
+class _AnswerCache:
+    """Caches the last response for twice the time that it took to build, usually milliseconds."""
 
     def __init__(self) -> None:
         self._key = ""
@@ -24,7 +24,7 @@ class _Remembered:
         self._until_seconds = 0.0
 
     def text(self, key: str, make: Callable[[], str]) -> str:
-        """Return the answer to `key`, made now unless that was done a moment ago."""
+        """Return the response for `key`, from the cache if it is still valid."""
         begun_seconds = time.monotonic()
         if key != self._key or begun_seconds >= self._until_seconds:
             self._key, self._text = key, make()
@@ -34,20 +34,20 @@ class _Remembered:
 
 
 def status_routes(
-    take_report: Callable[[], Report], take_history: Callable[[str], Report | None]
+    make_report: Callable[[], Report], make_history: Callable[[str], Report | None]
 ) -> list[web.RouteDef]:
     """Return the routes of `/`, `/api/v1/snapshot` and `/api/v1/history?run=NAME`.
 
-    take_history: from a run's name to its last steps, None when there is no such run.
+    make_history: returns the last steps of a run by its name; None if there is no such run.
     """
-    last, last_history = _Remembered(), _Remembered()
+    last, last_history = _AnswerCache(), _AnswerCache()
 
     async def snapshot(request: web.Request) -> web.Response:
-        return _answer(last.text("", lambda: _text(take_report())))
+        return _answer(last.text("", lambda: _text(make_report())))
 
     async def history(request: web.Request) -> web.Response:
         run = request.query.get("run", "")
-        text = last_history.text(run, lambda: _found(take_history(run)))
+        text = last_history.text(run, lambda: _found(make_history(run)))
         if not text:
             return _answer(_text({"error": f"run {run!r} is not known here"}), status=404)
         return _answer(text)

@@ -1,4 +1,4 @@
-"""Lets new rings in: to the present attempt, or as the next one, or not at all."""
+"""Assigns new rings to the current attempt, to the next one, or discards them."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -17,25 +17,25 @@ def admit(
     rings: Rings,
     state: RunState,
     *,
-    settle: Callable[[], None],
+    finish_attempt: Callable[[], None],
     lost: Mapping[Path, int] | None = None,
 ) -> None:
-    """Read the rings of one launch from now on, unless it was over before or has to wait.
+    """Start to read the rings of one launch, unless it is already over or has to wait.
 
-    settle: takes in what the present attempt still yields; called before the next one begins.
-    lost: by ring, up to which step nothing is read any more.
+    finish_attempt: accounts for the rest of the current attempt; called before the next one begins.
+    lost: by ring, the step up to which its records count as lost and are not read.
     """
     if state.name_conflicts.join(rings):
         return
-    belonging = state.launches.belonging(rings, state.attempt)
-    if belonging is LaunchStatus.RIVAL:
+    status = state.launches.status_of(rings, state.attempt)
+    if status is LaunchStatus.NAME_CONFLICT:
         state.name_conflicts.add(rings, counted=lost, counted_before=state.is_successor)
         return
-    if belonging is LaunchStatus.OVER:
+    if status is LaunchStatus.OVER:
         _discard(rings, state)
         return
-    if belonging is LaunchStatus.NEXT:
-        settle()
+    if status is LaunchStatus.NEXT:
+        finish_attempt()
         _begin_attempt(rings, state)
     state.launches.add(rings)
     state.uncommitted = True
@@ -45,20 +45,20 @@ def admit(
         state.attempt.add(RankSource(path, reader, after=begin, layers_after=layers_after))
 
 
-def look_at_rivals(state: RunState, *, settle: Callable[[], None]) -> None:
-    """Count what jobs of the same name write in vain; let them in once the first one is over."""
-    if not state.name_conflicts.there:
+def poll_name_conflicts(state: RunState, *, finish_attempt: Callable[[], None]) -> None:
+    """Count the records of jobs with a conflicting name; admit them once the first job is over."""
+    if not state.name_conflicts.active:
         return
     state.uncommitted = True
     if state.attempt.end is EndReason.RUNNING and state.attempt.alive:
-        state.name_conflicts.look()
+        state.name_conflicts.poll()
         return
     for rings, lost in state.name_conflicts.release():
-        admit(rings, state, settle=settle, lost=lost)
+        admit(rings, state, finish_attempt=finish_attempt, lost=lost)
 
 
 def _begin_attempt(rings: Rings, state: RunState) -> None:
-    """Replace the attempt; its rings are deleted only once what they said is in the ledger."""
+    """Replace the attempt; its rings are deleted only once their contents are in the ledger."""
     before = state.attempt
     state.begin_attempt(rings)
     on_disk = state.commit()
@@ -71,10 +71,10 @@ def _begin_attempt(rings: Rings, state: RunState) -> None:
 
 
 def _discard(rings: Rings, state: RunState) -> None:
-    """Let go of the rings; delete them unless they are in use.
+    """Close the rings; delete them unless they are in use.
 
-    Those that an agent before this one has read to the end were only not deleted yet. What the
-    others hold nobody reads any more: it counts as lost.
+    Rings that an earlier agent has read completely only remained to be deleted. The records in
+    other rings will not be read: they count as lost.
     """
     read = launch_of(rings) in state.launches.read
     for path, reader in rings:

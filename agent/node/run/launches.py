@@ -1,4 +1,4 @@
-"""Which attempt of a run new rings belong to: the present one, the next, or one that is over."""
+"""Decides which attempt new rings belong to: the current one, the next, or one that is over."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from mp_agent.ring.reader import RingReader
 
 _READ_KEPT = 64
 _GENERATIONS = 8
-"""Processes between a script and the ranks that it starts, at most."""
+"""Maximal number of processes between a script and the ranks that it starts."""
 
 Launch = tuple[str, int]
 """Launcher and attempt."""
@@ -22,40 +22,40 @@ Rings = list[tuple[Path, RingReader]]
 
 
 class LaunchStatus(Enum):
-    """Where rings of a launch belong."""
+    """Attempt to which the rings of a launch belong."""
 
     PRESENT = auto()
     NEXT = auto()
-    RIVAL = auto()
-    """To another job that has the same name, while the present one trains."""
+    NAME_CONFLICT = auto()
+    """Another job of the same name, while the current one trains."""
     OVER = auto()
 
 
 @dataclass(slots=True)
 class Launches:
-    """The launches that make up the present attempt of a run, usually one."""
+    """The launches that make up the current attempt of a run, usually one."""
 
     known: set[Launch] = field(default_factory=set)
     newest_unix_ns: int = 0
-    """When the newest of their rings was made; older launches are over."""
+    """When the newest of their rings was created; older launches are over."""
     read: tuple[Launch, ...] = ()
-    """Launches of earlier attempts whose rings were read to the end, the last ones."""
+    """The last launches of earlier attempts whose rings were read completely."""
 
-    def belonging(self, rings: Rings, attempt: LocalAttempt) -> LaunchStatus:
-        """Return where the rings of one launch belong; attempt: the present one."""
-        if launch_of(rings) in self.known or _beside(rings, attempt):
+    def status_of(self, rings: Rings, attempt: LocalAttempt) -> LaunchStatus:
+        """Return to which attempt the rings of one launch belong; attempt: the current one."""
+        if launch_of(rings) in self.known or _are_further_ranks(rings, attempt):
             return LaunchStatus.PRESENT
-        if self._name_conflicts(rings, attempt):
-            return LaunchStatus.RIVAL
-        if made_unix_ns(rings) > self.newest_unix_ns or _succeed(rings, attempt):
+        if self._conflict(rings, attempt):
+            return LaunchStatus.NAME_CONFLICT
+        if made_unix_ns(rings) > self.newest_unix_ns or _are_successors(rings, attempt):
             return LaunchStatus.NEXT
         return LaunchStatus.OVER
 
-    def _name_conflicts(self, rings: Rings, attempt: LocalAttempt) -> bool:
-        """Return whether two launchers have ranks that live: a launcher ends all before it starts.
+    def _conflict(self, rings: Rings, attempt: LocalAttempt) -> bool:
+        """Return whether two launchers have live ranks: a launcher ends all ranks before a restart.
 
-        The same launcher may start ranks before those of its attempt before are gone, and a script
-        that has trained may start ranks itself.
+        The same launcher may start ranks before those of the previous attempt are gone, and a
+        script that has trained may start ranks itself.
         """
         launchers = {launch for launch, _ in self.known}
         return (
@@ -64,23 +64,23 @@ class Launches:
             and rings[0][1].identity.launch not in launchers
             and any_alive(rings)
             and attempt.alive
-            and not _descend(rings, attempt)
+            and not _are_descendants(rings, attempt)
         )
 
     def begin_attempt(self, rings: Rings) -> None:
-        """Forget the launches of the attempt before; the next one begins with these rings."""
+        """Drop the launches of the previous attempt; the next one begins with these rings."""
         self.read = (*self.read, *sorted(self.known))[-_READ_KEPT:]
         self.known, self.newest_unix_ns = set(), 0
         self.add(rings)
 
     def add(self, rings: Rings) -> None:
-        """Count the rings among those of the present attempt."""
+        """Add the rings to the current attempt."""
         self.known.add(launch_of(rings))
         self.newest_unix_ns = max(self.newest_unix_ns, made_unix_ns(rings))
 
 
 def by_launch(rings: Iterable[tuple[Path, RingReader]]) -> list[Rings]:
-    """Return the rings grouped by launch, the group made last at the end."""
+    """Return the rings grouped by launch, the newest group last."""
     groups: dict[Launch, Rings] = {}
     for path, reader in rings:
         launch = (reader.identity.launch, reader.identity.attempt)
@@ -89,21 +89,21 @@ def by_launch(rings: Iterable[tuple[Path, RingReader]]) -> list[Rings]:
 
 
 def launch_of(rings: Rings) -> Launch:
-    """Return the launch that made the rings."""
+    """Return the launch of the rings."""
     identity = rings[0][1].identity
     return identity.launch, identity.attempt
 
 
 def made_unix_ns(rings: Rings) -> int:
-    """Return when the newest of the rings was made, by this node's clock."""
+    """Return when the newest of the rings was created, by this node's clock."""
     return max(reader.identity.created_unix_ns for _, reader in rings)
 
 
-def _beside(rings: Rings, attempt: LocalAttempt) -> bool:
+def _are_further_ranks(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether these are further ranks of the attempt, under another launcher.
 
-    So it is when several nodes of a run are one machine: ranks differ and both are alive. An
-    elastic launcher ends all its ranks before it starts them under other numbers.
+    This is so when several nodes of a run share a machine: ranks differ and both are alive. An
+    elastic launcher ends all its ranks before it restarts them under other numbers.
     """
     ranks = {reader.identity.rank for _, reader in rings}
     return (
@@ -115,14 +115,14 @@ def _beside(rings: Rings, attempt: LocalAttempt) -> bool:
     )
 
 
-def _descend(rings: Rings, attempt: LocalAttempt) -> bool:
-    """Return whether a rank of the attempt has started those that write the rings."""
+def _are_descendants(rings: Rings, attempt: LocalAttempt) -> bool:
+    """Return whether a rank of the attempt started the processes that write the rings."""
     pids = {source.identity.pid for source in attempt.sources.values()}
     return any(pids & set(_ancestors(reader.identity.pid)) for _, reader in rings)
 
 
 def _ancestors(pid: int) -> Iterator[int]:
-    """Yield the processes that have started a process, as far as this machine shows them."""
+    """Yield the ancestors of a process, as far as /proc shows them."""
     for _ in range(_GENERATIONS):
         try:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -134,16 +134,16 @@ def _ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def _succeed(rings: Rings, attempt: LocalAttempt) -> bool:
-    """Return whether these are the next attempt although they look older.
+def _are_successors(rings: Rings, attempt: LocalAttempt) -> bool:
+    """Return whether these are the next attempt although they appear to be older.
 
-    So it is when the host's clock was set back in between.
+    This happens when the host's clock was set back in between.
     """
     return attempt.seen and not attempt.alive and any_alive(rings)
 
 
 def committed(reader: RingReader) -> int:
-    """Return how many steps a rank has written; 0 where its ring cannot be read."""
+    """Return how many steps a rank has written; 0 if its ring cannot be read."""
     try:
         return reader.state.committed_sequence
     except (RingError, ValueError):
@@ -151,5 +151,5 @@ def committed(reader: RingReader) -> int:
 
 
 def any_alive(rings: Rings) -> bool:
-    """Return whether a rank that writes one of the rings lives."""
+    """Return whether the writer of one of the rings is alive."""
     return any(reader.writer_alive() for _, reader in rings)

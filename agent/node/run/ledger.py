@@ -1,7 +1,7 @@
-"""A run's account on disk, so that a node agent that dies is replaced without losing a count.
+"""A run's account on disk, so that a successor of a killed node agent loses no count.
 
-Counts and the sequence number up to which they go are committed in one atomic replacement; the
-successor reads the steps after it from the rings, whose history is longer than any restart.
+Counters and the sequence number up to which they count are committed in one atomic replacement;
+the successor reads later steps from the rings, which hold more than a restart takes.
 """
 
 import logging
@@ -28,7 +28,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTotals:
-    """What the probes of ended attempts counted, and what the node agent itself lost."""
+    """Counts of the probes of ended attempts, and of what the node agent itself lost."""
 
     probe_seconds: float = 0.0
     probe_errors: int = 0
@@ -41,29 +41,29 @@ class ProbeTotals:
 class Ledger:
     """Everything about a run that is not in its rings."""
 
-    # Otherwise infinity became null, and the whole ledger could not be read any more.
+    # Otherwise infinity becomes null, and the whole ledger cannot be read.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
 
     format: int = FORMAT
     launches: tuple[Launch, ...] = ()
-    """The launches that the account has reached."""
+    """The launches of the current attempt."""
     newest_unix_ns: int = 0
-    """When the newest ring of those launches was made; older launches are over."""
+    """When the newest ring of those launches was created; older launches are over."""
     begun_unix_ns: int = 0
-    """When the first ring of the run was made: its counters began at 0 then. 0: not known."""
+    """When the first ring of the run was created and its counters began at 0. 0: not known."""
     attempts: int = 0
     """How often the run was started on this node."""
     read_launches: tuple[Launch, ...] = ()
-    """Launches of earlier attempts whose rings were read to the end."""
+    """Launches of earlier attempts whose rings were read completely."""
     session: str = ""
-    """Names the attempt of this node, toward the root."""
+    """Identifies the attempt of this node to the root."""
     retired_sessions: tuple[str, ...] = ()
-    """Of all nodes, in the attempt before."""
+    """Sessions of all nodes in the previous attempt."""
     closed_sequence: int = 0
     closed_layers_sequence: int = 0
-    """Steps and layer tables up to these are in the root's account: at the root in this one."""
+    """Steps and layer tables up to these are in the root's account; at the root, in this ledger."""
     counted_sequence: int = 0
-    """Steps up to this one are in the counts of the ranks of this node."""
+    """Steps up to this one are in the counters of this node's ranks."""
     progress: Progress = field(default_factory=Progress)
     norms: list[Bucket] = field(default_factory=list)
     optimizer_norms: dict[str, list[Bucket]] = field(default_factory=dict)
@@ -79,9 +79,9 @@ _ADAPTER = TypeAdapter(Ledger)
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Return the ledger at `path`; an empty one when there is none or it cannot be used."""
+    """Return the ledger at `path`; an empty one if there is none or it cannot be used."""
     try:
-        # What is no regular file might never end, or never begin.
+        # Anything but a regular file might block, or never end.
         with os.fdopen(open_private(path), "rb") as file:
             ledger = _ADAPTER.validate_json(file.read())
     except FileNotFoundError:
@@ -96,5 +96,5 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def write_ledger(path: Path, ledger: Ledger) -> None:
-    """Replace the ledger at `path` as a whole. Raises OSError when the directory is full."""
+    """Replace the ledger at `path` atomically. Raises OSError, for example if the disk is full."""
     replace_atomically(path, _ADAPTER.dump_json(ledger))

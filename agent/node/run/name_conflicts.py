@@ -1,4 +1,4 @@
-"""Jobs that have the same name as a run and train at the same time: not read, and counted."""
+"""Jobs with the same name as a run that train at the same time: not read, only counted."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -17,28 +17,28 @@ FEATURE = "another job of this name on this node"
 class _ConflictingJob:
     rings: Rings
     counted: dict[Path, int]
-    """Steps up to these were counted as lost."""
+    """By ring, the step up to which records were counted as lost."""
 
 
 class NameConflicts:
-    """Holds the rings of jobs that must wait until the present one is over, or end before."""
+    """Holds the rings of jobs that wait until the current one is over, unless they end first."""
 
     def __init__(self) -> None:
         self.lost = 0
-        """Records that nobody reads."""
+        """Records that are not read."""
         self._waiting: list[_ConflictingJob] = []
 
     @property
-    def there(self) -> bool:
-        """Whether a job waits."""
+    def active(self) -> bool:
+        """Whether a job is waiting."""
         return bool(self._waiting)
 
     def add(
         self, rings: Rings, *, counted: Mapping[Path, int] | None, counted_before: bool
     ) -> None:
-        """Let a job wait.
+        """Add a job that has to wait.
 
-        counted: by ring, up to which step its records are counted as lost, if it has waited
+        counted: by ring, the step up to which its records are counted as lost, if it has waited
         before; counted_before: an earlier agent has counted what it has written so far.
         """
         identity = rings[0][1].identity
@@ -53,38 +53,38 @@ class NameConflicts:
         self._waiting.append(_ConflictingJob(rings, dict(counted)))
 
     def join(self, rings: Rings) -> bool:
-        """Let further ranks of a job that waits wait with it; return whether they are such."""
+        """Add rings that belong to a waiting job; return whether they do."""
         launch = rings[0][1].identity.launch
-        for rival in self._waiting:
-            if rival.rings[0][1].identity.launch == launch:
-                rival.rings = [*rival.rings, *rings]
-                rival.counted.update({path: 0 for path, _ in rings})
+        for job in self._waiting:
+            if job.rings[0][1].identity.launch == launch:
+                job.rings = [*job.rings, *rings]
+                job.counted.update({path: 0 for path, _ in rings})
                 return True
         return False
 
-    def look(self) -> None:
-        """Count what the jobs that wait have written; let go of those that have ended."""
-        for rival in self._waiting:
-            alive = any_alive(rival.rings)
-            for path, reader in rival.rings:
+    def poll(self) -> None:
+        """Count what the waiting jobs have written; drop those that have ended."""
+        for job in self._waiting:
+            alive = any_alive(job.rings)
+            for path, reader in job.rings:
                 written = committed(reader)
-                self.lost += max(written - rival.counted[path], 0)
-                rival.counted[path] = max(written, rival.counted[path])
+                self.lost += max(written - job.counted[path], 0)
+                job.counted[path] = max(written, job.counted[path])
             if not alive:
-                _discard(rival.rings)
-                rival.rings = []
-        self._waiting = [rival for rival in self._waiting if rival.rings]
+                _discard(job.rings)
+                job.rings = []
+        self._waiting = [job for job in self._waiting if job.rings]
 
     def release(self) -> Iterable[tuple[Rings, dict[Path, int]]]:
-        """Yield the jobs that waited, the oldest first, and up to where their steps are lost."""
+        """Yield and remove the waiting jobs, oldest first, with their lost steps by ring."""
         waiting, self._waiting = self._waiting, []
-        for rival in waiting:
-            yield rival.rings, rival.counted
+        for job in waiting:
+            yield job.rings, job.counted
 
     def close(self) -> None:
-        """Let go of all rings."""
-        for rival in self._waiting:
-            for _, reader in rival.rings:
+        """Close all rings."""
+        for job in self._waiting:
+            for _, reader in job.rings:
                 reader.close()
         self._waiting = []
 

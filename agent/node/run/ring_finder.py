@@ -1,4 +1,4 @@
-"""Finds the rings of a run as they appear, and refuses those that cannot be read."""
+"""Finds new rings of a run, and refuses those that cannot be read."""
 
 import logging
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ log = logging.getLogger("mp_agent.node")
 
 
 class RingFinder:
-    """Looks through a run's directory; every ring is opened once."""
+    """Scans a run's directory; opens each ring once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -37,17 +37,17 @@ class RingFinder:
             self._seen.add(path)
 
     @property
-    def looked_at(self) -> tuple[Path, ...]:
+    def known(self) -> tuple[Path, ...]:
         """All rings that were found so far."""
         return tuple(self._seen)
 
-    def anything_new(self) -> bool:
-        """Return whether a ring has appeared that was not looked at yet."""
+    def has_new(self) -> bool:
+        """Return whether there is a ring that was not opened yet."""
         return bool(set(locations.find_rings(self._run_dir)) - self._seen)
 
 
 def remove_ring(path: Path) -> None:
-    """Delete a ring's file, and its directory when that was the last one in it."""
+    """Delete a ring's file, and its directory if that is empty then."""
     try:
         path.unlink(missing_ok=True)
         path.parent.rmdir()

@@ -1,6 +1,6 @@
-"""What a run holds from step to step, and how it goes from one node agent to the next.
+"""State of a run between steps, and its handover to a successor of the node agent.
 
-What the rings say can be read again; all else is in the ledger.
+What is in the rings can be read again; everything else is in the ledger.
 """
 
 import logging
@@ -16,7 +16,7 @@ from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.conditions.tracker import ConditionTracker
-from mp_agent.node.run.departed_ranks import DepartedRanks
+from mp_agent.node.run.absent_ranks import DepartedRanks
 from mp_agent.node.run.launches import Launches, Rings, launch_of, made_unix_ns
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
 from mp_agent.node.run.name_conflicts import NameConflicts
@@ -29,10 +29,10 @@ log = logging.getLogger("mp_agent.node")
 
 
 class RunState:
-    """The account of a run and its present attempt."""
+    """The account of a run and its current attempt."""
 
     def __init__(self, run_dir: Path, settings: Settings) -> None:
-        """Take up what an earlier node agent committed."""
+        """Continue from what an earlier node agent committed."""
         self._settings = settings
         self._path = locations.ledger_path(run_dir)
         values, self.ignored_settings = usable_values(settings, time_scale=settings.time_scale)
@@ -53,7 +53,7 @@ class RunState:
             memory=ledger.conditions,
             earlier=account.counters if ledger.launches else None,
         )
-        """What the run suffers from, by the agent's own judgement; only at the root."""
+        """The conditions judged by this agent; only at the root."""
         self.member = ClusterMember(
             LocalAttempt(
                 settings.merge_deadline_seconds,
@@ -69,34 +69,34 @@ class RunState:
         self.departed_ranks = DepartedRanks(settings.linger_seconds)
         self.standstill = Standstill()
         self.begun_unix_ns = ledger.begun_unix_ns
-        """When the counters began at 0; 0: not known."""
+        """When the counters started from 0; 0: not known."""
         self.attempts = ledger.attempts
         """How often the run was started on this node."""
         self._counts_from_0 = not ledger.launches
         self.name_conflicts = NameConflicts()
         """Jobs of the same name that train at the same time."""
         self.is_successor = bool(ledger.launches)
-        """Whether an agent before this one has watched the run."""
+        """Whether an earlier node agent has watched the run."""
         self.uncommitted = False
-        """Whether anything has changed that belongs in the ledger."""
+        """Whether the ledger is out of date."""
         self._refusal = ""
-        """Why the ledger could not be written the last time."""
+        """Why the last write of the ledger failed."""
         self._ended = ledger.agent
         """Totals of the attempts that ended."""
 
     @property
     def account(self) -> Accumulator:
-        """What the closed steps add up to."""
+        """Counters and derived state of the run."""
         return self.step_ingest.account
 
     @property
     def attempt(self) -> LocalAttempt:
-        """The present attempt, as this node's ranks show it."""
+        """The current attempt on this node."""
         return self.member.attempt
 
     @property
     def totals(self) -> ProbeTotals:
-        """What probes counted and what was lost, in the present attempt too."""
+        """Counts of the probes and of lost records, including the current attempt."""
         states = [source.state for source in self.attempt.sources.values()]
         ended = self._ended
         return ProbeTotals(
@@ -110,25 +110,25 @@ class RunState:
         )
 
     def count_dropped_series(self, series: int) -> None:
-        """Add what `max_series` left out of an export."""
+        """Count series that `max_series` left out of an export."""
         self._ended = replace(self._ended, series_dropped=self._ended.series_dropped + series)
 
-    def look(self, now_seconds: float) -> None:
-        """Note where the run stands."""
+    def update_standstill(self, now_seconds: float) -> None:
+        """Update the time since the run last made progress."""
         last = self.account.progress.last
         sequence = last.sequence if last else 0
-        self.standstill.look(self.member.session, sequence, self.member.phase_name, now_seconds)
+        self.standstill.update(self.member.session, sequence, self.member.phase_name, now_seconds)
 
     def count_lost(self, records: int) -> None:
-        """Add records that nobody will ever read."""
+        """Count records that will never be read."""
         lost = self._ended.records_dropped + records
         self._ended = replace(self._ended, records_dropped=lost)
         self.uncommitted = True
 
     def begin_attempt(self, rings: Rings) -> None:
-        """Begin the next attempt, which made the rings; counters go on.
+        """Start the next attempt, to which the rings belong; counters continue.
 
-        The one before must be settled: what it still yields is lost.
+        The previous one must be finished: rows that it still holds are lost.
         """
         if self._counts_from_0:
             self.begun_unix_ns, self._counts_from_0 = made_unix_ns(rings), False
@@ -150,9 +150,9 @@ class RunState:
         self.uncommitted = True
 
     def commit(self) -> bool:
-        """Write the ledger, if it would say anything new; return whether it is up to date.
+        """Write the ledger if it is out of date; return whether it is up to date.
 
-        A full directory is logged once, and tried again at the next commit.
+        A failure is logged once, and retried at the next commit.
         """
         if not self.uncommitted:
             return True
@@ -166,13 +166,13 @@ class RunState:
             return False
         if self._refusal:
             self._refusal = ""
-            log.info("ledger %s is written again", self._path)
+            log.info("ledger %s can be written again", self._path)
         self.member.committed((ledger.closed_sequence, ledger.closed_layers_sequence))
         self.uncommitted = False
         return True
 
     def _ledger(self) -> Ledger:
-        """Return what a later node agent needs to go on from here."""
+        """Return the state that a successor of this node agent needs."""
         account, member = self.account, self.member
         totals, histograms = account.counters.dump()
         closed_sequence, closed_layers_sequence = member.closed
@@ -194,12 +194,12 @@ class RunState:
             histograms=histograms,
             layer_budget=self.layer_budget.state,
             assumed=dict(member.assumed),
-            # What this attempt's probes counted is still in their rings.
+            # The counts of this attempt's probes are still in their rings.
             agent=replace(self._ended, records_dropped=self._ended.records_dropped + self._lost),
             conditions=self.conditions.memory,
         )
 
     @property
     def _lost(self) -> int:
-        """What this node agent lost of the present attempt."""
+        """Records that this node agent lost in the current attempt."""
         return self.attempt.lost_here + self.member.lost + self.name_conflicts.lost

@@ -1,7 +1,7 @@
-"""From the state of a run to the immutable views that the catalog reads."""
+"""Builds the immutable views of a run that the catalog reads, from the run's state."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.stragglers import laggards
@@ -11,14 +11,25 @@ from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.merge.node_steps import observed_columns
 from mp_agent.node.run.ledger import ProbeTotals
-from mp_agent.node.run.name_conflicts import FEATURE as RIVALS_FEATURE
+from mp_agent.node.run.name_conflicts import FEATURE as NAME_CONFLICT_FEATURE
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.steps import EndReason
-from mp_agent.records.views import AgentView, RankView, RunView
+from mp_agent.records.views import AgentView, ExportAccount, RankView, RunView, TransportView
 from mp_agent.version import __version__
 
 _NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceCounts:
+    """What the services of the node agent count for a run."""
+
+    scrape_duration_seconds: float | None = None
+    transport: TransportView = field(default_factory=TransportView)
+    exports: tuple[ExportAccount, ...] = ()
+    flight_records: int = 0
+    flight_errors: int = 0
 
 
 def run_export(
@@ -27,12 +38,16 @@ def run_export(
     *,
     now_seconds: float,
     time_unix_seconds: float,
-    scrape_duration_seconds: float | None = None,
+    services: ServiceCounts,
+    superseded: bool,
 ) -> RunExport:
-    """Return all views of a run that was seen; totals: of its probes and of the node agent."""
+    """Return all views of a run that was seen; totals: of its probes and of the node agent.
+
+    superseded: another root exports the run; its own scope and the layers' are left out.
+    """
     account, attempt, member = state.account, state.attempt, state.member
-    view = None
-    if member.is_root:
+    view, exported = None, member.is_root and not superseded
+    if exported:
         view = replace(
             run_view(member, account, state.conditions, time_unix_seconds),
             thresholds=state.thresholds,
@@ -45,15 +60,15 @@ def run_export(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
         view=view,
-        layers=tuple(account.layers.values()) if member.is_root else (),
+        layers=tuple(account.layers.values()) if exported else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
-        faded_ranks=state.departed_ranks.faded(now_seconds),
+        faded_ranks=state.departed_ranks.expired(now_seconds),
         agent=agent_view(
             attempt,
             totals,
             counting_seconds=_age_seconds(state.begun_unix_ns, time_unix_seconds),
-            features=(RIVALS_FEATURE,) if state.name_conflicts.there else (),
-            scrape_duration_seconds=scrape_duration_seconds,
+            features=(NAME_CONFLICT_FEATURE,) if state.name_conflicts.active else (),
+            services=services,
         ),
         counters=account.counters,
         layer_budget=state.layer_budget,
@@ -66,7 +81,7 @@ def run_view(
     conditions: ConditionTracker,
     time_unix_seconds: float,
 ) -> RunView:
-    """Return the run as it stands after its last closed step."""
+    """Return the state of the run after its last closed step."""
     progress, identity = account.progress, member.attempt.identity
     extremes = account.norms.extremes(time_unix_seconds)
     return RunView(
@@ -101,7 +116,7 @@ def run_view(
 
 
 def rank_view(source: RankSource) -> RankView:
-    """Return one rank as its ring shows it."""
+    """Return the state of one rank, from its ring."""
     last, schema = source.last, source.schema
     return RankView(
         identity=source.identity,
@@ -120,11 +135,11 @@ def agent_view(
     *,
     counting_seconds: float | None,
     features: tuple[str, ...] = (),
-    scrape_duration_seconds: float | None,
+    services: ServiceCounts,
 ) -> AgentView:
-    """Return the node agent's account; totals: the present attempt's included.
+    """Return the node agent's account; totals include the current attempt.
 
-    features: what this agent itself does not support, besides what the probes name.
+    features: what this agent itself does not support, in addition to what the probes report.
     """
     states = [source.state for source in attempt.sources.values()]
     return AgentView(
@@ -135,22 +150,26 @@ def agent_view(
         setting_errors=totals.setting_errors,
         records_dropped=totals.records_dropped,
         series_dropped=totals.series_dropped,
-        scrape_duration_seconds=scrape_duration_seconds,
+        scrape_duration_seconds=services.scrape_duration_seconds,
         unsupported=tuple(sorted({*features, *(f for s in states for f in s.unsupported)})),
+        exports=services.exports,
+        transport=services.transport,
+        flight_records=services.flight_records,
+        flight_errors=services.flight_errors,
     )
 
 
 def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
-    """Return how long ago a moment was, by this node's clock; None where it is not known."""
+    """Return the seconds since a time on this node's clock; None when it is not known."""
     if not begun_unix_ns:
         return None
     return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
 
 
 def _facts(member: ClusterMember) -> Mapping[str, str]:
-    """Return the facts of the lowest rank that knows them.
+    """Return the facts of the lowest rank that has a schema.
 
-    Where no wrapper explained the parameters, the strategy says what their digests showed.
+    Where no wrapper declared the parameters, `strategy` says what their digests showed.
     """
     sources = sorted(member.attempt.sources.values(), key=lambda source: source.identity.rank)
     facts = next((dict(source.schema.facts) for source in sources if source.schema), {})

@@ -1,1 +1,1 @@
-"""How the node agents of one run reach each other: rows go to the root agent over HTTP."""
+"""HTTP between the node agents of a run: rows go to the root agent."""

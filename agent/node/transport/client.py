@@ -1,4 +1,4 @@
-"""Sends requests to other node agents, each bounded in time."""
+"""HTTP client for other node agents; each request is bounded in time."""
 
 import asyncio
 import os
@@ -16,27 +16,27 @@ _FIRST_SECONDS = 0.5
 _GROWTH = 2.0
 LONGEST_SECONDS = 10.0
 LONGEST_AT_END_SECONDS = 2.0
-"""At the end of a run, when a rank may be waiting."""
+"""Used at the end of a run, when a rank may be waiting."""
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between tries that fail, doubled each time, each shortened by up to half."""
+    """Exponential backoff with jitter: pauses double, each is shortened by up to half."""
 
     chance: Callable[[], float] = random.random
     longest_seconds: float = LONGEST_SECONDS
     _failures: int = 0
 
     def next_pause_seconds(self, *, at_end: bool = False) -> float:
-        """Note a failure and return how long to pause after it."""
+        """Count a failure and return the pause before the next try."""
         longest = min(self.longest_seconds, LONGEST_AT_END_SECONDS if at_end else inf)
-        # Bounded: after a day without a network the power would be no float any more.
+        # Bounded: after a day without network the power would overflow.
         pause_seconds = _FIRST_SECONDS * _GROWTH ** min(self._failures, 32)
         self._failures += 1
         return min(pause_seconds, longest) * (1.0 - 0.5 * self.chance())
 
     def reset(self) -> None:
-        """Forget the failures: it worked."""
+        """Start over after a success."""
         self._failures = 0
 
 
@@ -48,7 +48,7 @@ _REASON_CHARACTERS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back. Status 0: nothing did, and `reason` says why."""
+    """Response to a request. Status 0: there was none, and `reason` says why."""
 
     status: int
     body: bytes = b""
@@ -57,17 +57,17 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Whether the other agent took the request in."""
+        """Whether the other agent accepted the request."""
         return self.status == 200
 
 
 class PushClient:
-    """One HTTP session for all runs of a node agent. Never raises for what the network does."""
+    """One HTTP session for all runs of a node agent. Never raises for network errors."""
 
     def __init__(
         self, tls: ssl.SSLContext | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        """Speak HTTPS by `tls`, else as the system trusts."""
+        """tls: context for HTTPS; the system's trust store by default."""
         self._tls = tls
         self._timeout_seconds = timeout_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -79,7 +79,7 @@ class PushClient:
     async def send_message(
         self, url: str, path: str, token: str, query: Mapping[str, str]
     ) -> Reply:
-        """Tell an agent something that a query can say."""
+        """Send a message without a body; its content is the query."""
         return await self._post(f"{url}{path}", token, query, b"", "text/plain")
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class PushClient:
     ) -> Reply:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type}
         try:
-            # A redirect would carry the token to somebody else.
+            # A redirect would disclose the token to another server.
             async with self._open().post(
                 url, params=dict(query), data=body, headers=headers, allow_redirects=False
             ) as response:
@@ -110,7 +110,7 @@ class PushClient:
             limits = aiohttp.ClientTimeout(
                 total=self._timeout_seconds, sock_connect=_CONNECT_SECONDS
             )
-            # No proxy of the environment's: it need not reach the job's own network.
+            # Ignore proxies of the environment: they may not reach the job's own network.
             connector = aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls)
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=limits, trust_env=False
@@ -119,7 +119,7 @@ class PushClient:
 
 
 async def _at_most(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
-    """Return a body that comes in pieces, or its beginning."""
+    """Return a chunked body, truncated to `bytes_max`."""
     answer = b""
     while piece := await content.read(bytes_max - len(answer)):
         answer += piece
@@ -127,7 +127,7 @@ async def _at_most(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    """Return what went wrong; of a plain refusal the system's word, without aiohttp's on TLS."""
+    """Return the reason of an error; for a refused connection, the system's message alone."""
     refused = type(error) is aiohttp.ClientConnectorError
     number = getattr(error, "errno", None) or 0
     return os.strerror(number) if refused and number > 0 else str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""An agent's door for others of its runs: rows of their nodes, and word of who is the root."""
+"""HTTP handlers for other node agents of a run: reports of rows, and changes of the root."""
 
 import asyncio
 import logging
@@ -18,12 +18,14 @@ from mp_agent.node.transport.wire import (
     ReportTooLarge,
     unpack,
 )
-from mp_agent.records.rows import encode_receipt
+from mp_agent.records.report_codec import encode_receipt
 from mp_agent.ring.root_note import is_base_url
+
+log = logging.getLogger("mp_agent.node")
 
 REQUESTS_PER_SECOND = 4.0
 REQUESTS_AT_ONCE = 40.0
-"""What a node may send after a silence, when it catches up."""
+"""Requests that a node may send in a burst, to catch up."""
 
 
 @dataclass(slots=True)
@@ -34,14 +36,14 @@ class _Bucket:
 
 @dataclass(slots=True)
 class RateLimit:
-    """One bucket per sender, refilled with time."""
+    """Token bucket per sender."""
 
     per_second: float = REQUESTS_PER_SECOND
     at_once: float = REQUESTS_AT_ONCE
     _buckets: dict[tuple[str, int], _Bucket] = field(default_factory=dict)
 
     def admits(self, sender: tuple[str, int], now_seconds: float) -> bool:
-        """Take one request of a sender in; False when it has sent too many."""
+        """Count one request of a sender; return False if it has sent too many."""
         bucket = self._buckets.setdefault(sender, _Bucket(self.at_once, now_seconds))
         gained = (now_seconds - bucket.filled_seconds) * self.per_second
         bucket.left = min(self.at_once, bucket.left + gained)
@@ -57,12 +59,10 @@ class RateLimit:
             del self._buckets[sender]
 
 
-log = logging.getLogger("mp_agent.node")
-
 _BODIES_AT_ONCE = 32
 _BODY_SECONDS = 20.0
 _THREAD_BYTES = 1 << 18
-"""A body of more bytes is unpacked aside, for it takes longer than a look at the rings may wait."""
+"""Larger bodies are unpacked in a thread: it would delay the polling of the rings."""
 _BEARER = "Bearer "
 
 
@@ -73,17 +73,17 @@ class _Refusal(Exception):
 
 
 class ReportHandlers:
-    """Takes requests in, each checked in this order: who sends it, whether here, how much of it."""
+    """Checks each request in this order: sender, root and attempt, size and rate."""
 
     def __init__(self, link: Callable[[str], RootLink | None]) -> None:
-        """link: finds a run's link by the run's name."""
+        """link: returns a run's link by the run's name."""
         self._link = link
         self._rate = RateLimit()
         self._room = asyncio.Semaphore(_BODIES_AT_ONCE)
         self._failures: set[str] = set()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return what the HTTP server is to serve."""
+        """Return the routes for the HTTP server."""
         return [
             web.post(ROWS_PATH, self._rows),
             web.post(RETIRE_PATH, self._retire),
@@ -91,7 +91,7 @@ class ReportHandlers:
         ]
 
     def forget(self, run: str) -> None:
-        """Drop what is known of the senders of a run that is over."""
+        """Drop the rate limits of a run that is over."""
         self._rate.forget(run)
 
     async def _rows(self, request: web.Request) -> web.Response:
@@ -137,7 +137,7 @@ class ReportHandlers:
         return web.Response(text="ok\n")
 
     def _admit(self, link: RootLink, request: web.Request) -> None:
-        """Raise a refusal unless this agent is the root of the attempt, and the sender in time."""
+        """Refuse unless this agent is the attempt's root and the sender within its rate."""
         if not link.collects:
             raise _Refusal(409, "this agent is not the root of the run")
         attempt_unix_ns = _integer(request.query, "attempt")
@@ -166,14 +166,14 @@ class ReportHandlers:
             kind = type(error).__name__
             if kind not in self._failures:
                 self._failures.add(kind)
-                log.exception("run %s: a report cannot be taken in", link.run.name)
+                log.exception("run %s: a report cannot be processed", link.run.name)
             raise _Refusal(500, kind) from error
 
 
 def _authenticated(link: RootLink | None, request: web.Request) -> RootLink:
-    """Return the link of the run that the sender may speak for; else raise a refusal.
+    """Return the link of the run that the sender is authorised for; else raise a refusal.
 
-    Who has no token learns nothing, not even which runs are here.
+    Without a token a client learns nothing, not even which runs exist.
     """
     header = request.headers.get("Authorization", "")
     token = header.removeprefix(_BEARER) if header.startswith(_BEARER) else ""
@@ -183,7 +183,7 @@ def _authenticated(link: RootLink | None, request: web.Request) -> RootLink:
 
 
 async def _body(request: web.Request) -> bytes:
-    """Return a request's body; most came whole with the head, and need not be waited for."""
+    """Return a request's body; most arrive together with the head."""
     if request.content.is_eof() and request.content.total_bytes <= BODY_BYTES_MAX:
         return request.content.read_nowait()
     return await asyncio.wait_for(_read(request), _BODY_SECONDS)
@@ -202,7 +202,7 @@ async def _read(request: web.Request) -> bytes:
 def _integer(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "0")
     if not text.isascii() or not text.isdigit() or len(text) > 20:
-        raise _Refusal(400, f"{name} has value {text[:40]!r}, which is no number")
+        raise _Refusal(400, f"{name} has value {text[:40]!r}, which is not a number")
     return int(text)
 
 

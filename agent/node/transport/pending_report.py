@@ -1,4 +1,4 @@
-"""The report under way to the root; the rows that follow it wait in the run's own store."""
+"""Holds the report that is being sent to the root; later rows wait in the run's queue."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from mp_agent.records.rows import NodeReport, Receipt
 
 
 class ReportSource(Protocol):
-    """What is used of a `Run`."""
+    """The part of `Run` that is used here."""
 
     @property
     def session(self) -> str:
-        """Name of this node's present attempt; reports of another one are worthless."""
+        """Identifies this node's current attempt; reports of other attempts are obsolete."""
 
-    def take_report(self) -> NodeReport | None:
-        """Return what is new since the last call."""
+    def next_report(self) -> NodeReport | None:
+        """Return a report of what is new since the last call."""
 
     def acknowledge(self, receipt: Receipt) -> None:
-        """Take the root's answer to a report in."""
+        """Process the root's answer to a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Packet:
 class PendingReport:
     """Holds one report until the root has answered it, so that a retry sends the same one.
 
-    What is too large for the root is sent without its layer tables, then not at all.
+    A report that is too large for the root is sent without its layer tables, then dropped.
     """
 
     def __init__(self, run: ReportSource, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
@@ -41,38 +41,38 @@ class PendingReport:
         self._body_bytes_max = body_bytes_max
         self._packet: _Packet | None = None
         self.reports_dropped = 0
-        """Reports that were given up, in whole or but for their step rows."""
+        """Reports that were dropped, completely or except for their step rows."""
 
     async def next_body(self) -> bytes | None:
-        """Return the body to send now; None when there is nothing to say."""
+        """Return the body to send next; None if there is none."""
         if self._packet is not None and self._packet.report.session != self._run.session:
             self._packet = None
         while self._packet is None:
-            report = self._run.take_report()
+            report = self._run.next_report()
             if report is None:
                 return None
             await self._pack(report)
         return self._packet.body
 
     def answered(self, receipt: Receipt) -> None:
-        """Let go of the report: the root has answered it."""
+        """Release the report: the root has answered it."""
         self._packet = None
         self._run.acknowledge(receipt)
 
     def refused(self) -> None:
-        """Give the report up: no agent at the root will ever read it."""
+        """Drop the report: the root will never accept it."""
         if self._packet is not None:
             self._packet = None
             self.reports_dropped += 1
 
     async def too_large(self) -> None:
-        """Make the report smaller, or give it up."""
+        """Shrink the report, or drop it."""
         packet, self._packet = self._packet, None
         if packet is not None:
             await self._shrink(packet.report)
 
     async def _pack(self, report: NodeReport) -> None:
-        # In a thread: a table of all layers takes longer than a look at the rings may wait.
+        # In a thread: packing a table of all layers would delay the polling of the rings.
         body = await asyncio.to_thread(pack, report)
         if len(body) > self._body_bytes_max:
             await self._shrink(report)

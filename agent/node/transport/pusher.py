@@ -1,4 +1,4 @@
-"""Pushes one run's reports to its root agent: when they are due, again when they did not arrive."""
+"""Pushes one run's reports to its root agent when they are due, and retries failed pushes."""
 
 import asyncio
 import logging
@@ -12,7 +12,8 @@ from mp_agent.node.transport.client import LONGEST_SECONDS, Backoff, PushClient,
 from mp_agent.node.transport.pending_report import PendingReport
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.run_protocol import RunOnNode
-from mp_agent.records.rows import Receipt, decode_receipt
+from mp_agent.records.report_codec import decode_receipt
+from mp_agent.records.rows import Receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import TransportView
 
@@ -20,20 +21,20 @@ log = logging.getLogger("mp_agent.node")
 
 _JITTER = 0.1
 _HURRY_SECONDS = 1.0
-"""Trouble is pushed at once, but not more often than this."""
+"""Trouble is pushed at once, but at most this often."""
 _REFUSALS_IN_A_ROW = 3
-"""After so many reports whose rows the root refused the next one waits for its time."""
+"""After this many refused reports the next one waits for its regular time."""
 
 
 class Pusher:
-    """Sends reports one after the other, at most one under way."""
+    """Sends reports one after the other, at most one at a time."""
 
     def __init__(self, run: RunOnNode, client: PushClient, interval_seconds: float) -> None:
         self._run = run
         self._client = client
         self._interval_seconds = interval_seconds
-        self._outbox = PendingReport(run)
-        # The root waits for rows two intervals longer than for its own.
+        self._pending_report = PendingReport(run)
+        # The root waits two intervals longer for pushed rows than for its own.
         self._backoff = Backoff(longest_seconds=min(2 * interval_seconds, LONGEST_SECONDS))
         self._root = RootAddress(url="")
         self._task: asyncio.Task[None] | None = None
@@ -41,74 +42,74 @@ class Pusher:
         self._pushed_seconds = -_HURRY_SECONDS
         self._failing = False
         self._fresh = True
-        """Whether no report of this attempt has got to this root yet."""
+        """Whether no report of this attempt has reached this root yet."""
         self._logged: set[str] = set()
         self._counts = TransportView()
-        self.taken_total = 0
-        """Reports that a root took."""
-        self.final_taken = False
-        """Whether the root has the state in which all local ranks have ended."""
+        self.accepted_total = 0
+        """Reports that a root accepted."""
+        self.final_accepted = False
+        """Whether the root has the final report, in which all local ranks have ended."""
 
     @property
     def counts(self) -> TransportView:
-        """The account of what was sent."""
-        return replace(self._counts, reports_dropped=self._outbox.reports_dropped)
+        """Counts of what was sent."""
+        return replace(self._counts, reports_dropped=self._pending_report.reports_dropped)
 
     def begin(self) -> None:
-        """Push soon: the attempt or its root is another one."""
+        """Push soon: the attempt or its root has changed."""
         self._due_seconds = 0.0
-        self._failing = self.final_taken = False
+        self._failing = self.final_accepted = False
         self._fresh = True
         self._backoff.reset()
         self._logged.clear()
 
     def tick(self, root: RootAddress, now_seconds: float) -> None:
-        """Push to `root` what is due, in the background."""
+        """Start a push to `root` in the background, if one is due."""
         self._root = root
         ended = self._ended()
-        self.final_taken = self.final_taken and ended
+        self.final_accepted = self.final_accepted and ended
         hurried = self._run.urgent and now_seconds >= self._pushed_seconds + _HURRY_SECONDS
-        at_once = (hurried or (ended and not self.final_taken)) and not self._failing
+        at_once = (hurried or (ended and not self.final_accepted)) and not self._failing
         if not self.busy and (at_once or now_seconds >= self._due_seconds):
             self._pushed_seconds = now_seconds
             self._task = asyncio.get_running_loop().create_task(self._push_all())
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Push what is left, if the root answers in time; then end."""
+        """Push what is left, if the root answers in time; then cancel."""
         if self._root.url and not self._failing:
             if self._task is not None and self.busy:
                 await asyncio.wait([self._task], timeout=_left_of(deadline_seconds))
-            if not self.busy and not self.final_taken:
+            if not self.busy and not self.final_accepted:
                 self._task = asyncio.get_running_loop().create_task(self._push_all())
                 await asyncio.wait([self._task], timeout=_left_of(deadline_seconds))
-        self.cut()
+        self.cancel()
 
-    def cut(self) -> None:
-        """End at once."""
+    def cancel(self) -> None:
+        """Cancel the push in progress."""
         if self._task is not None:
             self._task.cancel()
 
     @property
     def busy(self) -> bool:
-        """Whether a push is under way."""
+        """Whether a push is in progress."""
         return self._task is not None and not self._task.done()
 
     async def _push_all(self) -> None:
-        """Push until nothing is left to say, or something does not get through."""
+        """Push until no report is left, or a push fails."""
         root, ended, refusals = self._root, self._ended(), 0
-        while (body := await self._outbox.next_body()) is not None:
+        while (body := await self._pending_report.next_body()) is not None:
             reply = await self._client.send_rows(root.url, root.token, self._query(root), body)
             receipt = _receipt(reply)
             if receipt is None:
-                await self._put_off(reply)
+                await self._postpone(reply)
                 return
             self._settle(receipt, len(body))
-            refusals = 0 if receipt.taken else refusals + 1
+            refusals = 0 if receipt.accepted else refusals + 1
             if refusals >= _REFUSALS_IN_A_ROW:
                 break
         else:
-            self.final_taken = ended and self.taken_total > 0
-        # All agents of a run start in the same second; they shall not push in the same one.
+            self.final_accepted = ended and self.accepted_total > 0
+        # All agents of a run start in the same second; spread their pushes.
         shortest = 0.0 if self._fresh else 1 - _JITTER
         self._fresh = False
         pause_seconds = self._interval_seconds * random.uniform(shortest, 1)
@@ -122,8 +123,8 @@ class Pusher:
         }
 
     def _settle(self, receipt: Receipt, size: int) -> None:
-        self._outbox.answered(receipt)
-        self.taken_total += receipt.taken
+        self._pending_report.answered(receipt)
+        self.accepted_total += receipt.accepted
         self._counts = replace(
             self._counts,
             pushed_bytes=self._counts.pushed_bytes + size,
@@ -135,11 +136,11 @@ class Pusher:
         self._backoff.reset()
         self._logged.clear()
 
-    async def _put_off(self, reply: Reply) -> None:
+    async def _postpone(self, reply: Reply) -> None:
         if reply.status == 413:
-            await self._outbox.too_large()
+            await self._pending_report.too_large()
         elif reply.status == 400:
-            self._outbox.refused()
+            self._pending_report.refused()
         self._failing = True
         self._counts = replace(self._counts, push_failures=self._counts.push_failures + 1)
         pause_seconds = self._backoff.next_pause_seconds(at_end=self._ended())
@@ -148,7 +149,7 @@ class Pusher:
         if kind not in self._logged:
             self._logged.add(kind)
             log.warning(
-                "run %s: no rows can be pushed to %s: %s: %s; it is tried again",
+                "run %s: no rows can be pushed to %s: %s: %s; it is retried",
                 self._run.name,
                 self._root.url,
                 kind,

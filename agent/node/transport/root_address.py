@@ -1,4 +1,4 @@
-"""Where the root agent of a run is, and with which secret it is addressed."""
+"""Determines the address of a run's root agent and of this node agent, and the token."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,13 @@ from mp_agent.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootAddress:
-    """Where rows are to go."""
+    """URL and token of the root agent."""
 
     url: str
     token: str = field(default="", repr=False)
-    """Empty: nothing can be sent."""
+    """Nothing can be sent while it is empty."""
     created_unix_ns: int = 0
-    """When rank 0's ring was made: names the attempt; 0 while it is not known."""
+    """When rank 0's ring was created: identifies the attempt; 0 until it is known."""
 
 
 def locate(
@@ -30,13 +30,13 @@ def locate(
     *,
     waited: bool,
 ) -> RootAddress | None:
-    """Return the root's address as far as it can be told.
+    """Return the root's address; None if it is not known.
 
-    The setting `root` wins, then what the job's store told; waited: nothing more is to be expected
-    of the store, so that MASTER_ADDR with the default port has to do.
+    The setting `root` takes precedence over the note from the job's store. waited: the store had
+    enough time, so MASTER_ADDR with the default port is used.
     """
     token = settings.token.get_secret_value() or (note.token if note else "")
-    # The nodes of a job have the same settings: what this one speaks, the root speaks.
+    # The nodes of a job have the same settings: the root uses TLS if this node does.
     tls = settings.tls_certificate is not None
     if settings.root:
         return RootAddress(url=root_url(settings.root, tls=tls), token=token)
@@ -54,7 +54,7 @@ def locate(
 
 
 def root_url(setting: str, *, tls: bool = False) -> str:
-    """Return the base URL that the setting `root` means: a URL, host:port or a host alone."""
+    """Return the base URL for the setting `root`: a URL, host:port or a host alone."""
     scheme = "https" if tls else "http"
     named = "://" in setting
     parts = urlsplit(setting if named else f"{scheme}://{setting}")
@@ -64,7 +64,7 @@ def root_url(setting: str, *, tls: bool = False) -> str:
 
 
 class OwnAddress:
-    """What was set, else what the rank could tell, else the address toward MASTER_ADDR."""
+    """The node's own address: the setting, else the note's, else the one toward MASTER_ADDR."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self._settings = settings
@@ -73,7 +73,7 @@ class OwnAddress:
         self._asking: asyncio.Task[None] | None = None
 
     def toward_others(self, endpoint: Endpoint, note: RootNote | None) -> str:
-        """Return the name or address; "" as long as there is none."""
+        """Return the name or address; "" until there is one."""
         if found := advertised(self._settings, endpoint.bind) or (note.address if note else ""):
             return found
         if self._toward_master is None and self._asking is None and self._master:
@@ -81,17 +81,17 @@ class OwnAddress:
         return self._toward_master or ""
 
     def stop(self) -> None:
-        """Do not ask any more."""
+        """Cancel a lookup in progress."""
         if self._asking is not None:
             self._asking.cancel()
 
     async def _ask(self) -> None:
-        # Aside, since a resolver may take its time.
+        # In a thread, since a resolver may be slow.
         self._toward_master = await asyncio.to_thread(address.address_toward, self._master)
 
 
 def advertised(settings: Settings, bind: str) -> str:
-    """Return the address that was set for this node, or the only one that is listened on."""
+    """Return the setting `advertise`, or the only address that is listened on."""
     return settings.advertise or ("" if address.is_any_address(bind) else bind)
 
 
@@ -101,15 +101,15 @@ _REMEDY = "set MP_AGENT_TOKEN to the same secret on all nodes"
 def advice(
     note: RootNote | None, root: RootAddress | None, *, is_root: bool, has_token: bool
 ) -> Iterator[str]:
-    """Yield what keeps a node apart from the others of its run.
+    """Yield problems that prevent a node from exchanging rows with the others of its run.
 
-    note: of the present attempt. has_token: whether this node can tell who belongs to the run.
+    note: of the current attempt. has_token: whether this node can authenticate other nodes.
     """
     if note is not None and note.problem:
-        yield f"the job's store did not tell where the root agent is: {note.problem}"
+        yield f"the job's store did not provide the root agent's address: {note.problem}"
     if is_root and not has_token:
-        yield f"the rows of other nodes are refused, for want of a token: {_REMEDY}"
+        yield f"the rows of other nodes are refused because there is no token: {_REMEDY}"
     elif not is_root and root is None:
         yield "the root agent is not known: set MP_AGENT_ROOT to its host:port"
     elif not is_root and root is not None and not root.token:
-        yield f"no rows are pushed to the root agent, for want of a token: {_REMEDY}"
+        yield f"no rows are pushed to the root agent because there is no token: {_REMEDY}"

@@ -1,4 +1,4 @@
-"""A root agent that is started again on another port tells the agents of the other nodes."""
+"""Notifies the other nodes when the root agent has restarted on another port."""
 
 import asyncio
 import logging
@@ -12,9 +12,11 @@ from mp_agent.node.transport.root_note import RootNoteFile
 from mp_agent.node.transport.run_protocol import RunOnNode
 from mp_agent.node.transport.wire import MOVE_PATH
 
+log = logging.getLogger("mp_agent.node")
+
 
 class Notifier:
-    """Delivers each message in the background; what is under way ends with `stop`."""
+    """Notifies other node agents, with retries, in the background until `stop`."""
 
     def __init__(self, client: PushClient) -> None:
         self._client = client
@@ -23,7 +25,7 @@ class Notifier:
     def send(
         self, url: str, path: str, token: str, query: Mapping[str, str], *, limit_seconds: float
     ) -> None:
-        """Begin to deliver a message; give up after `limit_seconds`."""
+        """Start to deliver a message; give up after `limit_seconds`."""
         task = asyncio.get_running_loop().create_task(
             self._deliver(url, path, token, query, limit_seconds)
         )
@@ -31,7 +33,7 @@ class Notifier:
         task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """Give up what could not be delivered."""
+        """Cancel all messages in progress."""
         for task in self._tasks:
             task.cancel()
 
@@ -41,40 +43,41 @@ class Notifier:
         backoff, until_seconds = Backoff(), time.monotonic() + limit_seconds
         while time.monotonic() < until_seconds:
             reply = await self._client.send_message(url, path, token, query)
-            # Any answer but those means that it was heard, or does not matter there any more.
+            # Any other status means that it was delivered, or is obsolete there.
             if reply.status not in (0, 429) and reply.status < 500:
                 return
             await asyncio.sleep(backoff.next_pause_seconds())
 
 
-log = logging.getLogger("mp_agent.node")
-
-
 class RootMoves:
-    """Keeps in the note of a run where its nodes are, for the agent after this one."""
+    """Records the nodes' URLs in the note of a run, so that a successor can notify them."""
 
     def __init__(self, run: RunOnNode, notes: RootNoteFile, messenger: Notifier) -> None:
         self._run = run
-        self._notes = notes
-        self._messenger = messenger
+        self._note_file = notes
+        self._notifier = messenger
 
     def tick(self, own_url: str, token: str) -> None:
-        """Compare the note with how things are; own_url: "" while nothing is listened on."""
-        note = self._notes.present
+        """Update the note and notify the nodes if the URL has changed; own_url: "" if not known."""
+        note = self._note_file.present
         if note is None or note.problem or not note.url or not own_url:
             return
         if note.url != own_url:
-            log.info("run %s: tells the other nodes that it moved to %s", self._run.name, own_url)
-            self._tell(note.nodes, own_url, token)
+            log.info(
+                "run %s: the root agent moved to %s; notifying the other nodes",
+                self._run.name,
+                own_url,
+            )
+            self._notify_nodes(note.nodes, own_url, token)
         nodes = {**note.nodes, **self._nodes()}
         if (note.url, note.nodes) != (own_url, nodes):
-            self._notes.write(replace(note, url=own_url, nodes=nodes))
+            self._note_file.write(replace(note, url=own_url, nodes=nodes))
 
-    def _tell(self, nodes: Mapping[str, str], own_url: str, token: str) -> None:
-        attempt = str(self._notes.attempt_unix_ns)
+    def _notify_nodes(self, nodes: Mapping[str, str], own_url: str, token: str) -> None:
+        attempt = str(self._note_file.attempt_unix_ns)
         query = {"run": self._run.name, "attempt": attempt, "url": own_url}
         for url in nodes.values():
-            self._messenger.send(url, MOVE_PATH, token, query, limit_seconds=inf)
+            self._notifier.send(url, MOVE_PATH, token, query, limit_seconds=inf)
 
     def _nodes(self) -> dict[str, str]:
         own = self._run.identity.node_rank

@@ -1,4 +1,4 @@
-"""The note on a run's root, as this agent last read or wrote it."""
+"""The file with a run's root address, as this agent last read or wrote it."""
 
 import logging
 
@@ -9,7 +9,7 @@ log = logging.getLogger("mp_agent.node")
 
 
 class RootNoteFile:
-    """Remembers the last note that was there; it may be of an earlier attempt."""
+    """Keeps the last note, which may be of an earlier attempt."""
 
     def __init__(self, run: RunOnNode) -> None:
         self.last: RootNote | None = None
@@ -17,7 +17,7 @@ class RootNoteFile:
 
     @property
     def present(self) -> RootNote | None:
-        """The note if it is of the present attempt."""
+        """The note, if it is of the current attempt."""
         note = self.last
         if note is None or not self._run.seen:
             return None
@@ -25,12 +25,12 @@ class RootNoteFile:
 
     @property
     def attempt_unix_ns(self) -> int:
-        """Name of the present attempt, by rank 0's clock; 0 while it is not known."""
+        """Identifies the current attempt, by rank 0's clock; 0 until it is known."""
         note = self.present
         return note.created_unix_ns if note else 0
 
     def read(self) -> RootNote | None:
-        """Take up what the job's store told; return the note of an attempt that is over by it."""
+        """Read the note; return the previous one if that was of an attempt that is now over."""
         note, before = read_root_note(self._run.run_dir), self.last
         if note is None or note == before:
             return None
@@ -39,9 +39,11 @@ class RootNoteFile:
         return before if over else None
 
     def write(self, note: RootNote) -> None:
-        """Replace the note, also for an agent after this one; a full directory is only logged."""
+        """Replace the note, also for a successor of this agent; a full directory is only logged."""
         self.last = note
         try:
             write_root_note(self._run.run_dir, note)
         except OSError as error:
-            log.warning("run %s: a note cannot be written: %s", self._run.name, error)
+            log.warning(
+                "run %s: the note of the root address cannot be written: %s", self._run.name, error
+            )

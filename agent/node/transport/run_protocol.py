@@ -1,4 +1,4 @@
-"""What the transport asks of a run and tells it."""
+"""The interface between the transport and a run."""
 
 from pathlib import Path
 from typing import Protocol
@@ -10,19 +10,19 @@ from mp_agent.records.steps import EndReason
 
 
 class RunOnNode(ReportSource, Protocol):
-    """What is used of a `Run`."""
+    """The part of `Run` that the transport uses."""
 
     run_dir: Path
     url: str
-    """Under which others reach this agent; set by the transport."""
+    """URL at which other nodes reach this agent; set by the transport."""
 
     @property
     def seen(self) -> bool:
-        """Whether any rank of the run has shown itself; the rest may be asked only then."""
+        """Whether a ring of the run has been found; the rest is valid only then."""
 
     @property
     def end(self) -> EndReason:
-        """How the local ranks ended; RUNNING while one goes on."""
+        """How the local ranks ended; RUNNING while one runs."""
 
     @property
     def name(self) -> str:
@@ -38,15 +38,15 @@ class RunOnNode(ReportSource, Protocol):
 
     @property
     def created_unix_ns(self) -> frozenset[int]:
-        """When the rings of the present attempt were made, by this node's clock."""
+        """When the rings of the current attempt were created, by this node's clock."""
 
     @property
     def nodes(self) -> tuple[KnownNode, ...]:
-        """The nodes of the run as far as they are known."""
+        """The known nodes of the run."""
 
     @property
     def urgent(self) -> bool:
-        """Whether the root should have a report at once."""
+        """Whether a report is due at once."""
 
     def receive(self, report: NodeReport) -> Receipt:
-        """Take another node's report in."""
+        """Merge another node's report."""

@@ -1,4 +1,4 @@
-"""The service that ties each run of this node agent to its root, and others to the roots here."""
+"""The service that pushes this agent's runs to their roots, and receives for roots here."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("mp_agent.node")
 
 
 class PushService:
-    """One `RootLink` per run, one HTTP session and one door for all."""
+    """One `RootLink` per run; one HTTP session and one set of handlers for all."""
 
     def __init__(
         self,
@@ -29,45 +29,45 @@ class PushService:
         runs: Callable[[], Iterable[RunOnNode]],
         endpoint: Callable[[], Endpoint | None],
     ) -> None:
-        """Work for the runs that the node agent watches, and answer where it listens."""
+        """Create the service; runs: those that are watched; endpoint: where the agent listens."""
         self._settings = settings
         self._runs = runs
         self._endpoint = endpoint
         self._client = PushClient(_tls(settings))
         self._links: dict[Path, RootLink] = {}
-        self._inbox = ReportHandlers(self._link_by_name)
+        self._handlers = ReportHandlers(self._link_by_name)
 
     def start(self) -> None:
-        """Nothing is to be done before there are runs."""
+        """Do nothing: there is no run yet."""
 
     def tick(self, now_seconds: float) -> None:
-        """Take up new runs, let go of those that are over, and push what is due."""
+        """Add new runs, drop those that are over, and push what is due."""
         runs = {run.run_dir: run for run in self._runs()}
         for run_dir in self._links.keys() - runs.keys():
             link = self._links.pop(run_dir)
-            self._inbox.forget(link.name)
-            link.cut()
+            self._handlers.forget(link.name)
+            link.cancel()
         for run in runs.values():
             self.link(run).tick(now_seconds, self._endpoint())
 
     async def stop(self, deadline_seconds: float) -> None:
-        """Push what is left and end."""
+        """Push what is left, then close."""
         await asyncio.gather(*(link.stop(deadline_seconds) for link in self._links.values()))
         await self._client.close()
 
     @property
     def links(self) -> Iterable[RootLink]:
-        """All links, as long as their runs are watched."""
+        """The links of all watched runs."""
         return self._links.values()
 
     @property
-    def needs_door(self) -> bool:
-        """Whether other nodes have rows for this agent, even if nobody may scrape it."""
-        return any(link.awaits_others for link in self._links.values())
+    def expects_reports(self) -> bool:
+        """Whether other nodes push to this agent, even if it is not scraped."""
+        return any(link.expects_reports for link in self._links.values())
 
     @property
     def senders(self) -> int:
-        """How many other node agents push to this one, for all runs."""
+        """Number of other node agents that push to this one, over all runs."""
         return sum(link.senders for link in self._links.values())
 
     def link(self, run: RunOnNode) -> RootLink:
@@ -77,8 +77,8 @@ class PushService:
         return self._links[run.run_dir]
 
     def routes(self) -> list[web.RouteDef]:
-        """Return what the HTTP server is to serve for other agents."""
-        return self._inbox.routes()
+        """Return the routes for other node agents."""
+        return self._handlers.routes()
 
     def _link_by_name(self, name: str) -> RootLink | None:
         for link in self._links.values():
@@ -88,9 +88,9 @@ class PushService:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS for calls to other agents; files that cannot be used are logged."""
+    """Return the TLS context for other agents; files that cannot be used are logged."""
     try:
         return client_tls(settings)
     except SettingError as error:
-        log.error("other node agents cannot be called by HTTPS: %s", error)
+        log.error("other node agents cannot be reached over HTTPS: %s", error)
         return None

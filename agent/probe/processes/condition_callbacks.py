@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mp_agent.records.conditions import Condition, condition_of
+from mp_agent.records.conditions import ConditionEvent, condition_event
 from mp_agent.ring.conditions_file import conditions_path, read_conditions
 from mp_agent.ring.interruptions import pass_on
 
@@ -14,7 +14,7 @@ log = logging.getLogger("mp_agent")
 
 LOOK_INTERVAL_SECONDS = 1.0
 
-ConditionCallback = Callable[[Condition], object]
+ConditionCallback = Callable[[ConditionEvent], object]
 
 _LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING, "info": logging.INFO}
 
@@ -48,7 +48,7 @@ class ConditionCallbacks:
         self._failures: set[str] = set()
         self.look()
 
-    def look(self) -> tuple[Condition, ...]:
+    def look(self) -> tuple[ConditionEvent, ...]:
         """Return what is new; looks at most once a second, and mostly at the file's date alone.
 
         A file that is missing, foreign or damaged brings nothing.
@@ -66,9 +66,9 @@ class ConditionCallbacks:
             return ()
         told = self._told if news.epoch == self._epoch else 0
         self._epoch, self._told = news.epoch, max(news.last_number, told)
-        return tuple(condition_of(event) for event in news.after(told))
+        return tuple(condition_event(event) for event in news.after(told))
 
-    def tell(self, conditions: Sequence[Condition]) -> None:
+    def tell(self, conditions: Sequence[ConditionEvent]) -> None:
         """Log the conditions and call the callbacks with each; what one raises is contained."""
         for condition in conditions:
             if self._logs:
@@ -76,7 +76,7 @@ class ConditionCallbacks:
             for callback in tuple(self._callbacks):
                 self._contain(_name_of(callback), callback, condition)
 
-    def _contain(self, name: str, callback: ConditionCallback, condition: Condition) -> None:
+    def _contain(self, name: str, callback: ConditionCallback, condition: ConditionEvent) -> None:
         try:
             callback(condition)
         except Exception as error:
@@ -88,7 +88,7 @@ class ConditionCallbacks:
                 log.warning("on_condition: %s; training goes on", kind, exc_info=True)
 
 
-def _log(condition: Condition) -> None:
+def _log(condition: ConditionEvent) -> None:
     if condition.state == "firing":
         log.log(
             _LEVELS.get(condition.severity, logging.WARNING),

@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from mp_agent.cli import main
 from mp_agent.doctor import checks
+from mp_agent.doctor.check_result import CheckStatus, ok
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS, Check, examine
-from mp_agent.doctor.finding import CheckStatus, ok
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.doctor.finding import CheckStatus
+from mp_agent.doctor.check_result import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring.root_note import RootNote, write_root_note
 from mp_agent.settings import Settings

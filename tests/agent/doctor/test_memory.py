@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mp_agent.doctor.finding import CheckStatus
+from mp_agent.doctor.check_result import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts

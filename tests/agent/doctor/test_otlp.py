@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from mp_agent.doctor.finding import CheckStatus
+from mp_agent.doctor.check_result import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
@@ -68,7 +68,7 @@ def test_a_value_that_is_not_followed_is_told() -> None:
     ("variables", "said"),
     [
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1/v1/metrics"}, "once more"),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:1/otlp"}, "taken as it is"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:1/otlp"}, "used unchanged"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}, "of the protocol grpc"),
         (
             {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.doctor.finding import CheckStatus
+from mp_agent.doctor.check_result import CheckStatus
 from mp_agent.doctor.machine import Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -88,7 +88,7 @@ def test_a_run_that_nobody_watches_is_told_by_who_should(
 
 def test_a_run_with_its_node_agent_is_fine(watched: Settings) -> None:
     machine = Machine(watched)
-    assert "its node agent lives, pid" in only("node-agent", machine).text
+    assert "its node agent is alive, pid" in only("node-agent", machine).text
     assert verdicts("port", machine) == {CheckStatus.OK}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.doctor.finding import CheckStatus
+from mp_agent.doctor.check_result import CheckStatus
 from mp_agent.doctor.machine import Machine, settings_and_ignored
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
@@ -111,7 +111,7 @@ def test_settings_that_keep_series_away_are_told(
         ({}, "the port speaks HTTP"),
         (
             {"basic_auth_user": "a", "basic_auth_password": SecretStr("b")},
-            "the port speaks HTTP, asks for user and password",
+            "the port speaks HTTP, requires user and password",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from mp_agent.errors import FlightError
 from mp_agent.flight.archive import read_archive, write_archive
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.records.steps import LayerTable
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
@@ -42,7 +42,9 @@ def rows_of(log: RankLog) -> list[bytes]:
 
 
 def test_everything_comes_back(tmp_path):
-    trigger = ConditionEvent(state="firing", condition=CONDITION, step=9, time_unix_seconds=3.0)
+    trigger = StoredConditionEvent(
+        state="firing", condition=CONDITION, step=9, time_unix_seconds=3.0
+    )
     later = make_segment(2, first=4, schema=make_schema(layers=("other",)), tables=(5,))
     odd = make_segment(1, first=6, loss=-0.0, loss_scale=float("inf"))
     log = make_log(segments=(make_segment(tables=(1, 3)), later, odd), world_size=2)

@@ -8,15 +8,13 @@ from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.rows import (
-    NodeReport,
-    RankStatus,
-    Receipt,
+from mp_agent.records.report_codec import (
     decode_receipt,
     decode_report,
     encode_receipt,
     encode_report,
 )
+from mp_agent.records.rows import NodeReport, RankStatus, Receipt
 from mp_agent.records.steps import EndReason, Phase
 
 RankStepOf = Callable[[int, int], RankStep]

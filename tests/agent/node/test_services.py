@@ -52,4 +52,4 @@ def test_one_that_does_not_end_is_cut_off_and_the_others_end(caplog):
     slow, sound = Clock(stop_seconds=60.0), Clock()
     assert live(Services([slow, sound]), limit_seconds=0.1) < 5.0
     assert sound.calls[-1] == "stop"
-    assert "Clock did not end well" in caplog.text
+    assert "Clock failed to stop" in caplog.text

@@ -78,12 +78,12 @@ def test_the_end_is_exported_once_a_scrape_has_shown_it(
 ):
     rank, scrapes = start_rank(), ScrapeLog()
     watch.poll(0.0)
-    watch.note_scrape("p", final=False)
+    watch.record_scrape("p", final=False)
     rank.end(EndReason.COMPLETED)
     watch.poll(1.0)
     assert not watch.final_exported(scrapes, 1.0)
 
-    watch.note_scrape("p", final=True)
+    watch.record_scrape("p", final=True)
     assert watch.final_exported(scrapes, 1.0)
 
 
@@ -92,15 +92,15 @@ def test_a_look_by_hand_does_not_stand_for_the_server_that_scrapes(
 ):
     rank, scrapes = start_rank(), ScrapeLog()
     for time in (0.0, 15.0):
-        scrapes.note("prometheus", time)
+        scrapes.record("prometheus", time)
     rank.end(EndReason.COMPLETED)
     watch.poll(16.0)
-    scrapes.note("curl", 17.0)
-    watch.note_scrape("curl", final=True)
+    scrapes.record("curl", 17.0)
+    watch.record_scrape("curl", final=True)
     assert not watch.final_exported(scrapes, 17.0)
 
-    scrapes.note("prometheus", 30.0)
-    watch.note_scrape("prometheus", final=True)
+    scrapes.record("prometheus", 30.0)
+    watch.record_scrape("prometheus", final=True)
     assert watch.final_exported(scrapes, 30.0)
 
 
@@ -108,7 +108,7 @@ def test_a_new_attempt_has_an_end_of_its_own(watch: RunSupervisor, start_rank: S
     rank, scrapes = start_rank(), ScrapeLog()
     rank.end(EndReason.FAILED)
     watch.poll(0.0)
-    watch.note_scrape("p", final=True)
+    watch.record_scrape("p", final=True)
     second = start_rank(attempt=1, created_unix_ns=9_000)
     watch.poll(1.0)
     second.end(EndReason.COMPLETED)
@@ -120,10 +120,10 @@ def test_a_new_attempt_has_an_end_of_its_own(watch: RunSupervisor, start_rank: S
 def test_scrapes_are_counted_on_from_the_agent_before(
     watch: RunSupervisor, run_dir: Path, settings: Settings
 ):
-    watch.note_scrape("p", final=False)
+    watch.record_scrape("p", final=False)
     watch.publish(None, final_exported=False)
     successor = RunSupervisor(run_dir, -1, settings, setting_errors=0, now_seconds=0.0)
-    successor.note_scrape("p", final=False)
+    successor.record_scrape("p", final=False)
     successor.publish(None, final_exported=False)
 
     status = locations.read_status(run_dir)

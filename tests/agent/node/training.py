@@ -11,7 +11,7 @@ from mp_agent.node.accounting.pace import Standstill
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.series.snapshot_builder import RunExport
-from mp_agent.records.conditions import ConditionEvent, ConditionMemory
+from mp_agent.records.conditions import ConditionMemory, StoredConditionEvent
 from tests.agent.node.builders import make_export, make_run_view, merged_step
 
 EXPLOSION, UPDATE = "MpAgentGradientExplosion", "MpAgentNonFiniteUpdate"
@@ -34,7 +34,7 @@ class Training:
             memory=memory or ConditionMemory(),
             earlier=earlier.get("counters"),
         )
-        self.events: list[ConditionEvent] = []
+        self.events: list[StoredConditionEvent] = []
         self.tracker.listeners.append(self.events.append)
         self.now_seconds, self.sequence = 1_000.0, earlier.get("sequence", 0)
         self.standstill = Standstill()
@@ -57,7 +57,7 @@ class Training:
 
     def export(self) -> RunExport:
         self.looks += 1
-        self.standstill.look("", self.sequence, "forward", self.now_seconds)
+        self.standstill.update("", self.sequence, "forward", self.now_seconds)
         progress = self.account.progress
         extremes = self.account.norms.extremes(self.now_seconds)
         view = make_run_view(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 
 
 def make_condition(**changes: Any) -> ActiveCondition:
@@ -20,8 +20,8 @@ def make_condition(**changes: Any) -> ActiveCondition:
     return ActiveCondition(**{**facts, **changes})
 
 
-def make_event(state: str = "firing", **changes: Any) -> ConditionEvent:
+def make_event(state: str = "firing", **changes: Any) -> StoredConditionEvent:
     """Return what is told of a condition with these changes."""
-    return ConditionEvent(
+    return StoredConditionEvent(
         state=state, condition=make_condition(**changes), step=8, time_unix_seconds=2.0
     )

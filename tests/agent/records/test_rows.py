@@ -11,15 +11,14 @@ from msgspec.structs import replace
 from mp_agent.errors import ReportError
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.records import rows
-from mp_agent.records.rows import (
-    NodeReport,
-    Receipt,
+from mp_agent.records import report_codec
+from mp_agent.records.report_codec import (
     decode_receipt,
     decode_report,
     encode_receipt,
     encode_report,
 )
+from mp_agent.records.rows import NodeReport, Receipt
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_step
 from tests.agent.node.fleet import SimNode, make_root, push
@@ -27,7 +26,7 @@ from tests.agent.node.fleet import SimNode, make_root, push
 VALUES = {"loss": 1.5, "compute_seconds": 0.25}
 
 RECEIPT = Receipt(
-    session="s", taken=False, position=7, layers_position=5, settled=3, layers_settled=2
+    session="s", accepted=False, position=7, layers_position=5, settled=3, layers_settled=2
 )
 
 
@@ -111,8 +110,8 @@ def test_another_format_is_named_before_anything_else_is_read():
 
 
 def test_an_absurd_size_is_refused_unread(monkeypatch):
-    monkeypatch.setattr(rows, "REPORT_BYTES_MAX", 1000)
-    with pytest.raises(ReportError, match="at most 1000 are read"):
+    monkeypatch.setattr(report_codec, "REPORT_BYTES_MAX", 1000)
+    with pytest.raises(ReportError, match="the limit is 1000"):
         decode_report(b"\0" * 1001)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import ReportError
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.ring.conditions_file import (
     BYTES_MAX,
     EVENTS_KEPT,
@@ -19,7 +19,7 @@ from mp_agent.ring.conditions_file import (
 from tests.agent.records.samples import make_event
 
 
-def news_of(*events: ConditionEvent) -> ConditionNews:
+def news_of(*events: StoredConditionEvent) -> ConditionNews:
     news = ConditionNews(epoch="a")
     for event in events:
         news = news.with_event(event)

@@ -82,7 +82,7 @@ def replay(
     replayed = Replayed()
     for minute in range(minutes + 1):
         now_seconds = minute * MINUTE * values.time_scale
-        detector.readings.take(_readings(tracks, minute), now_seconds)
+        detector.readings.update(_readings(tracks, minute), now_seconds)
         detector.evaluate(now_seconds)
         replayed.firing.append({_alert(detector, found, values) for found in detector.findings})
     return replayed

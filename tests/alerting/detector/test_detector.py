@@ -50,7 +50,7 @@ def changes(detector: Detector, losses: dict[float, float]) -> dict[float, list[
     """Return what each reading of the loss changes, where it does: True for a new finding."""
     found = {}
     for now_seconds, loss in losses.items():
-        detector.readings.take([((LOSS, ()), loss)], now_seconds)
+        detector.readings.update([((LOSS, ()), loss)], now_seconds)
         if seen := [
             change.firing for change in detector.evaluate(now_seconds, round(now_seconds) + 1)
         ]:
@@ -99,7 +99,7 @@ class TestFindings:
         detector, told = Detector([condition_of(when)], values_in_force()), []
         for now_seconds, phases in ((0, "ab"), (1, "bc"), (181, "bc")):
             readings = [((PHASE, (("phase", phase),)), 1.0) for phase in phases]
-            detector.readings.take(readings, now_seconds)
+            detector.readings.update(readings, now_seconds)
             found = [(c.firing, c.finding.labels["phase"]) for c in detector.evaluate(now_seconds)]
             told.append(found)
         # What ends is kept for as long as a failed scrape may hide it.
@@ -110,7 +110,7 @@ class TestFindings:
         monkeypatch.setattr(module, "FINDINGS_PER_LEVEL", 3)
         when = Compare(Series(metric=metrics.PHASE, keep=("phase",)), ">", Number(0))
         detector = Detector([condition_of(when)], values_in_force())
-        detector.readings.take([((PHASE, (("phase", str(i)),)), 1.0) for i in range(9)], 0.0)
+        detector.readings.update([((PHASE, (("phase", str(i)),)), 1.0) for i in range(9)], 0.0)
         assert len(detector.evaluate(0.0)) == 3
 
     def test_a_value_that_is_not_finite_is_no_finding(self):

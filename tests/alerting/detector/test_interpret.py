@@ -157,7 +157,7 @@ def worked_out(tracks: Tracks) -> dict[tuple[int, str], dict[tuple[tuple[str, st
     ready = {name: interpreter.interpret(expression) for name, expression in EXPRESSIONS.items()}
     found = {}
     for minute in range(MINUTES + 1):
-        readings.take(readings_at(tracks, minute), minute * 60.0)
+        readings.update(readings_at(tracks, minute), minute * 60.0)
         moment = Moment(minute * 60.0)
         for name, interpreted in ready.items():
             vector = interpreted.evaluate(moment)
@@ -252,7 +252,7 @@ def counted(
             for instance in instances
             if value is not None
         ]
-        readings.take(found, time * 60.0)
+        readings.update(found, time * 60.0)
     return skips.evaluate(Moment(minute * 60.0))[()]
 
 
@@ -286,11 +286,11 @@ def test_extremes_between_two_judgements_are_judged():
         for aggregate in ("min", "max")
     )
     for value in (8.0, 0.5, 64.0, 4.0):
-        readings.take_some([((name, ()), value)], 0.0)
+        readings.update_some([((name, ()), value)], 0.0)
     moment = Moment(0.0)
     assert (lowest.evaluate(moment), highest.evaluate(moment)) == ({(): 0.5}, {(): 64.0})
     readings.begin_round()
-    readings.take([((name, ()), 4.0)], 1.0)
+    readings.update([((name, ()), 4.0)], 1.0)
     moment = Moment(1.0)
     assert (lowest.evaluate(moment), highest.evaluate(moment)) == ({(): 4.0}, {(): 4.0})
 

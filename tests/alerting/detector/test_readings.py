@@ -10,7 +10,7 @@ def taken(*readings: dict[str, float], needed: tuple[str, ...] = ("a", "b")) -> 
     for name in needed:
         found.need(name, 600.0)
     for index, values in enumerate(readings):
-        found.take([((name, ()), value) for name, value in values.items()], index * 60.0)
+        found.update([((name, ()), value) for name, value in values.items()], index * 60.0)
     return found
 
 
@@ -30,7 +30,7 @@ def test_what_a_complete_reading_lacks_has_ended():
 
 def test_a_few_readings_end_nothing():
     found = taken({"a": 1.0, "b": 1.0})
-    found.take_some([(("b", ()), 2.0)], 60.0)
+    found.update_some([(("b", ()), 2.0)], 60.0)
     assert list(found.standing("a")) == [((), 1.0)]
 
 
@@ -45,7 +45,7 @@ def test_more_series_than_there_is_room_for_are_left_out_and_counted(
     monkeypatch.setattr(module, "SERIES_MAX", 3)
     found = Readings(period_seconds=5.0)
     found.need("a", 600.0)
-    found.take([(("a", (("layer", str(index)),)), 1.0) for index in range(5)], 0.0)
+    found.update([(("a", (("layer", str(index)),)), 1.0) for index in range(5)], 0.0)
     assert len(found.series("a")) == 3
     assert found.left_out == 2
 
@@ -53,6 +53,6 @@ def test_more_series_than_there_is_room_for_are_left_out_and_counted(
 def test_what_was_known_before_is_where_a_series_begins():
     found = Readings(5.0, known_value=lambda name, labels, value: value - 1.0)
     found.need("a", 600.0)
-    found.take([(("a", ()), 8.0)], 0.0)
+    found.update([(("a", ()), 8.0)], 0.0)
     (history,) = found.series("a").values()
     assert history.standing_at(0.0).rise == 1.0

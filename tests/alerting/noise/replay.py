@@ -118,7 +118,7 @@ class _Node:
 
     def report_to(self, root: "_Node") -> None:
         """Hand over what is new, as the transport does."""
-        while not self.cut_off and (report := self.run.take_report()) is not None:
+        while not self.cut_off and (report := self.run.next_report()) is not None:
             self.run.acknowledge(root.run.receive(report))
 
     def samples(self, seconds: float) -> Iterator[tuple[Series, float]]:

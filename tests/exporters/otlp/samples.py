@@ -7,7 +7,7 @@ from mp_agent.catalog.metric import Kind, Metric
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
 from mp_agent.exporters.otlp.signal_sources import MetricBatch
-from mp_agent.records.conditions import ActiveCondition, ConditionEvent
+from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 
 NOW = 1_800_000_000.0
 BORN_UNIX_NS = 1_700_000_000 * 10**9
@@ -79,8 +79,8 @@ CONDITION = ActiveCondition(
 )
 
 
-def event(state: str = "firing", at: float = NOW, **changes: Any) -> ConditionEvent:
-    return ConditionEvent(
+def event(state: str = "firing", at: float = NOW, **changes: Any) -> StoredConditionEvent:
+    return StoredConditionEvent(
         state=state,
         condition=replace(CONDITION, **changes),
         step=42,

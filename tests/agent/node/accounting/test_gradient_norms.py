@@ -39,8 +39,8 @@ def test_a_norm_far_above_the_usual_one_exploded():
 def test_what_was_so_from_the_first_step_is_usual(norm):
     watch = NormTracker()
     assert fold(watch, *jitter(2000, norm)) == 0
-    course = watch.course()
-    assert course is not None and course.usual == pytest.approx(norm, rel=0.2)
+    history = watch.history()
+    assert history is not None and history.usual == pytest.approx(norm, rel=0.2)
 
 
 def test_large_norms_of_the_first_steps_are_start_up():
@@ -99,12 +99,12 @@ def _fields(step):
 
 
 def test_steps_below_the_low_limits_are_counted_in_a_row():
-    course = watched(1.0, 1e-8, 1e-8, 0.0).course(MAIN)
-    assert course is not None
-    assert course.below == {
+    history = watched(1.0, 1e-8, 1e-8, 0.0).history(MAIN)
+    assert history is not None
+    assert history.below == {
         "grad_norm_low": 3, "grad_norm_very_low": 3, "grad_norm_vanished": 3,
     }  # fmt: skip
-    assert course.peak is None or course.peak <= 1.0
+    assert history.peak is None or history.peak <= 1.0
 
 
 def test_it_goes_through_the_ledger():

@@ -22,7 +22,7 @@ def test_one_ranks_own_loss_names_the_rank():
 def test_a_value_born_in_backward_names_no_rank_but_its_layer():
     tracker = IncidentTracker()
     tracker.fold(of_four(merged_step(7, loss_nonfinite=0.0, nan_elements=3.0)))
-    tracker.learn_layer(7, "head.weight")
+    tracker.set_layer(7, "head.weight")
 
     assert tracker.first == FirstNonfinite(step=7, rank="", layer="head.weight", phase="backward")
 
@@ -46,7 +46,7 @@ def test_a_lone_rank_is_named():
 def test_after_a_nonfinite_loss_no_layer_is_blamed():
     tracker = IncidentTracker()
     tracker.fold(merged_step(7, loss_nonfinite=1.0, nan_elements=3.0))
-    tracker.learn_layer(7, "head.weight")
+    tracker.set_layer(7, "head.weight")
 
     assert tracker.first is not None
     assert tracker.first.layer == ""

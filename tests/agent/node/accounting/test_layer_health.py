@@ -8,7 +8,7 @@ from mp_agent.node.accounting.layer_health import (
     LAYERS_AT_MOST,
     NAMED_AT_MOST,
     LayerHealth,
-    LayerHistory,
+    LayerHealthState,
 )
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
@@ -31,7 +31,7 @@ def view(
 
 
 def watched(*samples: LayerView | list[LayerView]) -> TroubledLayers:
-    watch = LayerHealth(LayerHistory())
+    watch = LayerHealth(LayerHealthState())
     for sample in samples:
         watch.fold(sample if isinstance(sample, list) else [sample], THRESHOLDS)
     return watch.troubled(THRESHOLDS)
@@ -136,10 +136,10 @@ class TestUnderflow:
 
 
 def test_what_is_usual_outlives_the_ledger_and_an_attempt_samples_in_a_row_do_not():
-    watch = LayerHealth(LayerHistory())
+    watch = LayerHealth(LayerHealthState())
     for sample in [view(zeros=0.5)] * EARLY_SAMPLES + [view(1e-12)] * 2:
         watch.fold([sample], THRESHOLDS)
-    adapter = TypeAdapter(LayerHistory)
+    adapter = TypeAdapter(LayerHealthState)
     again = LayerHealth(adapter.validate_json(adapter.dump_json(watch.memory)))
     assert again.memory == watch.memory
 
@@ -154,7 +154,7 @@ def test_what_is_usual_outlives_the_ledger_and_an_attempt_samples_in_a_row_do_no
 
 
 def test_a_name_that_stands_for_no_layer_any_more_is_in_no_trouble():
-    watch = LayerHealth(LayerHistory())
+    watch = LayerHealth(LayerHealthState())
     for sample in [view()] * EARLY_SAMPLES + [view(1e-12, zeros=0.75)] * 3:
         watch.fold([sample], THRESHOLDS)
     assert watch.troubled(THRESHOLDS).dead == 1
@@ -166,7 +166,7 @@ def test_a_name_that_stands_for_no_layer_any_more_is_in_no_trouble():
 
 
 def test_memory_is_bounded():
-    watch = LayerHealth(LayerHistory(names=["n"] * LAYERS_AT_MOST))
+    watch = LayerHealth(LayerHealthState(names=["n"] * LAYERS_AT_MOST))
     watch._index = {str(index): index for index in range(LAYERS_AT_MOST)}
     watch.fold([view(name="one too many")], THRESHOLDS)
 
@@ -243,7 +243,7 @@ class TestExplosion:
 
 
 def test_an_account_of_an_earlier_version_is_filled_up():
-    memory = LayerHistory(
+    memory = LayerHealthState(
         names=["w"],
         early_zero_shares=[[0.0]],
         early_full=[True],

@@ -1,8 +1,10 @@
 """Rows wait for the root, within bounds, and are sent again when they are asked for."""
 
+import pytest
+
 from mp_agent.node.cluster import reports as reporter_module
-from mp_agent.node.cluster.reports import RowQueue
-from mp_agent.records.rows import NodeStep, Receipt
+from mp_agent.node.cluster.reports import RowQueue, is_troubled
+from mp_agent.records.rows import NodeRow, NodeStep, Receipt
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.fleet import SimNode
 
@@ -33,53 +35,53 @@ def sequences(rows: tuple[NodeStep, ...]) -> list[int]:
 
 def test_rows_are_handed_out_once_and_in_order():
     box = outbox(1, 2, 4)
-    after, rows, position = box.take(10)
+    after, rows, position = box.pop(10)
     assert (after, sequences(rows), position) == (0, [1, 2, 4], 4)
-    assert box.take(10) == (4, (), 4)
+    assert box.pop(10) == (4, (), 4)
     assert not box.waiting
 
 
 def test_what_does_not_fit_into_one_report_is_left_over():
     box = outbox(1, 2, 3)
-    after, rows, position = box.take(2)
+    after, rows, position = box.pop(2)
     assert (after, sequences(rows), position) == (0, [1, 2], 2)
     assert box.overdue
 
-    after, rows, position = box.take(2)
+    after, rows, position = box.pop(2)
     assert (after, sequences(rows), position) == (2, [3], 3)
     assert not box.overdue
 
 
 def test_progress_without_a_row_is_told_too():
     box = outbox(1)
-    box.take(10)
+    box.pop(10)
     box.advance(5)
     assert box.waiting
-    assert box.take(10) == (1, (), 5)
+    assert box.pop(10) == (1, (), 5)
 
 
 def test_rows_are_handed_out_again_from_where_the_root_says():
     box = outbox(1, 2, 3)
-    box.take(10)
+    box.pop(10)
     box.rewind(1)
     assert box.overdue
-    assert sequences(box.take(10)[1]) == [2, 3]
+    assert sequences(box.pop(10)[1]) == [2, 3]
 
 
 def test_what_is_settled_is_let_go():
     box = outbox(1, 2, 3)
-    box.take(10)
+    box.pop(10)
     box.settle(2)
     box.rewind(0)
     assert box.oldest == 2
-    assert sequences(box.take(10)[1]) == [3]
+    assert sequences(box.pop(10)[1]) == [3]
     assert list(box.rows) == [3]
 
 
 def test_the_oldest_rows_are_lost_first_and_counted_if_nobody_had_them():
     box = outbox(1, 2, 3, 4, limit=2)
     assert box.lost == 2
-    assert sequences(box.take(10)[1]) == [3, 4]
+    assert sequences(box.pop(10)[1]) == [3, 4]
     box.add(row(5))
     assert box.lost == 2, "the root may have had it"
     assert box.oldest == 3
@@ -115,7 +117,7 @@ def test_a_receipt_settles_and_rewinds():
     node.report()
     refusal = Receipt(
         session=node.session,
-        taken=False,
+        accepted=False,
         position=2,
         layers_position=0,
         settled=1,
@@ -125,3 +127,43 @@ def test_a_receipt_settles_and_rewinds():
 
     assert [step.sequence for step in node.report().steps] == [3]
     assert node.reporter.steps.oldest == 1
+
+
+COLUMNS = ("sum_squares", "nan_elements", "inf_elements")
+
+
+def step(*columns: tuple[float, ...], loss: tuple[int, ...] = ()) -> NodeStep:
+    rows = tuple(
+        NodeRow(share=0, shards=(0,), replicas=(0,), ranks=(2,), columns=tuple((v,) for v in row))
+        for row in columns
+    )
+    return NodeStep(
+        sequence=1,
+        step=1,
+        time_unix_seconds=1.0,
+        holding=0,
+        ranks=(2, 3),
+        values=(),
+        rows=rows,
+        compute_seconds=(0.1, 0.1),
+        nonfinite_loss_ranks=loss,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "troubled"),
+    [
+        (step((1.0, 0.0, 0.0)), False),
+        (step((1e30, 0.0, 0.0), (0.0, 0.0, 0.0)), False),
+        (step((1.0, 3.0, 0.0)), True),
+        (step((1.0, 0.0, 0.0), (1.0, 0.0, 1.0)), True),
+        (step((1.0, 0.0, 0.0), loss=(3,)), True),
+        (step(), False),
+    ],
+)
+def test_what_is_not_finite_is_trouble(seen, troubled):
+    assert is_troubled(seen, COLUMNS) is troubled
+
+
+def test_a_node_that_does_not_count_them_has_no_trouble():
+    assert not is_troubled(step((1.0,)), ("sum_squares",))

@@ -134,12 +134,12 @@ def test_ranks_that_are_dealt_out_to_the_nodes_in_turn_are_all_known():
     root = make_root(4)
     root.receive(replace(own.report(), expected_ranks=(0, 1)), 0.0, 0.0, own=True)
     root.receive(replace(other.report(), expected_ranks=(1, 2)), 0.0, 0.0)
-    assert root.nodes.strangers_left
+    assert root.nodes.has_unreported
 
     for node in (own, other):
         node.write()
-        assert push(root, node).taken
-    assert not root.nodes.strangers_left
+        assert push(root, node).accepted
+    assert not root.nodes.has_unreported
     assert [step.coverage for step in closed(root)] == [1.0]
 
 
@@ -186,9 +186,9 @@ def test_a_lost_report_is_asked_for_again():
     push(root, own)
 
     receipt = push(root, other)
-    assert not receipt.taken
+    assert not receipt.accepted
     assert receipt.position == 0
-    assert push(root, other).taken
+    assert push(root, other).accepted
     assert [step.coverage for step in closed(root)] == [1.0, 1.0]
 
 
@@ -200,7 +200,7 @@ def test_rows_that_are_not_to_be_had_any_more_leave_a_gap_that_is_accepted():
             node.write()
     push(root, own)
     other.restart_at(2)
-    assert push(root, other).taken
+    assert push(root, other).accepted
 
     assert [step.coverage for step in closed(root)] == [0.5, 0.5, 1.0]
 
@@ -312,7 +312,7 @@ class TestForeignReports:
         other.write()
         push(root, own)
 
-        assert push(root, other).taken, "nothing is to be sent again"
+        assert push(root, other).accepted, "nothing is to be sent again"
         assert [node.node_rank for node in root.nodes.described(0.0)] == [0]
 
     def test_of_a_next_attempt_wait_until_the_root_is_there_too(self):
@@ -322,13 +322,13 @@ class TestForeignReports:
         push(root, other)
         _, restarted = two_nodes(session="next")
         restarted.write()
-        assert not push(root, restarted).taken
+        assert not push(root, restarted).accepted
 
         next_root = make_root(4, retired_sessions=root.nodes.sessions)
         own = SimNode(0, [0, 1], 4, ddp_step(4), session="own next")
         own.write()
         push(next_root, own)
-        assert push(next_root, restarted).taken
+        assert push(next_root, restarted).accepted
         assert [step.coverage for step in closed(next_root)] == [1.0]
 
     def test_that_are_far_ahead_are_of_another_attempt(self):
@@ -339,7 +339,7 @@ class TestForeignReports:
             other.write(without=[3])
         other.restart_at(AHEAD_AT_MOST)
 
-        assert not push(root, other).taken
+        assert not push(root, other).accepted
         assert closed(root, 1e6) == []
 
     def test_of_another_world_or_of_known_ranks_are_refused(self):
@@ -349,12 +349,12 @@ class TestForeignReports:
         theirs = own.report().statuses
         for changes, message in [
             ({"world_size": 8}, "of a world of 8, not 4"),
-            ({"node_rank": 0}, "two node agents say that they are node 0"),
+            ({"node_rank": 0}, "two node agents claim to be node 0"),
             ({"statuses": theirs[1:]}, "rank 1 is on node 0, not on 1"),
         ]:
             with pytest.raises(ReportError, match=message):
                 root.receive(replace(other.report(), **changes), 0.0, 0.0)
-        assert push(root, other).taken
+        assert push(root, other).accepted
 
 
 @settings(max_examples=40, deadline=None)

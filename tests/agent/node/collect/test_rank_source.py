@@ -61,7 +61,7 @@ def test_steps_that_were_made_before_anyone_looked_are_counted(
 def test_changes_that_remain_are_read_at_the_next_look(
     start_rank: StartRank, open_run: OpenRun, monkeypatch
 ):
-    monkeypatch.setattr(rank_source, "_SCHEMAS_PER_LOOK", 4)
+    monkeypatch.setattr(rank_source, "_SCHEMAS_PER_POLL", 4)
     rank = start_rank(layers=("a",))
     for change in range(10):
         rank.new_schema("a", f"b{change}")
@@ -128,4 +128,4 @@ def test_a_ring_that_is_truncated_while_it_is_read_ends_its_rank_alone(
     assert values["steps_total"] == 2
     assert values["rank_up{1}"] == 0
     assert values["rank_up{0}"] == 1
-    assert "rank 1 is given up" in caplog.text
+    assert "rank 1: its ring is abandoned" in caplog.text

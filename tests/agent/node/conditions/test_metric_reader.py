@@ -17,7 +17,7 @@ def test_between_two_judgements_every_gauge_of_the_run_is_read_labelled_ones_too
         for metric in METRICS
         if metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
     }
-    expected = {key: value for key, value in reader.everything(run) if key[0] in names}
+    expected = {key: value for key, value in reader.all_series(run) if key[0] in names}
     assert dict(reader.gauges(run.view)) == expected
     assert ("mp_agent_grad_norm", ()) in expected
     assert ("mp_agent_grad_finite", ()) in expected

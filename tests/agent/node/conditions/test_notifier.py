@@ -64,7 +64,7 @@ def test_a_full_directory_is_logged_once(
     training.step(norm=5_000.0)
     training.step(nan_elements=1.0)
     assert len(training.events) == 2
-    assert caplog.text.count("conditions cannot be told to the ranks") == 1
+    assert caplog.text.count("conditions cannot be sent to the ranks") == 1
 
 
 def test_other_nodes_are_told_while_it_is_news(training: Training, tmp_path: Path):
@@ -76,19 +76,19 @@ def test_other_nodes_are_told_while_it_is_news(training: Training, tmp_path: Pat
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     other = Training(elsewhere).tracker
-    other.take_over(b"")
+    other.adopt_from_root(b"")
     assert not conditions_path(elsewhere).exists()
-    other.take_over(content)
+    other.adopt_from_root(content)
     assert read_conditions(elsewhere) == read_conditions(tmp_path)
     before = conditions_path(elsewhere).stat().st_ino
-    other.take_over(content)
+    other.adopt_from_root(content)
     assert conditions_path(elsewhere).stat().st_ino == before
 
 
 def test_what_the_root_says_may_be_nonsense(run_dir: Path, caplog: pytest.LogCaptureFixture):
     tracker = Training(run_dir).tracker
     for content in (b"nonsense", b"more nonsense"):
-        tracker.take_over(content)
+        tracker.adopt_from_root(content)
     assert not conditions_path(run_dir).exists()
     assert len(caplog.records) == 1
 

@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.conditions import tracker as module
-from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.ring.conditions_file import conditions_path, read_conditions
 from tests.agent.node.training import EXPLOSION, UPDATE, Training
 
@@ -120,7 +120,7 @@ class TestEvents:
     def test_one_that_listens_and_fails_hurts_no_other(
         self, training: Training, caplog: pytest.LogCaptureFixture
     ):
-        def broken(event: ConditionEvent) -> None:
+        def broken(event: StoredConditionEvent) -> None:
             raise OSError("no disk")
 
         training.tracker.listeners.insert(0, broken)

@@ -10,7 +10,8 @@ from mp_agent.flight.load import load
 from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
 from mp_agent.node.flight.service import BUSY_SECONDS_MAX, FlightService
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.rows import Receipt, decode_receipt, encode_receipt
+from mp_agent.records.report_codec import decode_receipt, encode_receipt
+from mp_agent.records.rows import Receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
 from tests.agent.node.agent_process import wait_for_status
@@ -47,8 +48,7 @@ def settled(recorder: FlightService, run, *, written: int) -> None:
 def counts(recorder: FlightService, run) -> tuple[int, int]:
     """Return how many records were written, and how many could not be."""
     recorder.tick(0.0)
-    view = recorder.shown(run, run.export(0.0, 0.0).agent)
-    return view.flight_records, view.flight_errors
+    return recorder.counts(run)
 
 
 def analyse(run) -> None:
@@ -59,7 +59,7 @@ def analyse(run) -> None:
 
 def look(recorder: FlightService, run, now_seconds: float = 0.0) -> None:
     run.poll(now_seconds)
-    recorder.look(run, now_seconds)
+    recorder.poll(run, now_seconds)
 
 
 def test_a_critical_condition_is_recorded_with_its_last_steps(
@@ -215,7 +215,7 @@ def test_other_nodes_write_the_steps_that_the_root_names_once(
     )
     receipt = Receipt(
         session=run.session,
-        taken=True,
+        accepted=True,
         position=0,
         layers_position=0,
         settled=0,

@@ -127,7 +127,7 @@ def test_a_connection_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 
     async def test() -> None:
-        async with serving(quiet_seconds_at_most=0.2) as address:
+        async with serving(idle_seconds_at_most=0.2) as address:
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"GET / HTTP/1.1\r\nHost:")
             assert await _was_cut(reader)
@@ -142,7 +142,7 @@ def test_a_scraper_that_takes_nothing_is_cut_and_others_are_served_meanwhile(
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 
     async def test() -> None:
-        async with serving(quiet_seconds_at_most=0.5) as address:
+        async with serving(idle_seconds_at_most=0.5) as address:
             stalled = socket.create_connection(address)
             stalled.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await ask(address)).endswith(b"ok")
@@ -171,7 +171,7 @@ def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 
     async def test() -> None:
-        async with serving(quiet_seconds_at_most=1.0) as address:
+        async with serving(idle_seconds_at_most=1.0) as address:
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             received = 0

@@ -3,7 +3,7 @@ from mp_agent.node.http.scrapers import SCRAPERS_AT_MOST, ScrapeLog
 
 def test_who_comes_once_is_not_waited_for():
     scrapes = ScrapeLog()
-    scrapes.note("curl", 0.0)
+    scrapes.record("curl", 0.0)
 
     assert scrapes.regulars(0.1) == set()
 
@@ -11,8 +11,8 @@ def test_who_comes_once_is_not_waited_for():
 def test_both_of_a_pair_of_servers_are_waited_for():
     scrapes = ScrapeLog()
     for time in (0.0, 15.0, 30.0):
-        scrapes.note("a", time)
-        scrapes.note("b", time + 5)
+        scrapes.record("a", time)
+        scrapes.record("b", time + 5)
 
     assert scrapes.regulars(40.0) == {"a", "b"}
 
@@ -20,19 +20,19 @@ def test_both_of_a_pair_of_servers_are_waited_for():
 def test_who_stays_away_for_some_of_its_own_intervals_is_given_up():
     scrapes = ScrapeLog()
     for time in (0.0, 15.0):
-        scrapes.note("slow", time)
+        scrapes.record("slow", time)
     for time in (0.0, 1.0):
-        scrapes.note("fast", time)
+        scrapes.record("fast", time)
 
     assert scrapes.regulars(20.0) == {"slow"}
 
 
 def test_names_are_forgotten_when_there_are_too_many_but_not_those_that_come_regularly():
     scrapes = ScrapeLog()
-    scrapes.note("prometheus", 0.0)
-    scrapes.note("prometheus", 15.0)
+    scrapes.record("prometheus", 0.0)
+    scrapes.record("prometheus", 15.0)
     for number in range(100_000):
-        scrapes.note(f"curl/{number}", 15.0 + number / 100_000)
+        scrapes.record(f"curl/{number}", 15.0 + number / 100_000)
 
     assert len(scrapes.names) == SCRAPERS_AT_MOST
     assert scrapes.regulars(20.0) == {"prometheus"}
@@ -41,9 +41,9 @@ def test_names_are_forgotten_when_there_are_too_many_but_not_those_that_come_reg
 def test_a_scraper_of_the_beginning_outlives_a_crowd_that_comes_twice():
     scrapes = ScrapeLog()
     for time in (0.0, 15.0, 30.0):
-        scrapes.note("prometheus", time)
+        scrapes.record("prometheus", time)
     for number in range(1000):
-        scrapes.note(f"curl/{number}", 31.0)
-        scrapes.note(f"curl/{number}", 41.0)
+        scrapes.record(f"curl/{number}", 31.0)
+        scrapes.record(f"curl/{number}", 41.0)
 
     assert "prometheus" in scrapes.regulars(41.0)

@@ -146,4 +146,4 @@ def test_remove_leaves_no_ring(start_rank: StartRank, open_run: OpenRun):
     run.remove_rings()
 
     assert locations.find_rings(run.run_dir) == []
-    assert not run.anything_new()
+    assert not run.has_new_rings()

@@ -53,10 +53,10 @@ def make_report(sequence: int = 1, **changes: Any) -> NodeReport:
     return NodeReport(**{**facts, **changes})
 
 
-def make_receipt(report: NodeReport, *, taken: bool = True) -> Receipt:
+def make_receipt(report: NodeReport, *, accepted: bool = True) -> Receipt:
     return Receipt(
         session=report.session,
-        taken=taken,
+        accepted=accepted,
         position=report.position,
         layers_position=0,
         settled=0,
@@ -88,7 +88,7 @@ class StubRun:
         self.takes = True
         self.nodes: tuple[KnownNode, ...] = ()
 
-    def take_report(self) -> NodeReport | None:
+    def next_report(self) -> NodeReport | None:
         return self.waiting.pop(0) if self.waiting else None
 
     def acknowledge(self, receipt: Receipt) -> None:
@@ -100,7 +100,7 @@ class StubRun:
         if report.run != self.name:
             raise ReportError(f"a report of run {report.run!r}")
         self.received.append(report)
-        return make_receipt(report, taken=self.takes)
+        return make_receipt(report, accepted=self.takes)
 
     def note(self, **changes: Any) -> None:
         """Write what the job's store told."""

@@ -12,10 +12,10 @@ from pydantic import SecretStr
 
 from mp_agent.node.transport import handlers, wire
 from mp_agent.node.transport.client import PushClient, Reply
-from mp_agent.node.transport.handlers import ReportHandlers
+from mp_agent.node.transport.handlers import RateLimit, ReportHandlers
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.wire import pack
-from mp_agent.records.rows import decode_receipt
+from mp_agent.records.report_codec import decode_receipt
 from mp_agent.ring.root_note import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving
@@ -179,7 +179,7 @@ def test_a_node_that_sends_too_often_is_told_to_wait(run):
 def test_a_failure_of_ours_is_one_line_in_the_log_and_no_loss(run, caplog):
     run.failure = ZeroDivisionError("in the merge")
     assert push(run).status == 500
-    assert "a report cannot be taken in" in caplog.text
+    assert "a report cannot be processed" in caplog.text
 
 
 def test_what_came_in_and_what_was_refused_is_counted(run):
@@ -291,3 +291,25 @@ def test_a_link_knows_how_many_agents_push_to_it(run, tmp_path):
     assert RootLink(run, Settings(), client, {}).senders == 1
     other = StubRun(tmp_path / "other", root=False)
     assert RootLink(other, Settings(), client, {}).senders == 0
+
+
+def test_a_node_may_catch_up_and_is_then_held_to_its_rate():
+    limit = RateLimit(per_second=2.0, at_once=10.0)
+    assert [limit.admits(("llama", 1), 0.0) for _ in range(11)] == [True] * 10 + [False]
+    assert [limit.admits(("llama", 1), 1.0) for _ in range(3)] == [True, True, False]
+
+
+def test_one_node_does_not_use_up_what_another_may_send():
+    limit = RateLimit(per_second=1.0, at_once=1.0)
+    assert limit.admits(("llama", 1), 0.0)
+    assert not limit.admits(("llama", 1), 0.0)
+    assert limit.admits(("llama", 2), 0.0)
+    assert limit.admits(("gpt", 1), 0.0)
+
+
+def test_a_run_that_is_over_leaves_nothing():
+    limit = RateLimit(per_second=1.0, at_once=1.0)
+    limit.admits(("llama", 1), 0.0)
+    limit.admits(("gpt", 1), 0.0)
+    limit.forget("llama")
+    assert limit._buckets.keys() == {("gpt", 1)}

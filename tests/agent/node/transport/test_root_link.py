@@ -74,7 +74,7 @@ def test_reports_reach_the_root_in_their_order_and_are_answered(root, node):
             link = RootLink(node, SETTINGS, client, {})
             await until(link, lambda: len(node.receipts) == 3, "three receipts")
         assert [report.position for report in root.received] == [1, 2, 3]
-        assert link.pusher.taken_total == 3
+        assert link.pusher.accepted_total == 3
         assert link.view.pushed_bytes > 0
         assert link.view.last_push_unix_seconds is not None
         assert link.view.push_failures == 0
@@ -99,7 +99,7 @@ def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, 
     with caplog.at_level(logging.INFO):
         play(act)
     assert caplog.text.count("no rows can be pushed") == 1, "once, not at every try"
-    assert "no answer: Connection refused; it is tried again" in caplog.text
+    assert "no answer: Connection refused; it is retried" in caplog.text
     assert "answers" in caplog.text
     assert "secret" not in caplog.text
 
@@ -112,12 +112,12 @@ def test_the_end_is_pushed_at_once_and_then_owed_no_more(root, node):
             link = RootLink(node, slow, client, {})
             node.waiting = [make_report(1)]
             await until(link, lambda: node.receipts, "the first report")
-            assert link.owes
-            assert not link.pusher.final_taken
+            assert link.final_report_pending
+            assert not link.pusher.final_accepted
             node.waiting, node.end = [make_report(2)], EndReason.COMPLETED
-            await until(link, lambda: link.pusher.final_taken, "the end")
+            await until(link, lambda: link.pusher.final_accepted, "the end")
             assert len(root.received) == 2
-            assert not link.owes
+            assert not link.final_report_pending
 
     play(act)
 
@@ -151,7 +151,7 @@ def test_rows_that_the_root_refuses_are_not_sent_in_an_endless_loop(root, node):
             await until(link, lambda: len(root.received) >= 3, "three tries")
             await until(link, lambda: not link.pusher.busy, "a pause")
         assert len(root.received) == 3
-        assert not link.owes
+        assert not link.final_report_pending
 
     play(act)
 
@@ -217,7 +217,7 @@ def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
             after_it = RootLink(node, SETTINGS, client, {})
             after_it.tick(time.monotonic(), nodes_door)
             assert after_it._root.url == moved.url, "an agent that is started again knows it too"
-            successor.cut()
+            successor.cancel()
 
     play(act)
 
@@ -305,7 +305,7 @@ def test_agents_that_start_together_do_not_push_together(root, tmp_path):
                 pusher.tick(RootAddress(url=there.own_url(), token="secret"), 0.0)
                 while pusher.busy:
                     await asyncio.sleep(0.001)
-                assert pusher.taken_total == 1
+                assert pusher.accepted_total == 1
             due = sorted(pusher._due_seconds for pusher in pushers)
             assert due[-1] - due[0] > 300
 

@@ -12,7 +12,7 @@ import mp_agent
 from mp_agent.probe import api
 from mp_agent.probe.processes import condition_callbacks
 from mp_agent.probe.processes.condition_callbacks import ConditionCallbacks
-from mp_agent.records.conditions import Condition
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.steps import Phase
 from mp_agent.ring import locations
 from mp_agent.ring.conditions_file import ConditionNews, conditions_path, write_conditions
@@ -23,17 +23,19 @@ from tests.agent.ring.test_conditions_file import news_of
 
 @pytest.fixture(autouse=True)
 def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condition_callbacks, "LOOK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(condition_callbacks, "JUDGE_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
-def told() -> list[Condition]:
+def told() -> list[ConditionEvent]:
     return []
 
 
 @pytest.fixture
-def start(tmp_path: Path, told: list[Condition]) -> Callable[..., ConditionCallbacks]:
-    def start_(*callbacks: Callable[[Condition], object], logs: bool = False) -> ConditionCallbacks:
+def start(tmp_path: Path, told: list[ConditionEvent]) -> Callable[..., ConditionCallbacks]:
+    def start_(
+        *callbacks: Callable[[ConditionEvent], object], logs: bool = False
+    ) -> ConditionCallbacks:
         failures: list[None] = []
         watch = ConditionCallbacks(
             tmp_path,
@@ -98,7 +100,7 @@ class TestLooking:
         assert watch.look() == ()
 
     def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
-        monkeypatch.setattr(condition_callbacks, "LOOK_INTERVAL_SECONDS", 1.0)
+        monkeypatch.setattr(condition_callbacks, "JUDGE_INTERVAL_SECONDS", 1.0)
         now = [100.0]
         monkeypatch.setattr(condition_callbacks.time, "monotonic", lambda: now[0])
         watch = start()
@@ -113,7 +115,7 @@ class TestTelling:
     def test_what_a_callback_raises_is_contained_logged_once_and_counted(
         self, start, told, tmp_path, caplog
     ):
-        def broken(condition: Condition) -> None:
+        def broken(condition: ConditionEvent) -> None:
             raise LookupError("no such checkpoint")
 
         watch = start(broken, told.append)
@@ -125,7 +127,7 @@ class TestTelling:
         assert "broken raised LookupError" in record.getMessage()
 
     def test_the_end_of_the_process_is_the_callbacks_to_decide(self, start, tmp_path):
-        def stop(condition: Condition) -> None:
+        def stop(condition: ConditionEvent) -> None:
             raise SystemExit(3)
 
         watch = start(stop)
@@ -182,7 +184,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[]
 class TestInTraining:
     def test_callbacks_from_before_and_after_init_hear_it_at_the_end_of_a_step(self, job, told):
         @mp_agent.on_condition
-        def early(condition: mp_agent.Condition) -> None:
+        def early(condition: mp_agent.ConditionEvent) -> None:
             told.append(condition)
 
         training = job()
@@ -203,7 +205,7 @@ class TestInTraining:
         training = job()
         seen: list[Phase] = []
 
-        def save(condition: Condition) -> None:
+        def save(condition: ConditionEvent) -> None:
             with mp_agent.phase("checkpoint"):
                 reader = training.reader()
                 seen.append(reader.state.phase)
@@ -222,7 +224,7 @@ class TestInTraining:
     def test_a_callback_that_raises_every_time_does_not_end_the_watching(self, job):
         training = job()
 
-        def broken(condition: Condition) -> None:
+        def broken(condition: ConditionEvent) -> None:
             raise ValueError("no")
 
         mp_agent.on_condition(broken)

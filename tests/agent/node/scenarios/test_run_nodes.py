@@ -13,8 +13,8 @@ from mp_agent.records.steps import EndReason
 from mp_agent.ring.conditions_file import read_conditions
 from mp_agent.settings import Settings
 from tests.agent.node.fake_rank import FakeRank
+from tests.agent.node.scenarios.two_nodes import Node, Nodes
 from tests.agent.node.shown import shown
-from tests.agent.node.two_nodes import Node, Nodes
 
 DEADLINE_SECONDS = 20.0
 
@@ -141,7 +141,7 @@ def test_rows_are_settled_once_they_are_in_the_roots_ledger(nodes: Nodes):
 
     def settled(now_seconds: float) -> int:
         nodes.poll(now_seconds)
-        report = nodes.other.run.take_report()
+        report = nodes.other.run.next_report()
         assert report is not None
         return nodes.root.run.receive(report).settled
 
@@ -160,7 +160,7 @@ def test_the_next_attempt_of_all_nodes_is_another_run_of_steps(nodes: Nodes):
             rank.kill()
     nodes.other.run.url = "http://b:2"
     nodes.poll(5.0)
-    stale = nodes.other.run.take_report()
+    stale = nodes.other.run.next_report()
     assert stale is not None
     for number, node in enumerate((nodes.root, nodes.other)):
         node.start_ranks(attempt=1, created_unix_ns=9_000 + number)
@@ -184,7 +184,7 @@ def test_layers_that_every_rank_has_are_not_sent(nodes: Nodes):
         for rank in node.ranks:
             rank.layer_table(sum_squares=9.0)
     nodes.poll()
-    report = nodes.other.run.take_report()
+    report = nodes.other.run.next_report()
     assert report is not None
     assert report.layers == ()
 
@@ -228,7 +228,7 @@ def test_layers_that_the_root_does_not_hold_itself_are(
 def test_a_report_of_another_run_is_refused(nodes: Nodes):
     nodes.other.steps()
     nodes.poll()
-    report = nodes.other.run.take_report()
+    report = nodes.other.run.next_report()
     assert report is not None
 
     with pytest.raises(ReportError, match="run 'llama', not of 'other'"):

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from mp_agent.node.run.run import Run
-from mp_agent.records.rows import decode_receipt, decode_report, encode_receipt, encode_report
+from mp_agent.records.report_codec import (
+    decode_receipt,
+    decode_report,
+    encode_receipt,
+    encode_report,
+)
 from mp_agent.records.schema import Share
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -68,7 +73,7 @@ class Nodes:
         """Bring what is new to the root, as the transport would; return how many reports."""
         self.poll(now_seconds)
         count = 0
-        while (report := self.other.run.take_report()) is not None:
+        while (report := self.other.run.next_report()) is not None:
             receipt = self.root.run.receive(decode_report(encode_report(report)))
             self.other.run.acknowledge(decode_receipt(encode_receipt(receipt)))
             count += 1

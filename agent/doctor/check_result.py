@@ -1,11 +1,11 @@
-"""What a check found, and what to do about it."""
+"""Results of checks, and remedies."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class CheckStatus(Enum):
-    """How a check went."""
+    """Status of a check result."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -14,24 +14,24 @@ class CheckStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the list."""
+    """One result of a check."""
 
     verdict: CheckStatus
     text: str
     remedy: str = ""
-    """Empty where nothing is to be done."""
+    """Empty if nothing is to be done."""
 
 
 def ok(text: str) -> CheckResult:
-    """Return that something is as it should be."""
+    """Return a result for something that is in order."""
     return CheckResult(CheckStatus.OK, text)
 
 
 def wrong(text: str, remedy: str) -> CheckResult:
-    """Return that something is not as it should be, and what to do."""
+    """Return a result for a problem, with its remedy."""
     return CheckResult(CheckStatus.WRONG, text, remedy)
 
 
 def unknown(text: str, remedy: str = "") -> CheckResult:
-    """Return that something cannot be told from here."""
+    """Return a result for something that cannot be determined."""
     return CheckResult(CheckStatus.UNKNOWN, text, remedy)
