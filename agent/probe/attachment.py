@@ -16,12 +16,13 @@ from mp_agent.errors import RingError
 from mp_agent.probe.identity.process_group import Members
 from mp_agent.probe.identity.rank_identity import make_identity, ranks_are_known, ranks_are_numbered
 from mp_agent.probe.placement import world_size
-from mp_agent.probe.probe import ConnectLater, Probe
+from mp_agent.probe.probe import Probe
 from mp_agent.probe.processes.condition_callbacks import ConditionCallback, ConditionCallbacks
 from mp_agent.probe.processes.exit import ExitHandler, wait_for_export
 from mp_agent.probe.processes.helpers import is_helper
 from mp_agent.probe.processes.node_agent import NodeAgentLauncher, RootSearch
 from mp_agent.probe.processes.signals import SignalLog
+from mp_agent.probe.ring_connection import ConnectLater
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations

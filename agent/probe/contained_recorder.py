@@ -23,18 +23,18 @@ class ContainedRecorder(StepRecorder):
     def __init__(
         self,
         contain: Contain,
-        subjects: OptimizerRegistry,
+        registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
     ) -> None:
-        super().__init__(subjects, traits, settings)
+        super().__init__(registry, traits, settings)
         self._contain = contain
 
     def measure(
         self, step: OpenStep, looks: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
     ) -> None:
         """See `StepRecorder.measure`."""
-        labels = [subject.label for subject, _ in looks if subject.label]
+        labels = [watched.label for watched, _ in looks if watched.label]
         which = f" of optimizer {labels[0]}" if len(labels) == len(looks) > 0 else ""
         self._contain(f"measuring gradients{which}", super().measure, step, looks, point)
 

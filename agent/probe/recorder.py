@@ -60,12 +60,12 @@ class StepRecorder:
     """
 
     def __init__(
-        self, subjects: OptimizerRegistry, traits: ObservedTraits, settings: Settings
+        self, registry: OptimizerRegistry, traits: ObservedTraits, settings: Settings
     ) -> None:
         self.trainer_lead = 0
-        self._subjects = subjects
+        self._registry = registry
         self._measures = Measurement()
-        self._unmeasurable = Unmeasurable(subjects.note_unsupported)
+        self._unmeasurable = Unmeasurable(registry.note_unsupported)
         self._traits = traits
         self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
         self._writer: RingWriter | None = None
@@ -91,7 +91,7 @@ class StepRecorder:
         """
         if not self._layers:
             self._traits.measuring_point = point
-        plans = [(subject.plan(), inverse_scale) for subject, inverse_scale in looks]
+        plans = [(watched.plan(), inverse_scale) for watched, inverse_scale in looks]
         if (ready := self._prepare()) is None:
             return
         usable = [
@@ -103,7 +103,7 @@ class StepRecorder:
         for plan, _ in usable:
             step.note_reduction(plan.reducers.reduced())
         step.measured.update(plan.label for plan, _ in usable)
-        if step.worth_telling(self._subjects.labels_of_run):
+        if step.worth_telling(self._registry.labels_of_run):
             self._offer(step, ready, complete=False)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
@@ -133,7 +133,7 @@ class StepRecorder:
 
     def flush(self, step: OpenStep) -> None:
         """Publish everything, also a step that will not end; waits for a device at most 1 s."""
-        telling = step.worth_telling(self._subjects.labels_of_run)
+        telling = step.worth_telling(self._registry.labels_of_run)
         if telling and (ready := self._prepare()) is not None:
             self._offer(step, ready, complete=False)
         if self._delivery is not None:
@@ -157,7 +157,7 @@ class StepRecorder:
             pass_on(error)
             found = [
                 self._unmeasurable.find(
-                    plan.gradients(self._subjects.note_unsupported),
+                    plan.gradients(self._registry.note_unsupported),
                     partial(self._measures.alone, plan),
                 )
                 for plan, _ in plans
@@ -181,7 +181,7 @@ class StepRecorder:
         for plan, inverse_scale in plans:
             step.totals.pop(plan.label, None)
             step.rows.pop(plan.label, None)
-            gradients = plan.gradients(self._subjects.note_unsupported)
+            gradients = plan.gradients(self._registry.note_unsupported)
             looks.append(_Look(plan, self._unmeasurable.left_out(gradients), inverse_scale))
         if all(look.empty for look in looks):
             return
@@ -218,12 +218,12 @@ class StepRecorder:
         except (TypeError, RuntimeError) as error:
             pass_on(error)
             self._digests = False
-            self._subjects.note_unsupported("digests of weights of this kind")
+            self._registry.note_unsupported("digests of weights of this kind")
             log.debug("the weights have no digest", exc_info=True)
 
     def _prepare(self) -> _Ready | None:
         """Return what is needed to record; the ring gets a schema when there is a new plan."""
-        plans = self._subjects.plans()
+        plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
         if self._delivery is None or not self._are_known(plans):
@@ -260,7 +260,7 @@ class StepRecorder:
         self._traits.reduced_by_ddp |= any("ddp" in plan.strategy for plan in plans)
         for plan in plans:
             for feature in plan.unsupported:
-                self._subjects.note_unsupported(feature)
+                self._registry.note_unsupported(feature)
         self._layers = tuple(plan.layers for plan in plans)
         in_place = order == sorted(order)
         self._order = None if in_place else torch.tensor(order, device=device)

@@ -133,8 +133,8 @@ class Guard:
         """Call `function` from within `run`, such that its failure does not end what is run."""
         self._attempt(kind, function, sys.exc_info()[1], *args, **kwargs)
 
-    def take_seconds(self) -> float:
-        """Return the host time spent since this was last asked, up to now. Called from within."""
+    def pop_seconds(self) -> float:
+        """Return the host time spent since the last call, up to now. Called from within `run`."""
         now_seconds = perf_counter()
         seconds = self._seconds + now_seconds - self._since_seconds
         self._seconds, self._since_seconds = 0.0, now_seconds

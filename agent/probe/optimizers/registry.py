@@ -39,7 +39,7 @@ class OptimizerRegistry:
     ) -> None:
         self.note_unsupported = note_unsupported
         self._ranks_in_run = ranks_in_run
-        self._subjects: list[WatchedOptimizer] = []
+        self._watched: list[WatchedOptimizer] = []
         self._model: weakref.ref[nn.Module] | None = None
         self._root: weakref.ref[nn.Module] | None = None
         """The module tree of the first one's parameters."""
@@ -67,159 +67,159 @@ class OptimizerRegistry:
     @property
     def first(self) -> WatchedOptimizer | None:
         """The one whose steps are the run's."""
-        return next((subject for subject in self._subjects if subject.role is Role.FIRST), None)
+        return next((watched for watched in self._watched if watched.role is Role.FIRST), None)
 
     @property
     def labels_of_run(self) -> set[str]:
         """The labels of those whose gradients are the run's."""
-        return {subject.label for subject in self._subjects if subject.role is not Role.APART}
+        return {watched.label for watched in self._watched if watched.role is not Role.SEPARATE}
 
     @property
     def awaited(self) -> set[str]:
         """The labels of those that were invited in the step under way."""
         return {
-            subject.label
-            for subject in self._subjects
-            if subject.role is Role.INVITED and not subject.idle_steps
+            watched.label
+            for watched in self._watched
+            if watched.role is Role.CANDIDATE and not watched.idle_steps
         }
 
     @property
     def known(self) -> tuple[WatchedOptimizer, ...]:
         """All of them, in the order in which they came."""
-        return tuple(self._subjects)
+        return tuple(self._watched)
 
     @property
     def several(self) -> bool:
         """Whether there is more than one."""
-        return len(self._subjects) > 1
+        return len(self._watched) > 1
 
     def made(self, optimizer: Optimizer) -> None:
         """Note that an optimizer was made; the first plan finds those from before it by itself."""
         reference = weakref.ref(optimizer)
         self._made = [*self._made, reference][-_MADE_AT_MOST:]
-        if self._subjects:
+        if self._watched:
             self._newcomers = [*self._newcomers, reference][-OPTIMIZERS_AT_MOST:]
 
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
-        """Return the subject for which a step of `optimizer` counts; None when there is none."""
-        for subject in self._subjects:
-            if subject.is_of(optimizer):
-                if not any(each.alive and each.role is Role.FIRST for each in self._subjects):
-                    self._succeed(subject)
-                return subject
+        """Return the watched for which a step of `optimizer` counts; None when there is none."""
+        for watched in self._watched:
+            if watched.is_of(optimizer):
+                if not any(each.alive and each.role is Role.FIRST for each in self._watched):
+                    self._succeed(watched)
+                return watched
         return self._take(optimizer)
 
-    def is_outer(self, optimizer: Optimizer, subject: WatchedOptimizer) -> bool:
-        """Return whether `optimizer` steps after `subject`'s own without a backward in between.
+    def is_outer(self, optimizer: Optimizer, watched: WatchedOptimizer) -> bool:
+        """Return whether `optimizer` steps after `watched`'s own without a backward in between.
 
         It holds the same parameters, and what it steps with is no gradient of a loss (the outer
         optimizer of DiLoCo).
         """
-        stepped = subject.stepped_in_pass == self._pass and self._pass > 1
-        return stepped and subject.alive and not subject.is_of(optimizer)
+        stepped = watched.stepped_in_pass == self._pass and self._pass > 1
+        return stepped and watched.alive and not watched.is_of(optimizer)
 
     def managed_by(self, engine: Engine) -> WatchedOptimizer | None:
-        """Return the subject that an engine steps; None when it has no optimizer."""
+        """Return the watched that an engine steps; None when it has no optimizer."""
         if (optimizer := engine.optimizer) is None:
             return None
-        found = next((subject for subject in self._subjects if subject.is_of(optimizer)), None)
+        found = next((watched for watched in self._watched if watched.is_of(optimizer)), None)
         if found is None:
-            found = self._add(optimizer, Role.FIRST if self.first is None else Role.APART)
+            found = self._add(optimizer, Role.FIRST if self.first is None else Role.SEPARATE)
         if found is not None and not found.managed:
-            found.manage(lambda _, subject: engine.make_plan(subject.label))
+            found.manage(lambda _, watched: engine.make_plan(watched.label))
         return found
 
     def plans_of_run(self) -> list[MeasurementPlan]:
         """Return the plans of those whose gradients are the run's."""
-        subjects = (each for each in self._subjects if each.role is not Role.APART)
-        return [plan for each in subjects if (plan := each.plan()) is not None]
+        watched = (each for each in self._watched if each.role is not Role.SEPARATE)
+        return [plan for each in watched if (plan := each.plan()) is not None]
 
-    def together(self, subject: WatchedOptimizer) -> list[WatchedOptimizer]:
-        """Return all whose gradients are looked at when those of `subject` are."""
-        if not subject.of_run:
-            return [subject]
-        subject.plan()  # the first one's finds the newcomers
+    def together(self, watched: WatchedOptimizer) -> list[WatchedOptimizer]:
+        """Return all whose gradients are looked at when those of `watched` are."""
+        if not watched.of_run:
+            return [watched]
+        watched.plan()  # the first one's finds the newcomers
         if self._newcomers:
             self._invite()
-        return [each for each in self._subjects if each.role is not Role.APART]
+        return [each for each in self._watched if each.role is not Role.SEPARATE]
 
-    def pass_begins(self) -> bool:
+    def begin_pass(self) -> bool:
         """Begin the next pass; return whether an invited optimizer turned out to be apart.
 
         That is one that has stepped by itself in the pass that is over.
         """
         alone = [
-            subject
-            for subject in self._subjects
-            if subject.role is Role.INVITED and subject.stepped_in_pass == self._pass
+            watched
+            for watched in self._watched
+            if watched.role is Role.CANDIDATE and watched.stepped_in_pass == self._pass
         ]
-        if alone and any(each.of_run and each.stepped_in_pass for each in self._subjects):
-            for subject in alone:
-                subject.become(Role.APART)
+        if alone and any(each.of_run and each.stepped_in_pass for each in self._watched):
+            for watched in alone:
+                watched.become(Role.SEPARATE)
         else:
             alone = []
         self._pass += 1
         return bool(alone)
 
-    def confirm(self, subject: WatchedOptimizer) -> None:
+    def confirm(self, watched: WatchedOptimizer) -> None:
         """Take an invited optimizer for joint if the run has stepped by the same backward."""
-        if subject.role is Role.INVITED and any(
-            each.of_run and each.stepped_in_pass == self._pass for each in self._subjects
+        if watched.role is Role.CANDIDATE and any(
+            each.of_run and each.stepped_in_pass == self._pass for each in self._watched
         ):
-            subject.become(Role.JOINT)
+            watched.become(Role.JOINT)
 
-    def stepped(self, subject: WatchedOptimizer) -> None:
+    def stepped(self, watched: WatchedOptimizer) -> None:
         """Note that an optimizer has stepped."""
-        subject.stepped_in_pass = self._pass
-        if not subject.of_run:
+        watched.stepped_in_pass = self._pass
+        if not watched.of_run:
             return
-        for other in self._subjects:
+        for other in self._watched:
             if other.stepped_in_pass == self._pass:
                 self.confirm(other)
-            elif other.role is Role.INVITED:
+            elif other.role is Role.CANDIDATE:
                 other.idle_steps += 1
-        self._subjects = [
+        self._watched = [
             each
-            for each in self._subjects
-            if each.role is not Role.INVITED or each.idle_steps <= IDLE_STEPS_AT_MOST
+            for each in self._watched
+            if each.role is not Role.CANDIDATE or each.idle_steps <= IDLE_STEPS_AT_MOST
         ]
 
-    def has_new_gradients(self, subject: WatchedOptimizer) -> bool:
+    def has_new_gradients(self, watched: WatchedOptimizer) -> bool:
         """Return whether there was a backward since an optimizer stepped last."""
-        return self._pass > 1 and subject.stepped_in_pass != self._pass
+        return self._pass > 1 and watched.stepped_in_pass != self._pass
 
-    def trains_the_model(self, subject: WatchedOptimizer) -> bool:
-        """Return whether `subject` holds parameters of the module tree of the run's."""
+    def trains_the_model(self, watched: WatchedOptimizer) -> bool:
+        """Return whether `watched` holds parameters of the module tree of the run's."""
         root = None if self._root is None else self._root()
-        optimizer = subject.optimizer
+        optimizer = watched.optimizer
         if root is None or optimizer is None:
             return False
         return live_objects.holds_any(root, live_objects.optimizer_parameters(optimizer))
 
-    def returns(self, subject: WatchedOptimizer) -> bool:
-        """Return whether `subject` was the first until another one took its place."""
+    def returns(self, watched: WatchedOptimizer) -> bool:
+        """Return whether `watched` was the first until another one took its place."""
         overtaken = None if self._overtaken is None else self._overtaken()
-        return overtaken is not None and subject.is_of(overtaken)
+        return overtaken is not None and watched.is_of(overtaken)
 
-    def take_over(self, subject: WatchedOptimizer) -> dict[str, str]:
-        """Let the run's model be that of `subject` from now on, and leave the one before.
+    def take_over(self, watched: WatchedOptimizer) -> dict[str, str]:
+        """Let the run's model be that of `watched` from now on, and leave the one before.
 
         Returns the new labels, by the old ones, of those that train it.
         """
         before = None if self.first is None else self.first.optimizer
-        if before is None or self.returns(subject):
+        if before is None or self.returns(watched):
             self._overtaken = None
         else:
             self._overtaken = weakref.ref(before)
-        self._subjects = [
-            each for each in self._subjects if each is subject or each.role is Role.APART
+        self._watched = [
+            each for each in self._watched if each is watched or each.role is Role.SEPARATE
         ]
-        labels = {subject.label: ""}
-        subject.become(Role.FIRST)
-        for other in self._subjects:
-            together = other.stepped_in_pass == subject.stepped_in_pass
+        labels = {watched.label: ""}
+        watched.become(Role.FIRST)
+        for other in self._watched:
+            together = other.stepped_in_pass == watched.stepped_in_pass
             optimizer = other.optimizer
-            if other is subject or not together or optimizer is None:
+            if other is watched or not together or optimizer is None:
                 continue
             if self._trains_part_of_run(optimizer):
                 other.become(Role.JOINT)
@@ -234,11 +234,11 @@ class OptimizerRegistry:
         Before the first step they may have to be found, once, among the live objects; those that
         were made since, among these.
         """
-        if not self._subjects and not self._searched and parameters:
+        if not self._watched and not self._searched and parameters:
             self._searched = True
             for optimizer in live_objects.holders(self._look().optimizers, parameters):
                 self.of(optimizer)
-            if not self._subjects:
+            if not self._watched:
                 self._live = None
         found = self._known_holders(parameters)
         if not found and self._made:
@@ -256,17 +256,17 @@ class OptimizerRegistry:
             parameters = _first_with_gradient(parameters)
         identities = {id(parameter) for parameter in parameters}
         return [
-            subject
-            for subject in self._subjects
-            if (plan := subject.plan()) is not None and not plan.identities.isdisjoint(identities)
+            watched
+            for watched in self._watched
+            if (plan := watched.plan()) is not None and not plan.identities.isdisjoint(identities)
         ]
 
     def plans(self) -> list[MeasurementPlan]:
         """Return the plans of all, the first optimizer's first; those on another device are out."""
-        if len(self._subjects) == 1:
-            plan = self._subjects[0].plan()
+        if len(self._watched) == 1:
+            plan = self._watched[0].plan()
             return [] if plan is None else [plan]
-        found = [plan for subject in self._subjects if (plan := subject.plan()) is not None]
+        found = [plan for watched in self._watched if (plan := watched.plan()) is not None]
         found.sort(key=lambda plan: plan.label)
         usable = [plan for plan in found if plan.device == found[0].device]
         if len(usable) < len(found):
@@ -284,56 +284,56 @@ class OptimizerRegistry:
             return None
         if not held:
             return None
-        for subject in self._subjects:
-            plan = subject.plan()
-            if plan is not None and not subject.managed and plan.identities <= held:
+        for watched in self._watched:
+            plan = watched.plan()
+            if plan is not None and not watched.managed and plan.identities <= held:
                 if len(held) > len(plan.identities):
-                    self._let_follow(subject, optimizer, held)
-                return subject
+                    self._let_follow(watched, optimizer, held)
+                return watched
         if self.first is None:
             return self._add(optimizer, Role.FIRST)
         joint = self._trains_part_of_run(optimizer)
-        return self._add(optimizer, Role.INVITED if joint else Role.APART)
+        return self._add(optimizer, Role.CANDIDATE if joint else Role.SEPARATE)
 
     def _add(self, optimizer: Optimizer, role: Role) -> WatchedOptimizer | None:
-        if len(self._subjects) == OPTIMIZERS_AT_MOST:
+        if len(self._watched) == OPTIMIZERS_AT_MOST:
             self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
             return None
         label = "" if role is Role.FIRST else self._free_label()
-        self._subjects.append(WatchedOptimizer(label, role, optimizer, self._plan_of))
-        return self._subjects[-1]
+        self._watched.append(WatchedOptimizer(label, role, optimizer, self._plan_of))
+        return self._watched[-1]
 
     def _free_label(self) -> str:
         """Return the lowest number that no other optimizer is called by."""
-        taken = {subject.label for subject in self._subjects}
+        taken = {watched.label for watched in self._watched}
         return next(label for label in map(str, count(1)) if label not in taken)
 
-    def _let_follow(self, subject: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
-        """Let `subject` be `optimizer`, which holds the parameters of it and may be of others."""
-        self._subjects = [
+    def _let_follow(self, watched: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
+        """Let `watched` be `optimizer`, which holds the parameters of it and may be of others."""
+        self._watched = [
             each
-            for each in self._subjects
-            if each is subject or (plan := each.plan()) is None or not plan.identities <= held
+            for each in self._watched
+            if each is watched or (plan := each.plan()) is None or not plan.identities <= held
         ]
-        subject.follow(optimizer)
+        watched.follow(optimizer)
 
-    def _succeed(self, subject: WatchedOptimizer) -> None:
+    def _succeed(self, watched: WatchedOptimizer) -> None:
         """Let another one be the first, which is gone: one that is joint with it, if there is."""
         self._drop_gone()
-        joint = [each for each in self._subjects if each.joint]
-        heir = subject if subject.joint or not joint else joint[0]
+        joint = [each for each in self._watched if each.joint]
+        heir = watched if watched.joint or not joint else joint[0]
         heir.become(Role.FIRST)
 
     def _invite(self) -> None:
         """Take those in that are about to train a part of the run's model."""
         waiting: list[weakref.ref[Optimizer]] = []
         for optimizer in alive(self._newcomers):
-            if any(subject.is_of(optimizer) for subject in self._subjects):
+            if any(watched.is_of(optimizer) for watched in self._watched):
                 continue
             if not live_objects.has_gradient(optimizer):
                 waiting.append(weakref.ref(optimizer))
-            elif len(self._subjects) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
-                self._add(optimizer, Role.INVITED)
+            elif len(self._watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
+                self._add(optimizer, Role.CANDIDATE)
         self._newcomers = waiting
 
     def _trains_part_of_run(self, optimizer: Optimizer) -> bool:
@@ -354,14 +354,14 @@ class OptimizerRegistry:
         return found is None and held.isdisjoint(map(id, parameters))
 
     def _drop_gone(self) -> None:
-        self._subjects = [subject for subject in self._subjects if subject.alive]
+        self._watched = [watched for watched in self._watched if watched.alive]
 
-    def _plan_of(self, optimizer: Optimizer, subject: WatchedOptimizer) -> MeasurementPlan:
+    def _plan_of(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
         ranks = self._ranks_in_run()
         made = self._known.again(
             optimizer,
-            subject.label,
-            subject.joint,
+            watched.label,
+            watched.joint,
             ranks,
             alike=not self._walks.left and not self.several,
         )
@@ -369,13 +369,13 @@ class OptimizerRegistry:
             return made
         live = self._look()
         parameters = list(live_objects.optimizer_parameters(optimizer))
-        known = self._root if subject.joint else self._model
-        root = None if known is None or subject.role is Role.APART else known()
+        known = self._root if watched.joint else self._model
+        root = None if known is None or watched.role is Role.SEPARATE else known()
         if root is None or not live_objects.holds_any(root, parameters):
             root, live = self._root_of(parameters, live)
-        plan = make_plan(optimizer, live, root, ranks, subject.label, joint=subject.joint)
+        plan = make_plan(optimizer, live, root, ranks, watched.label, joint=watched.joint)
         self._known.remember(plan, optimizer, ranks)
-        if subject.role is Role.FIRST:
+        if watched.role is Role.FIRST:
             self._follow_model(optimizer, root, live, plan)
         self._live = None
         return plan

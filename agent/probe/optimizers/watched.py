@@ -4,8 +4,10 @@ import weakref
 from collections.abc import Callable
 from enum import Enum
 
+from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.live_objects import optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 
@@ -21,10 +23,10 @@ class Role(Enum):
     JOINT = "joint"
     """Trains another part of the same model, by the same backward."""
 
-    INVITED = "invited"
-    """Will, by all that is known before it has stepped; its gradients count already."""
+    CANDIDATE = "candidate"
+    """Expected to be joint before it has stepped; its gradients count as the run's already."""
 
-    APART = "apart"
+    SEPARATE = "separate"
     """Trains another model, or by another backward."""
 
 
@@ -46,7 +48,7 @@ class WatchedOptimizer:
         self.stepped_in_pass = 0
         """Number of the last backward before its last step."""
         self.idle_steps = 0
-        """Steps of the run since it was invited."""
+        """Steps of the run since it became a candidate."""
         self._make_plan = make_plan
         self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)
@@ -69,11 +71,21 @@ class WatchedOptimizer:
     @property
     def joint(self) -> bool:
         """Whether its gradients are a part of the run's although it is not the first."""
-        return self.role in (Role.JOINT, Role.INVITED)
+        return self.role in (Role.JOINT, Role.CANDIDATE)
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Return whether this is `optimizer`."""
         return self._optimizer() is optimizer
+
+    def is_cleared_by(self, owner: Optimizer | nn.Module) -> bool:
+        """Return whether gradients of this optimizer are among those that `owner` clears."""
+        if isinstance(owner, Optimizer):
+            parameters = optimizer_parameters(owner)
+        else:
+            parameters = nn.Module.parameters(owner)
+        trained = next((each for each in parameters if each.requires_grad), None)
+        plan = self.plan()
+        return trained is not None and plan is not None and plan.holds(trained)
 
     def manage(self, make_plan: MakePlan) -> None:
         """Leave it to an engine when the optimizer steps, and what there is to measure."""

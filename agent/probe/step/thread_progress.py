@@ -18,7 +18,7 @@ class ThreadProgress(threading.local):
     """The state of the loop that this thread runs; another thread trains a model of its own.
 
     stepping: `id` of the outermost optimizer within whose step we are.
-    around: `id` and subject of an optimizer whose step was counted although it is still running.
+    enclosing: `id` and optimizer of a step that was counted although it is still running.
     closure_awaited: that step was given a closure, which has not returned yet.
     closure_made_gradients: there was a backward in the closure that was called last.
     scaler: has scaled a loss, and not unscaled the gradients of all but the `unscaled` optimizers.
@@ -30,7 +30,7 @@ class ThreadProgress(threading.local):
         self.scaled_losses = ScaledLosses()
         self.scaler_steps: WatchedOptimizer | None = None
         self.stepping: int | None = None
-        self.around: tuple[int, WatchedOptimizer] | None = None
+        self.enclosing: tuple[int, WatchedOptimizer] | None = None
         self.in_closure = False
         self.closure_awaited = False
         self.closure_made_gradients = False
