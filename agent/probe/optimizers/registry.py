@@ -1,4 +1,4 @@
-"""What is watched: the optimizers of this process, and their gradients."""
+"""Which optimizers of this process are watched, and which of them train the run's model."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -8,17 +8,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.optimizers.live_objects import LiveObjects
-from mp_agent.probe.optimizers.plan import MeasurementPlan, make_plan
-from mp_agent.probe.optimizers.plan_cache import KnownPlans, WalkBudget
-from mp_agent.probe.optimizers.seen_objects import alive, distinct
+from mp_agent.probe.optimizers.module_trees import holds_any
+from mp_agent.probe.optimizers.new_optimizers import NewOptimizers
+from mp_agent.probe.optimizers.optimizer_parameters import holders, optimizer_parameters
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.plan_maker import PlanMaker
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
-_MADE_AT_MOST = 256
 IDLE_STEPS_AT_MOST = 100
 """After which an optimizer that never steps no longer counts."""
 
@@ -26,9 +25,9 @@ IDLE_STEPS_AT_MOST = 100
 class OptimizerRegistry:
     """The optimizers seen at a measuring point; the first of them trains the run's model.
 
-    Others that train parts of the same model by the same backward are joint with it. They are
-    invited as soon as they have gradients, before they step; those that step after a backward of
-    their own (a GAN in one module) turn out to be apart, as those of other models are.
+    Others that train parts of the same model by the same backward are joint with it. They become
+    candidates as soon as they have gradients, before they step; those that step after a backward of
+    tsuccessor own (a GAN in one module) turn out to be separate, as those of other models are.
 
     Of optimizers that hold the same parameters (one that wraps another, ZeroRedundancyOptimizer's
     own part, a successor) only one counts. When the first is gone, the next one seen takes over.
@@ -38,45 +37,35 @@ class OptimizerRegistry:
         self, note_unsupported: Callable[[str], None], ranks_in_run: Callable[[], int]
     ) -> None:
         self.note_unsupported = note_unsupported
-        self._ranks_in_run = ranks_in_run
         self._watched: list[WatchedOptimizer] = []
-        self._model: weakref.ref[nn.Module] | None = None
-        self._root: weakref.ref[nn.Module] | None = None
-        """The module tree of the first one's parameters."""
-        self._newcomers: list[weakref.ref[Optimizer]] = []
-        """Optimizers that may train a part of it and have not been looked at."""
-        self._made: list[weakref.ref[Optimizer]] = []
-        """The latest optimizers, for a clipping of parameters that none of the known ones holds."""
+        self._new = NewOptimizers(OPTIMIZERS_AT_MOST)
+        self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
         """The first optimizer before the one that has taken its place."""
         self._pass = 1
         """Numbers the backwards."""
-        self._live: LiveObjects | None = None
-        self._known = KnownPlans()
-        self._walks = WalkBudget()
-        self._bare = False
-        """Whether the parameters that all live modules were searched for last are in none."""
         self._searched = False
+        """All live objects were searched for the holders of clipped parameters."""
 
     def settle(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
-        """Take the model and the first optimizer that the user named."""
-        self._model = None if model is None else weakref.ref(model)
+        """Use the model and the first optimizer that the user named."""
+        self._plan_maker.settle(model)
         if optimizer is not None:
             self.of(optimizer)
 
     @property
     def first(self) -> WatchedOptimizer | None:
-        """The one whose steps are the run's."""
+        """The optimizer whose steps are the run's."""
         return next((watched for watched in self._watched if watched.role is Role.FIRST), None)
 
     @property
     def labels_of_run(self) -> set[str]:
-        """The labels of those whose gradients are the run's."""
+        """Labels of the optimizers whose gradients are the run's."""
         return {watched.label for watched in self._watched if watched.role is not Role.SEPARATE}
 
     @property
     def awaited(self) -> set[str]:
-        """The labels of those that were invited in the step under way."""
+        """The labels of those that became candidates in the step under way."""
         return {
             watched.label
             for watched in self._watched
@@ -95,19 +84,16 @@ class OptimizerRegistry:
 
     def made(self, optimizer: Optimizer) -> None:
         """Note that an optimizer was made; the first plan finds those from before it by itself."""
-        reference = weakref.ref(optimizer)
-        self._made = [*self._made, reference][-_MADE_AT_MOST:]
-        if self._watched:
-            self._newcomers = [*self._newcomers, reference][-OPTIMIZERS_AT_MOST:]
+        self._new.add(optimizer, candidate=bool(self._watched))
 
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
-        """Return the watched for which a step of `optimizer` counts; None when there is none."""
+        """Return what is watched for steps of `optimizer`; None when there is nothing."""
         for watched in self._watched:
             if watched.is_of(optimizer):
                 if not any(each.alive and each.role is Role.FIRST for each in self._watched):
                     self._succeed(watched)
                 return watched
-        return self._take(optimizer)
+        return self._watch(optimizer)
 
     def is_outer(self, optimizer: Optimizer, watched: WatchedOptimizer) -> bool:
         """Return whether `optimizer` steps after `watched`'s own without a backward in between.
@@ -119,7 +105,7 @@ class OptimizerRegistry:
         return stepped and watched.alive and not watched.is_of(optimizer)
 
     def managed_by(self, engine: Engine) -> WatchedOptimizer | None:
-        """Return the watched that an engine steps; None when it has no optimizer."""
+        """Return the watched optimizer that an engine steps; None when it has none."""
         if (optimizer := engine.optimizer) is None:
             return None
         found = next((watched for watched in self._watched if watched.is_of(optimizer)), None)
@@ -135,16 +121,16 @@ class OptimizerRegistry:
         return [plan for each in watched if (plan := each.plan()) is not None]
 
     def together(self, watched: WatchedOptimizer) -> list[WatchedOptimizer]:
-        """Return all whose gradients are looked at when those of `watched` are."""
+        """Return all whose gradients are measured when those of `watched` are."""
         if not watched.of_run:
             return [watched]
-        watched.plan()  # the first one's finds the newcomers
-        if self._newcomers:
-            self._invite()
+        watched.plan()  # the first one's finds the candidates
+        if self._new.any_candidates:
+            self._add_candidates()
         return [each for each in self._watched if each.role is not Role.SEPARATE]
 
     def begin_pass(self) -> bool:
-        """Begin the next pass; return whether an invited optimizer turned out to be apart.
+        """Begin the next pass; return whether a candidate turned out to be separate.
 
         That is one that has stepped by itself in the pass that is over.
         """
@@ -162,7 +148,7 @@ class OptimizerRegistry:
         return bool(alone)
 
     def confirm(self, watched: WatchedOptimizer) -> None:
-        """Take an invited optimizer for joint if the run has stepped by the same backward."""
+        """Make a candidate joint if the run has stepped by the same backward."""
         if watched.role is Role.CANDIDATE and any(
             each.of_run and each.stepped_in_pass == self._pass for each in self._watched
         ):
@@ -190,11 +176,10 @@ class OptimizerRegistry:
 
     def trains_the_model(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` holds parameters of the module tree of the run's."""
-        root = None if self._root is None else self._root()
-        optimizer = watched.optimizer
+        root, optimizer = self._plan_maker.root, watched.optimizer
         if root is None or optimizer is None:
             return False
-        return live_objects.holds_any(root, live_objects.optimizer_parameters(optimizer))
+        return holds_any(root, optimizer_parameters(optimizer))
 
     def returns(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` was the first until another one took its place."""
@@ -202,7 +187,7 @@ class OptimizerRegistry:
         return overtaken is not None and watched.is_of(overtaken)
 
     def take_over(self, watched: WatchedOptimizer) -> dict[str, str]:
-        """Let the run's model be that of `watched` from now on, and leave the one before.
+        """Make the model of `watched` the run's, and drop the optimizers of the one before.
 
         Returns the new labels, by the old ones, of those that train it.
         """
@@ -231,23 +216,19 @@ class OptimizerRegistry:
     def holding(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
         """Return those that hold any of `parameters`.
 
-        Before the first step they may have to be found, once, among the live objects; those that
-        were made since, among these.
+        Before the first step they may have to be searched for, once, among the live objects; those
+        that were made since, among these.
         """
         if not self._watched and not self._searched and parameters:
             self._searched = True
-            for optimizer in live_objects.holders(self._look().optimizers, parameters):
+            for optimizer in holders(self._plan_maker.live_objects().optimizers, parameters):
                 self.of(optimizer)
             if not self._watched:
-                self._live = None
+                self._plan_maker.forget_live_objects()
         found = self._known_holders(parameters)
-        if not found and self._made:
-            made = alive(self._made)
-            holders = live_objects.holders(made, parameters)
-            for optimizer in holders:
+        if not found:
+            for optimizer in self._new.pop_holders(parameters):
                 self.of(optimizer)
-            left = [each for each in made if each not in holders] if holders else []
-            self._made = list(map(weakref.ref, left))
             found = self._known_holders(parameters)
         return found
 
@@ -273,11 +254,11 @@ class OptimizerRegistry:
             self.note_unsupported("optimizers on several devices")
         return usable
 
-    def _take(self, optimizer: Optimizer) -> WatchedOptimizer | None:
-        """Take an optimizer in that was not seen before, unless its parameters are known."""
+    def _watch(self, optimizer: Optimizer) -> WatchedOptimizer | None:
+        """Watch a new optimizer, unless all of its parameters are watched already."""
         self._drop_gone()
         try:
-            held = {id(parameter) for parameter in live_objects.optimizer_parameters(optimizer)}
+            held = {id(parameter) for parameter in optimizer_parameters(optimizer)}
         except Exception as error:
             pass_on(error)
             self.note_unsupported(f"optimizers of type {type(optimizer).__name__}")
@@ -300,7 +281,7 @@ class OptimizerRegistry:
             self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
             return None
         label = "" if role is Role.FIRST else self._free_label()
-        self._watched.append(WatchedOptimizer(label, role, optimizer, self._plan_of))
+        self._watched.append(WatchedOptimizer(label, role, optimizer, self._make_plan))
         return self._watched[-1]
 
     def _free_label(self) -> str:
@@ -309,7 +290,7 @@ class OptimizerRegistry:
         return next(label for label in map(str, count(1)) if label not in taken)
 
     def _let_follow(self, watched: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
-        """Let `watched` be `optimizer`, which holds the parameters of it and may be of others."""
+        """Replace the optimizer of `watched` by one that holds its parameters and maybe more."""
         self._watched = [
             each
             for each in self._watched
@@ -318,105 +299,33 @@ class OptimizerRegistry:
         watched.follow(optimizer)
 
     def _succeed(self, watched: WatchedOptimizer) -> None:
-        """Let another one be the first, which is gone: one that is joint with it, if there is."""
+        """Make another one the first, which is gone: one that is joint with it, if there is."""
         self._drop_gone()
         joint = [each for each in self._watched if each.joint]
-        heir = watched if watched.joint or not joint else joint[0]
-        heir.become(Role.FIRST)
+        successor = watched if watched.joint or not joint else joint[0]
+        successor.become(Role.FIRST)
 
-    def _invite(self) -> None:
-        """Take those in that are about to train a part of the run's model."""
-        waiting: list[weakref.ref[Optimizer]] = []
-        for optimizer in alive(self._newcomers):
+    def _add_candidates(self) -> None:
+        """Watch those that are about to train a part of the run's model."""
+        for optimizer in self._new.pop_ready(each.optimizer for each in self._watched):
             if any(watched.is_of(optimizer) for watched in self._watched):
                 continue
-            if not live_objects.has_gradient(optimizer):
-                waiting.append(weakref.ref(optimizer))
-            elif len(self._watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
+            if len(self._watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
                 self._add(optimizer, Role.CANDIDATE)
-        self._newcomers = waiting
 
     def _trains_part_of_run(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer trains what the first one leaves of its model.
-
-        A first one whose parameters are in no module leaves what is in none either.
-        """
+        """Return whether an optimizer trains what the first one leaves of its model."""
         first = self.first
         if first is None or first.managed or first.plan() is None:
             return False
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
-        root = None if self._root is None else self._root()
-        if root is not None:
-            return live_objects.trains_part_of(optimizer, root, held)
-        parameters = list(live_objects.optimizer_parameters(optimizer))
-        found = live_objects.root_module(self._look().modules, parameters)
-        self._live = None
-        return found is None and held.isdisjoint(map(id, parameters))
+        return self._plan_maker.trains_rest_of_model(optimizer, held)
 
     def _drop_gone(self) -> None:
         self._watched = [watched for watched in self._watched if watched.alive]
 
-    def _plan_of(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
-        ranks = self._ranks_in_run()
-        made = self._known.again(
-            optimizer,
-            watched.label,
-            watched.joint,
-            ranks,
-            alike=not self._walks.left and not self.several,
-        )
-        if made is not None:
-            return made
-        live = self._look()
-        parameters = list(live_objects.optimizer_parameters(optimizer))
-        known = self._root if watched.joint else self._model
-        root = None if known is None or watched.role is Role.SEPARATE else known()
-        if root is None or not live_objects.holds_any(root, parameters):
-            root, live = self._root_of(parameters, live)
-        plan = make_plan(optimizer, live, root, ranks, watched.label, joint=watched.joint)
-        self._known.remember(plan, optimizer, ranks)
-        if watched.role is Role.FIRST:
-            self._follow_model(optimizer, root, live, plan)
-        self._live = None
-        return plan
-
-    def _root_of(
-        self, parameters: Sequence[torch.Tensor], live: LiveObjects
-    ) -> tuple[nn.Module | None, LiveObjects]:
-        """Return the module tree of `parameters`, and the live objects among which it was found.
-
-        One that is missing among a part of the objects is looked for among all, unless parameters
-        have turned out before to be in no module.
-        """
-        root = live_objects.root_module(live.modules, parameters)
-        if root is None and not self._walks.complete and not self._bare:
-            live = self._walks.walk(whole=True)
-            root = live_objects.root_module(live.modules, parameters)
-        if self._walks.complete:
-            self._bare = root is None
-        return root, live
-
-    def _follow_model(
-        self, optimizer: Optimizer, root: nn.Module | None, live: LiveObjects, plan: MeasurementPlan
-    ) -> None:
-        """Take `root` for the run's model; note the other optimizers, of it and of other models.
-
-        Those known of stay known: beyond the budget of looks, not all that live are found.
-        """
-        self._root = None if root is None else weakref.ref(root)
-        known = distinct([*reversed(alive(self._made)), *live.optimizers])
-        others = [each for each in reversed(known) if each is not optimizer]
-        self._newcomers = [
-            weakref.ref(each)
-            for each in others
-            if root is None or live_objects.trains_part_of(each, root, plan.identities)
-        ][-OPTIMIZERS_AT_MOST:]
-        self._made = list(map(weakref.ref, others[-_MADE_AT_MOST:]))
-
-    def _look(self) -> LiveObjects:
-        if self._live is None:
-            self._live = self._walks.walk()
-        return self._live
+    def _make_plan(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
+        return self._plan_maker.make(optimizer, watched, only_one=not self.several)
 
 
 def _first_with_gradient(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

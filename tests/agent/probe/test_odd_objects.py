@@ -319,7 +319,7 @@ def _is_called_by_the_probe() -> bool:
 
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.endswith("probe/guard.py"):
+        if frame.f_code.co_filename.endswith("isolation/guard.py"):
             return True
         frame = frame.f_back
     return False

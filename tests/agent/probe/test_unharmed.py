@@ -58,7 +58,7 @@ def test_weights_after_200_steps_are_bit_identical(watch, fused):
 def test_what_keeps_failing_costs_itself_alone_and_is_said_once(watch, monkeypatch, caplog):
     alone = train(50)
     watched = watch()
-    monkeypatch.setattr(recorder.Recorder, "_look", _raise)
+    monkeypatch.setattr(recorder.StepRecorder, "_look", _raise)
     with caplog.at_level(logging.WARNING, "mp_agent"):
         together = train(50)
     assert identical(alone, together)
@@ -103,7 +103,7 @@ def test_a_schema_for_which_there_is_no_memory_leaves_training_alone(watch, monk
 
 def test_an_interrupt_reaches_training(watch, monkeypatch):
     watch()
-    monkeypatch.setattr(recorder.Recorder, "measure", _interrupt)
+    monkeypatch.setattr(recorder.StepRecorder, "measure", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(1)
 
