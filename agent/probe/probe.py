@@ -8,10 +8,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe import hooks, placement
-from mp_agent.probe.contained_recorder import ContainedRecorder
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.recording.contained_recorder import ContainedRecorder
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.step.phases import PhaseMarks

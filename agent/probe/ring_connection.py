@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable
 
 from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.recorder import StepRecorder
+from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.ring.writer import RingWriter

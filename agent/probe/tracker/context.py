@@ -9,7 +9,7 @@ from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
-from mp_agent.probe.recorder import StepRecorder
+from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
 from mp_agent.probe.step.boundaries import StepBoundaries
