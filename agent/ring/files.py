@@ -1,4 +1,4 @@
-"""Private files in shared memory, and the locks that tell who lives."""
+"""Private files in shared memory, and the locks that show which processes live."""
 
 import fcntl
 import os

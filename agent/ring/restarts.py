@@ -1,4 +1,4 @@
-"""When a node agent that died is started again: soon at first, then after ever longer pauses."""
+"""When to restart a node agent that died: soon at first, then after ever longer pauses."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ HEALTHY_SECONDS = 20.0
 
 @dataclass(slots=True)
 class Restarts:
-    """Counts the deaths in a row of one node agent; it never gives up."""
+    """Counts consecutive deaths of one node agent; it never gives up."""
 
     deaths: int = 0
     """Since an agent was last healthy."""
@@ -20,7 +20,7 @@ class Restarts:
     _started: bool = False
 
     def saw_running(self, now_seconds: float) -> None:
-        """Note that an agent runs at this moment."""
+        """Record that an agent is running at this moment."""
         if self._up_since_seconds is None:
             self._up_since_seconds = now_seconds
         self._started = True

@@ -18,7 +18,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `scale`, `unscale_` and `step` of GradScaler and of its subclasses that override them.
 
     Also of those that are yet to come: FSDP's ShardedGradScaler may be imported later. A scaler
-    that is not enabled passes everything through and is not told of.
+    that is not enabled passes everything through and is not reported.
     """
     wrappers = {
         "scale": _teller(guard, "GradScaler.scale", None, None, events.loss_scaled),
@@ -47,7 +47,7 @@ def _teller(
     after: Told | None,
     with_result: Callable[[GradScaler, Any, Any], None] | None = None,
 ) -> Wrapper:
-    """Return a wrapper for one method that tells of the outermost call, where overrides call up."""
+    """Return a wrapper for one method that reports outermost calls, where overrides call super."""
     within = threading.local()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

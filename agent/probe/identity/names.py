@@ -27,10 +27,10 @@ def run_name(
     if task is not None and task.job:
         return f"slurm-{task.name}"
     if job := environ.get("SLURM_JOB_ID"):
-        # A batch script may start several runs beside each other.
+        # A batch script may start several runs at the same time.
         return f"slurm-{job}" if several_nodes else f"slurm-{job}-{launcher}"
     pod, index = environ.get("HOSTNAME", ""), environ.get("JOB_COMPLETION_INDEX")
-    # Kubernetes' index is a number; anything else there is somebody else's.
+    # Kubernetes' index is a number; anything else there has another meaning.
     if index and index.isdecimal() and re.search(rf"-{index}(-\w+)?$", pod):
         return re.sub(rf"-{index}(-\w+)?$", "", pod)
     if several_nodes and (master := environ.get("MASTER_ADDR")):

@@ -1,4 +1,4 @@
-"""The wall between the probe and training: what fails in the probe stays in the probe.
+"""Isolates training from the probe: what fails in the probe stays in the probe.
 
 What is raised *into* the probe does not: a signal handler of the script's, or another thread, may
 raise while a hook runs, and what it raises is the script's business.
@@ -25,7 +25,7 @@ REST_CALLS = 100
 """Calls that a kind sits out after its first `FAILURES_AT_MOST` failures; twice as many later."""
 REST_CALLS_AT_MOST = 10_000
 _TURN_SECONDS_AT_MOST = 1.0
-"""No hook runs for so long, unless something is broken; the other thread then trains on unseen."""
+"""No hook runs for so long, unless something is broken; the other thread is then not measured."""
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
@@ -88,7 +88,7 @@ class Guard:
         self._later: list[Callable[[], None]] = []
 
     def later(self, function: Callable[[], None]) -> None:
-        """Have `function` called once the present call has returned, on the same thread.
+        """Call `function` once the current hook has returned, on the same thread.
 
         It is code of the user's, so it is neither guarded nor timed, and its own steps are watched.
         """
@@ -165,7 +165,7 @@ class Guard:
                 failures.in_a_row = 0
 
     def _leave(self, state: ThreadState | None) -> None:
-        """Put back what was set aside, take the time, and let other threads in; all just once."""
+        """Restore what was set aside, take the time, and release the turn; each just once."""
         try:
             if state is not None:
                 state.restore()
@@ -192,7 +192,7 @@ class Guard:
         return False
 
     def _note_failure(self, kind: str) -> None:
-        """Log and count what is being handled. That may itself fail, which is let go."""
+        """Log and count the exception being handled. That may itself fail, which is ignored."""
         failures = self._failing.setdefault(kind, _Failures())
         rests = failures.add()
         try:

@@ -31,7 +31,7 @@ class LiveObjects:
 def walk(*, young: bool = False) -> LiveObjects:
     """Return the live modules and optimizers. Asks each object's type alone, never the object.
 
-    young: look only at objects that were made lately, which is quick.
+    young: visit only objects that were made lately, which is quick.
     """
     modules: list[Any] = []
     optimizers: list[Any] = []
@@ -66,7 +66,7 @@ def _is_complete(candidate: object) -> bool:
 def _is_hooked(ancestors: tuple[type, ...]) -> bool:
     """Return whether torch calls its hooks at the step of an optimizer with these ancestors.
 
-    A wrapper that never called `Optimizer.__init__` steps unseen; those within it are to be found.
+    Steps of a wrapper that never called `Optimizer.__init__` call none; find those within it.
     """
     step = next((kind.__dict__["step"] for kind in ancestors if "step" in kind.__dict__), None)
     return getattr(step, "hooked", False) is True

@@ -147,7 +147,7 @@ def make_plan(
             unsupported["parameters on several devices"] = None
             continue
         try:
-            verdict = survey.verdict(named.name, named.parameter)
+            verdict = survey.placement_of(named.name, named.parameter)
             slots = [] if verdict.share is None else list(slots_of(named))
             shown = [slot.elements for slot in slots]
         except Exception as error:

@@ -11,7 +11,7 @@ from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.live_objects import LiveObjects
 
 WALKS_FREE = 3
-"""Walks over all live objects that are made whatever they cost."""
+"""Walks over all live objects that are made whatever their cost."""
 WALK_SHARE = 0.005
 """Share of the time since the first walk that further ones may take."""
 

@@ -1,4 +1,4 @@
-"""What the system says of processes, as far as it says anything: `/proc` may be missing."""
+"""Information on processes from `/proc`, which may be missing."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Where the rank stands: stamped into its ring by the hooks, or as the user says."""
+"""The phase of the rank: stamped into its ring by the hooks, or as the user says."""
 
 from mp_agent.records.steps import Phase
 from mp_agent.ring.writer import RingWriter
@@ -39,7 +39,7 @@ class PhaseMarks:
         return self._training is Phase.FORWARD
 
     def training(self, phase: Phase, sequence: int) -> None:
-        """Note where training stands; it shows unless the user has named a phase."""
+        """Set the phase of training; it shows unless the user has named one."""
         self._training, self._sequence = phase, sequence
         self._signs.clear()
         self._saves = 0

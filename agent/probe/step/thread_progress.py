@@ -1,4 +1,4 @@
-"""What one thread is in the middle of: a backward, an optimizer's step, a closure."""
+"""State of one thread's training loop: within a backward, an optimizer's step, a closure."""
 
 import threading
 import weakref
@@ -15,7 +15,7 @@ from mp_agent.probe.step.backward_loss import ScaledLosses
 
 
 class ThreadProgress(threading.local):
-    """The state of the loop that this thread runs; another thread trains a model of its own.
+    """The state of the loop that this thread runs; another thread may train another model.
 
     stepping: `id` of the outermost optimizer within whose step we are.
     enclosing: `id` and optimizer of a step that was counted although it is still running.
@@ -55,12 +55,12 @@ class WeightsMark:
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
     def set(self, plan: MeasurementPlan) -> None:
-        """Take the weights of `plan` for unchanged as they are now."""
+        """Regard the weights of `plan` as unchanged as they are now."""
         ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
         self._marked = [(weakref.ref(each), each._version) for each in ends if each is not None]
 
     def forget(self) -> None:
-        """Take them for unchanged until the next `set`: whoever changes them now may."""
+        """Regard them as unchanged until the next `set`: changes from now on are allowed."""
         self._marked = []
 
     @property
@@ -75,7 +75,7 @@ class WeightsMark:
 class GradientsMark:
     """Notices that gradients were changed in place after backward, by torch's count of changes.
 
-    Only the first, a middle and the last one are looked at; what is done to `grad.data` is not
+    Only the first, a middle and the last one are inspected; what is done to `grad.data` is not
     counted.
     """
 
@@ -92,7 +92,7 @@ class GradientsMark:
         ]
 
     def backward_ended(self, plan: MeasurementPlan) -> None:
-        """Take the gradients that it has made, or added to, for unchanged as they are now."""
+        """Regard the gradients that it has made, or added to, as unchanged as they are now."""
         gradients = _some_gradients(plan)
         if len(gradients) == len(self._before):
             self._marked = [
@@ -102,7 +102,7 @@ class GradientsMark:
             ]
 
     def forget(self) -> None:
-        """Take them for unchanged until the next backward: whoever changes them now may."""
+        """Regard them as unchanged until the next backward: changes from now on are allowed."""
         self._marked = []
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from mp_agent.probe.identity.launchers import NodePlace, node_place
 from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.processes import process_table
-from tests.agent.probe.launchers import SRUN, TORCHRUN
+from tests.agent.probe.identity.launchers import SRUN, TORCHRUN
 
 
 def place(**environ: str) -> tuple[int, int, int]:
