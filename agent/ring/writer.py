@@ -98,7 +98,7 @@ class RingWriter:
             schema=schema,
             layout=layout,
         )
-        region = self._regions.take(header.size_bytes)
+        region = self._regions.allocate(header.size_bytes)
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start
         self._body = _Body(region.memory, layout, schema)

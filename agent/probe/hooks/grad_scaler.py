@@ -11,7 +11,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
 
-Told = Callable[[GradScaler, Any], None]
+Report = Callable[[GradScaler, Any], None]
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
@@ -21,9 +21,9 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     that is not enabled passes everything through and is not reported.
     """
     wrappers = {
-        "scale": _teller(guard, "GradScaler.scale", None, None, events.loss_scaled),
-        "unscale_": _teller(guard, "GradScaler.unscale_", None, events.unscaled),
-        "step": _teller(
+        "scale": _reporting(guard, "GradScaler.scale", None, None, events.loss_scaled),
+        "unscale_": _reporting(guard, "GradScaler.unscale_", None, events.unscaled),
+        "step": _reporting(
             guard, "GradScaler.step", events.scaler_step_begins, events.scaler_step_ended
         ),
     }
@@ -40,11 +40,11 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     )
 
 
-def _teller(
+def _reporting(
     guard: Guard,
     kind: str,
-    before: Told | None,
-    after: Told | None,
+    before: Report | None,
+    after: Report | None,
     with_result: Callable[[GradScaler, Any, Any], None] | None = None,
 ) -> Wrapper:
     """Return a wrapper for one method that reports outermost calls, where overrides call super."""
@@ -52,18 +52,18 @@ def _teller(
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
-        def method(self: GradScaler, subject: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: GradScaler, argument: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(within, "call", False) or not self.is_enabled():
-                return original(self, subject, *args, **kwargs)
+                return original(self, argument, *args, **kwargs)
             try:
                 within.call = True
                 if before is not None:
-                    guard.run(kind, before, self, subject)
-                result = original(self, subject, *args, **kwargs)
+                    guard.run(kind, before, self, argument)
+                result = original(self, argument, *args, **kwargs)
                 if after is not None:
-                    guard.run(kind, after, self, subject)
+                    guard.run(kind, after, self, argument)
                 if with_result is not None:
-                    guard.run(kind, with_result, self, subject, result)
+                    guard.run(kind, with_result, self, argument, result)
                 return result
             finally:
                 within.call = False

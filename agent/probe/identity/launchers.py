@@ -66,7 +66,9 @@ def node_place(rank: int, world_size: int, environ: Mapping[str, str]) -> NodePl
         return NodePlace(0, 1, rank)
     local_rank = integer(environ, "LOCAL_RANK", rank)
     if local_rank == 0 < rank:
-        log.warning("nodes are indistinguishable: set LOCAL_WORLD_SIZE, GROUP_RANK on every rank")
+        log.warning(
+            "nodes cannot be distinguished: set LOCAL_WORLD_SIZE and GROUP_RANK for every rank"
+        )
     return NodePlace(local_rank if 0 <= local_rank <= rank else rank, world_size, 0)
 
 

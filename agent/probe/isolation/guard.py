@@ -170,14 +170,14 @@ class Guard:
             if state is not None:
                 state.restore()
         finally:
-            if self._turns_taken():
+            if self._has_turn():
                 try:
                     self._seconds += perf_counter() - self._since_seconds
                 finally:
                     self._owner = None
                     self._turns.release()
 
-    def _turns_taken(self) -> bool:
+    def _has_turn(self) -> bool:
         """Return whether this thread has the turn."""
         owned: Callable[[], bool] = self._turns._is_owned  # type: ignore[attr-defined]
         return owned()

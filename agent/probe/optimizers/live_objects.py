@@ -82,7 +82,7 @@ def _all_objects() -> list[Any]:
     """Return the objects that the garbage collector knows, in order of creation, about.
 
     It names none of those that the program has set aside by `gc.freeze()`, whose effect must stay:
-    these are looked for from where programs hold on to things.
+    these are searched for from the variables of modules and running functions.
     """
     objects = gc.get_objects()
     return objects if gc.get_freeze_count() == 0 else [*_frozen_objects(), *objects]

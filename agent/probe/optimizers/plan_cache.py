@@ -95,13 +95,13 @@ def _same(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def _alike(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
-    """Return whether parameters that nothing splits or copies look like those of a known plan."""
+    """Return whether parameters that nothing splits or copies resemble those of a known plan."""
     if known.ranks_in_run > 1 or not known.plan.plain:
         return False
-    return all(map(_looks, parameters, known.like))
+    return all(map(_resembles, parameters, known.like))
 
 
-def _looks(parameter: torch.Tensor, like: _Like) -> bool:
+def _resembles(parameter: torch.Tensor, like: _Like) -> bool:
     return type(parameter) is torch.nn.Parameter and _like(parameter) == like
 
 

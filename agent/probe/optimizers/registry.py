@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import count
 
 import torch
 from torch import nn
@@ -14,12 +13,11 @@ from mp_agent.probe.optimizers.new_optimizers import NewOptimizers
 from mp_agent.probe.optimizers.optimizer_parameters import holders, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
+from mp_agent.probe.optimizers.roles import OptimizerRoles
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
-IDLE_STEPS_AT_MOST = 100
-"""After which an optimizer that never steps no longer counts."""
 
 
 class OptimizerRegistry:
@@ -27,7 +25,7 @@ class OptimizerRegistry:
 
     Others that train parts of the same model by the same backward are joint with it. They become
     candidates as soon as they have gradients, before they step; those that step after a backward of
-    tsuccessor own (a GAN in one module) turn out to be separate, as those of other models are.
+    their own (a GAN in one module) turn out to be separate, as those of other models are.
 
     Of optimizers that hold the same parameters (one that wraps another, ZeroRedundancyOptimizer's
     own part, a successor) only one counts. When the first is gone, the next one seen takes over.
@@ -37,13 +35,11 @@ class OptimizerRegistry:
         self, note_unsupported: Callable[[str], None], ranks_in_run: Callable[[], int]
     ) -> None:
         self.note_unsupported = note_unsupported
-        self._watched: list[WatchedOptimizer] = []
+        self.roles = OptimizerRoles()
         self._new = NewOptimizers(OPTIMIZERS_AT_MOST)
         self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
         """The first optimizer before the one that has taken its place."""
-        self._pass = 1
-        """Numbers the backwards."""
         self._searched = False
         """All live objects were searched for the holders of clipped parameters."""
 
@@ -56,59 +52,31 @@ class OptimizerRegistry:
     @property
     def first(self) -> WatchedOptimizer | None:
         """The optimizer whose steps are the run's."""
-        return next((watched for watched in self._watched if watched.role is Role.FIRST), None)
-
-    @property
-    def labels_of_run(self) -> set[str]:
-        """Labels of the optimizers whose gradients are the run's."""
-        return {watched.label for watched in self._watched if watched.role is not Role.SEPARATE}
-
-    @property
-    def awaited(self) -> set[str]:
-        """The labels of those that became candidates in the step under way."""
-        return {
-            watched.label
-            for watched in self._watched
-            if watched.role is Role.CANDIDATE and not watched.idle_steps
-        }
+        return self.roles.first
 
     @property
     def known(self) -> tuple[WatchedOptimizer, ...]:
         """All of them, in the order in which they came."""
-        return tuple(self._watched)
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one."""
-        return len(self._watched) > 1
+        return tuple(self.roles.watched)
 
     def made(self, optimizer: Optimizer) -> None:
         """Note that an optimizer was made; the first plan finds those from before it by itself."""
-        self._new.add(optimizer, candidate=bool(self._watched))
+        self._new.add(optimizer, candidate=bool(self.roles.watched))
 
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Return what is watched for steps of `optimizer`; None when there is nothing."""
-        for watched in self._watched:
+        for watched in self.roles.watched:
             if watched.is_of(optimizer):
-                if not any(each.alive and each.role is Role.FIRST for each in self._watched):
-                    self._succeed(watched)
+                if not any(each.alive and each.role is Role.FIRST for each in self.roles.watched):
+                    self.roles.replace_first(watched)
                 return watched
         return self._watch(optimizer)
-
-    def is_outer(self, optimizer: Optimizer, watched: WatchedOptimizer) -> bool:
-        """Return whether `optimizer` steps after `watched`'s own without a backward in between.
-
-        It holds the same parameters, and what it steps with is no gradient of a loss (the outer
-        optimizer of DiLoCo).
-        """
-        stepped = watched.stepped_in_pass == self._pass and self._pass > 1
-        return stepped and watched.alive and not watched.is_of(optimizer)
 
     def managed_by(self, engine: Engine) -> WatchedOptimizer | None:
         """Return the watched optimizer that an engine steps; None when it has none."""
         if (optimizer := engine.optimizer) is None:
             return None
-        found = next((watched for watched in self._watched if watched.is_of(optimizer)), None)
+        found = next((watched for watched in self.roles.watched if watched.is_of(optimizer)), None)
         if found is None:
             found = self._add(optimizer, Role.FIRST if self.first is None else Role.SEPARATE)
         if found is not None and not found.managed:
@@ -117,8 +85,7 @@ class OptimizerRegistry:
 
     def plans_of_run(self) -> list[MeasurementPlan]:
         """Return the plans of those whose gradients are the run's."""
-        watched = (each for each in self._watched if each.role is not Role.SEPARATE)
-        return [plan for each in watched if (plan := each.plan()) is not None]
+        return [plan for each in self.roles.of_run if (plan := each.plan()) is not None]
 
     def together(self, watched: WatchedOptimizer) -> list[WatchedOptimizer]:
         """Return all whose gradients are measured when those of `watched` are."""
@@ -127,52 +94,7 @@ class OptimizerRegistry:
         watched.plan()  # the first one's finds the candidates
         if self._new.any_candidates:
             self._add_candidates()
-        return [each for each in self._watched if each.role is not Role.SEPARATE]
-
-    def begin_pass(self) -> bool:
-        """Begin the next pass; return whether a candidate turned out to be separate.
-
-        That is one that has stepped by itself in the pass that is over.
-        """
-        alone = [
-            watched
-            for watched in self._watched
-            if watched.role is Role.CANDIDATE and watched.stepped_in_pass == self._pass
-        ]
-        if alone and any(each.of_run and each.stepped_in_pass for each in self._watched):
-            for watched in alone:
-                watched.become(Role.SEPARATE)
-        else:
-            alone = []
-        self._pass += 1
-        return bool(alone)
-
-    def confirm(self, watched: WatchedOptimizer) -> None:
-        """Make a candidate joint if the run has stepped by the same backward."""
-        if watched.role is Role.CANDIDATE and any(
-            each.of_run and each.stepped_in_pass == self._pass for each in self._watched
-        ):
-            watched.become(Role.JOINT)
-
-    def stepped(self, watched: WatchedOptimizer) -> None:
-        """Note that an optimizer has stepped."""
-        watched.stepped_in_pass = self._pass
-        if not watched.of_run:
-            return
-        for other in self._watched:
-            if other.stepped_in_pass == self._pass:
-                self.confirm(other)
-            elif other.role is Role.CANDIDATE:
-                other.idle_steps += 1
-        self._watched = [
-            each
-            for each in self._watched
-            if each.role is not Role.CANDIDATE or each.idle_steps <= IDLE_STEPS_AT_MOST
-        ]
-
-    def has_new_gradients(self, watched: WatchedOptimizer) -> bool:
-        """Return whether there was a backward since an optimizer stepped last."""
-        return self._pass > 1 and watched.stepped_in_pass != self._pass
+        return self.roles.of_run
 
     def trains_the_model(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` holds parameters of the module tree of the run's."""
@@ -196,12 +118,12 @@ class OptimizerRegistry:
             self._overtaken = None
         else:
             self._overtaken = weakref.ref(before)
-        self._watched = [
-            each for each in self._watched if each is watched or each.role is Role.SEPARATE
+        self.roles.watched = [
+            each for each in self.roles.watched if each is watched or each.role is Role.SEPARATE
         ]
         labels = {watched.label: ""}
         watched.become(Role.FIRST)
-        for other in self._watched:
+        for other in self.roles.watched:
             together = other.stepped_in_pass == watched.stepped_in_pass
             optimizer = other.optimizer
             if other is watched or not together or optimizer is None:
@@ -209,7 +131,7 @@ class OptimizerRegistry:
             if self._trains_part_of_run(optimizer):
                 other.become(Role.JOINT)
                 old_label = other.label
-                other.relabel(self._free_label())
+                other.relabel(self.roles.free_label())
                 labels[old_label] = other.label
         return labels
 
@@ -219,11 +141,11 @@ class OptimizerRegistry:
         Before the first step they may have to be searched for, once, among the live objects; those
         that were made since, among these.
         """
-        if not self._watched and not self._searched and parameters:
+        if not self.roles.watched and not self._searched and parameters:
             self._searched = True
             for optimizer in holders(self._plan_maker.live_objects().optimizers, parameters):
                 self.of(optimizer)
-            if not self._watched:
+            if not self.roles.watched:
                 self._plan_maker.forget_live_objects()
         found = self._known_holders(parameters)
         if not found:
@@ -233,21 +155,21 @@ class OptimizerRegistry:
         return found
 
     def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
-        if not self.several:
+        if len(self.roles.watched) <= 1:
             parameters = _first_with_gradient(parameters)
         identities = {id(parameter) for parameter in parameters}
         return [
             watched
-            for watched in self._watched
+            for watched in self.roles.watched
             if (plan := watched.plan()) is not None and not plan.identities.isdisjoint(identities)
         ]
 
     def plans(self) -> list[MeasurementPlan]:
         """Return the plans of all, the first optimizer's first; those on another device are out."""
-        if len(self._watched) == 1:
-            plan = self._watched[0].plan()
+        if len(self.roles.watched) == 1:
+            plan = self.roles.watched[0].plan()
             return [] if plan is None else [plan]
-        found = [plan for watched in self._watched if (plan := watched.plan()) is not None]
+        found = [plan for watched in self.roles.watched if (plan := watched.plan()) is not None]
         found.sort(key=lambda plan: plan.label)
         usable = [plan for plan in found if plan.device == found[0].device]
         if len(usable) < len(found):
@@ -256,7 +178,7 @@ class OptimizerRegistry:
 
     def _watch(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Watch a new optimizer, unless all of its parameters are watched already."""
-        self._drop_gone()
+        self.roles.drop_gone()
         try:
             held = {id(parameter) for parameter in optimizer_parameters(optimizer)}
         except Exception as error:
@@ -265,7 +187,7 @@ class OptimizerRegistry:
             return None
         if not held:
             return None
-        for watched in self._watched:
+        for watched in self.roles.watched:
             plan = watched.plan()
             if plan is not None and not watched.managed and plan.identities <= held:
                 if len(held) > len(plan.identities):
@@ -277,40 +199,28 @@ class OptimizerRegistry:
         return self._add(optimizer, Role.CANDIDATE if joint else Role.SEPARATE)
 
     def _add(self, optimizer: Optimizer, role: Role) -> WatchedOptimizer | None:
-        if len(self._watched) == OPTIMIZERS_AT_MOST:
+        if len(self.roles.watched) == OPTIMIZERS_AT_MOST:
             self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
             return None
-        label = "" if role is Role.FIRST else self._free_label()
-        self._watched.append(WatchedOptimizer(label, role, optimizer, self._make_plan))
-        return self._watched[-1]
-
-    def _free_label(self) -> str:
-        """Return the lowest number that no other optimizer is called by."""
-        taken = {watched.label for watched in self._watched}
-        return next(label for label in map(str, count(1)) if label not in taken)
+        label = "" if role is Role.FIRST else self.roles.free_label()
+        self.roles.watched.append(WatchedOptimizer(label, role, optimizer, self._make_plan))
+        return self.roles.watched[-1]
 
     def _let_follow(self, watched: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
         """Replace the optimizer of `watched` by one that holds its parameters and maybe more."""
-        self._watched = [
+        self.roles.watched = [
             each
-            for each in self._watched
+            for each in self.roles.watched
             if each is watched or (plan := each.plan()) is None or not plan.identities <= held
         ]
         watched.follow(optimizer)
 
-    def _succeed(self, watched: WatchedOptimizer) -> None:
-        """Make another one the first, which is gone: one that is joint with it, if there is."""
-        self._drop_gone()
-        joint = [each for each in self._watched if each.joint]
-        successor = watched if watched.joint or not joint else joint[0]
-        successor.become(Role.FIRST)
-
     def _add_candidates(self) -> None:
         """Watch those that are about to train a part of the run's model."""
-        for optimizer in self._new.pop_ready(each.optimizer for each in self._watched):
-            if any(watched.is_of(optimizer) for watched in self._watched):
+        for optimizer in self._new.pop_ready(each.optimizer for each in self.roles.watched):
+            if any(watched.is_of(optimizer) for watched in self.roles.watched):
                 continue
-            if len(self._watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
+            if len(self.roles.watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
                 self._add(optimizer, Role.CANDIDATE)
 
     def _trains_part_of_run(self, optimizer: Optimizer) -> bool:
@@ -321,11 +231,8 @@ class OptimizerRegistry:
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
         return self._plan_maker.trains_rest_of_model(optimizer, held)
 
-    def _drop_gone(self) -> None:
-        self._watched = [watched for watched in self._watched if watched.alive]
-
     def _make_plan(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
-        return self._plan_maker.make(optimizer, watched, only_one=not self.several)
+        return self._plan_maker.make(optimizer, watched, only_one=len(self.roles.watched) <= 1)
 
 
 def _first_with_gradient(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -93,7 +93,7 @@ def _unwrapped(name: str, parameter: torch.Tensor) -> Share:
     """Return the share of a parameter among other ranks that nothing explains.
 
     The merge judges it by digests: equal on all ranks, or each rank's own. Experts and shards by
-    hand are judged apart from the rest, which may well be equal while they are not.
+    hand are judged separately from the rest, which may well be equal while they are not.
     """
     if megatron.is_expert(parameter) or _EXPERT.search(name):
         return Share(group="unwrapped experts", assumed=True)

@@ -77,7 +77,7 @@ class StepRecorder:
         for plan, _ in usable:
             step.note_reduction(plan.reducers.reduced())
         step.measured.update(plan.label for plan, _ in usable)
-        if step.worth_telling(self._registry.labels_of_run):
+        if step.worth_telling(self._registry.roles.labels_of_run):
             self._offer(step, ready, complete=False)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
@@ -110,7 +110,7 @@ class StepRecorder:
 
     def flush(self, step: OpenStep) -> None:
         """Publish everything, also a step that will not end; waits for a device at most 1 s."""
-        worthwhile = step.worth_telling(self._registry.labels_of_run)
+        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
         if worthwhile and (ready := self._prepare()) is not None:
             self._offer(step, ready, complete=False)
         if self._schema.delivery is not None:

@@ -30,7 +30,7 @@ class GradientMeasuring:
         """
         context = self._context
         context.enter_phase(Phase.OPTIMIZER)
-        context.registry.confirm(watched)
+        context.registry.roles.confirm(watched)
         if watched.role is Role.SEPARATE and self._succession.is_due(watched):
             self._succession.hand_over(watched)
         step = context.boundaries.of(watched)

@@ -40,7 +40,7 @@ class OptimizerSteps:
         if (watched := context.registry.of(optimizer)) is None or watched.managed:
             return
         if self._is_part_of_enclosing(optimizer, watched) or (
-            not has_closure and context.registry.is_outer(optimizer, watched)
+            not has_closure and context.registry.roles.is_outer(optimizer, watched)
         ):
             thread.optimizer_stepped = True
             return
@@ -124,7 +124,7 @@ class OptimizerSteps:
         if (optimizer := running_step(identity)) is None:
             return
         watched = context.registry.of(optimizer)
-        if watched is None or not context.registry.has_new_gradients(watched):
+        if watched is None or not context.registry.roles.has_new_gradients(watched):
             return  # it makes the gradients that it will use by itself
         if watched is not thread.scaler_steps:
             watched.scaled = False

@@ -30,14 +30,14 @@ class StepEnd:
     def begin_next_pass(self) -> None:
         """Publish the step before once the pass that is over has shown which optimizers made it."""
         context = self._context
-        if context.registry.begin_pass():
+        if context.registry.roles.begin_pass():
             self.publish(context.boundaries.close_ended())
         context.boundaries.begin_pass()
 
     def flush(self) -> None:
         """Publish what was observed of the step under way."""
         context = self._context
-        context.registry.begin_pass()
+        context.registry.roles.begin_pass()
         self.publish(context.boundaries.close_ended())
         context.recorder.flush(context.step)
 
@@ -54,10 +54,10 @@ class StepEnd:
         """End the step of one optimizer, and with it that of the run if it is of the run."""
         context = self._context
         context.thread.unscaled.add(watched.label)
-        context.registry.confirm(watched)
+        context.registry.roles.confirm(watched)
         ends_step = context.boundaries.of(watched) is context.step
-        awaited = context.registry.awaited
-        context.registry.stepped(watched)
+        awaited = context.registry.roles.awaited
+        context.registry.roles.stepped(watched)
         if not watched.of_run:
             if (rate := scalar_of(watched.learning_rate())) is not None:
                 watched.scalars["learning_rate"] = rate
