@@ -29,7 +29,7 @@ else:
 
 
 class _Program(click.Command):
-    """Passes everything from the program's name on to the program."""
+    """Passes all arguments from the program's name on to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse no option but `--help`, and that only in front."""

@@ -55,7 +55,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def conditions_path(run_dir: Path) -> Path:
-    """Return the file of the news."""
+    """Return the path of a run's conditions file."""
     return run_dir / "conditions.json"
 
 

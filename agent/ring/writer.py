@@ -80,7 +80,7 @@ class RingWriter:
     def write_schema(self, schema: Schema) -> None:
         """Begin a body for records of `schema`; later records must have its shape.
 
-        It takes the place of the oldest one when the ring has grown large enough: what nobody has
+        It replaces the oldest one when the ring has grown large enough: what has not been
         read of that is lost, and readers count it.
 
         Raises OSError when memory cannot be reserved; the ring then goes on as it was.

@@ -1,4 +1,4 @@
-"""What there is to measure of a DeepSpeed engine: layers by their true names, and shares."""
+"""The measurement plan of a DeepSpeed engine: layers by the model's own names, and shares."""
 
 import weakref
 from collections import Counter

@@ -63,7 +63,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 def _watched(
     closure: Callable[..., Any], optimizer: Optimizer, events: Events, guard: Guard
 ) -> Callable[..., Any]:
-    """Return a closure that does what `closure` does, and announces each call of it."""
+    """Return a closure that calls `closure`, and reports each call."""
 
     @functools.wraps(closure, updated=())
     def watched(*args: Any, **kwargs: Any) -> Any:

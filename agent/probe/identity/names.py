@@ -1,4 +1,4 @@
-"""What a run and a launch of it are called, so that all their ranks say the same and others not."""
+"""Names of runs and launches, equal on all ranks of one, and different from others'."""
 
 import hashlib
 import os
@@ -72,7 +72,7 @@ def launch_name(environ: Mapping[str, str], launcher: str) -> str:
 
 
 def _own_store(environ: Mapping[str, str]) -> str:
-    """Return what names the store where rank 0 is a launcher, and keeps it on this machine; ""."""
+    """Return the name of the store that a launcher on this machine keeps; "" for none."""
     if "RANK" in environ or "LOCAL_WORLD_SIZE" in environ or "LOCAL_RANK" not in environ:
         return ""
     port = environ.get("MASTER_PORT", "")

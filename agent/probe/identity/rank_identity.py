@@ -16,7 +16,7 @@ from mp_agent.version import __version__
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE")
 _RANKS_MAX = 2**20
-"""More than any job has: what is beyond is no number of ranks."""
+"""More ranks than any job has: a greater number is invalid."""
 
 
 def ranks_are_numbered(environ: Mapping[str, str] = os.environ) -> bool:

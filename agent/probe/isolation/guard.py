@@ -1,7 +1,7 @@
 """Isolates training from the probe: what fails in the probe stays in the probe.
 
 What is raised *into* the probe does not: a signal handler of the script's, or another thread, may
-raise while a hook runs, and what it raises is the script's business.
+raise while a hook runs, and what it raises is meant for the script.
 """
 
 import inspect
@@ -48,7 +48,7 @@ class _Failures:
         self.rests = 0
 
     def add(self) -> bool:
-        """Count one more; return whether the kind rests from now on."""
+        """Count one more; return whether the kind is suspended from now on."""
         self.in_a_row += 1
         if self.in_a_row < FAILURES_AT_MOST:
             return False
@@ -81,7 +81,7 @@ class Guard:
         self._owner: int | None = None
         """Thread within `run`; out of date where an interruption struck on the way in or out."""
         self._turns = RLock()
-        """Threads that train at the same time are served one after the other."""
+        """Threads that train at the same time run their hooks one after the other."""
         self._failing: dict[str, _Failures] = {}
         self._seconds = 0.0
         self._since_seconds = 0.0

@@ -1,4 +1,4 @@
-"""What of an optimizer's parameters is a layer: whole parameters, or parts of a flat one."""
+"""The layers of an optimizer: whole parameters, or parts of a flat one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class NewOptimizers:
         """The latest, for a clipping of parameters that none of the watched ones holds."""
 
     def add(self, optimizer: Optimizer, *, candidate: bool) -> None:
-        """Note that an optimizer was made."""
+        """Record a new optimizer."""
         reference = weakref.ref(optimizer)
         self._made = [*self._made, reference][-_MADE_AT_MOST:]
         if candidate:

@@ -1,4 +1,4 @@
-"""Plans that were made before, for optimizers that come one after another over equal parameters.
+"""Reuses measurement plans for optimizers over equal parameters, one after another.
 
 Making a plan walks over all live objects, which takes longer than a short training. So a plan is
 used again for the same parameters; and, once walks have taken more than their share of the time,

@@ -60,7 +60,7 @@ class OptimizerRegistry:
         return tuple(self.roles.watched)
 
     def made(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer was made; the first plan finds those from before it by itself."""
+        """Record a new optimizer; the first plan finds those from before it by itself."""
         self._new.add(optimizer, candidate=bool(self.roles.watched))
 
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:

@@ -72,7 +72,7 @@ class OptimizerRoles:
             watched.become(Role.JOINT)
 
     def stepped(self, watched: WatchedOptimizer) -> None:
-        """Note that an optimizer has stepped."""
+        """Record that an optimizer has stepped."""
         watched.stepped_in_pass = self._pass
         if not watched.of_run:
             return

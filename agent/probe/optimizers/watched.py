@@ -1,4 +1,4 @@
-"""One optimizer that is watched, and what there is to measure of it."""
+"""One watched optimizer: its role, and the plan of what to measure."""
 
 import weakref
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class WatchedOptimizer:
         self.scaled = True
         self.managed = False
         self.scalars: dict[str, Scalar] = {}
-        """What is known of its step under way alone, by step column."""
+        """Values of its current step alone, by step column."""
         self.stepped_in_pass = 0
         """Number of the last backward before its last step."""
         self.idle_steps = 0
@@ -88,16 +88,16 @@ class WatchedOptimizer:
         return trained is not None and plan is not None and plan.holds(trained)
 
     def manage(self, make_plan: MakePlan) -> None:
-        """Leave it to an engine when the optimizer steps, and what there is to measure."""
+        """Let an engine decide when the optimizer steps, and what to measure."""
         self.managed, self._make_plan, self._plan = True, make_plan, None
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Watch another optimizer from now on, which has taken the parameters over."""
+        """Watch another optimizer from now on, which now holds the parameters."""
         self._optimizer = weakref.ref(optimizer, self._forget)
         self._plan = None
 
     def become(self, role: Role) -> None:
-        """Take another role; the plan is made anew if it says something else then."""
+        """Change the role; the plan is made anew if it depends on that."""
         joint, first = self.joint, self.role is Role.FIRST
         self.role = role
         if role is Role.FIRST:
@@ -106,11 +106,11 @@ class WatchedOptimizer:
             self._plan = None
 
     def relabel(self, label: str) -> None:
-        """Take another label."""
+        """Change the label."""
         self.label, self._plan = label, None
 
     def learning_rate(self) -> object:
-        """Return that of the first parameter group, as it is kept there."""
+        """Return the learning rate of the first parameter group, as it is kept there."""
         optimizer = self._optimizer()
         return None if optimizer is None else optimizer.param_groups[0].get("lr")
 

@@ -1,4 +1,4 @@
-"""Starts processes that are no children of this one, and leaves no trace of having done so."""
+"""Starts detached processes: they are no children of this one, and leave no trace in it."""
 
 import errno
 import os

@@ -10,7 +10,7 @@ _PARENT_FIELD, _START_FIELD = 1, 19
 
 
 def boot_id() -> str:
-    """Return what names this start of the machine; "" where nothing does."""
+    """Return the boot id of the machine; "" where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeError):

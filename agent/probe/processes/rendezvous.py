@@ -100,7 +100,7 @@ class Rendezvous:
 
     def _publish(self, store: Store) -> None:
         url = self._await(self._own_url, "no node agent serves on the node of rank 0")
-        # A secret that was set outlives the run, and whoever reaches the store can read it.
+        # A secret that was set outlives the run, and every client of the store can read it.
         has_token = bool(os.environ.get("MP_AGENT_TOKEN"))
         answer = RootLocation(
             attempt=self._identity.attempt,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 _ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU))
 _WARNING = frozenset((signal.SIGUSR1, signal.SIGUSR2))
-"""With these a scheduler announces the end; others have them for anything else."""
+"""With these a scheduler announces the end; other programs use them for anything."""
 _WARNING_SECONDS = 120.0
 _POLL_SECONDS = 2.0
 _READ_BYTES = 1 << 16

@@ -62,13 +62,13 @@ class StepBoundaries:
         return step is not self.step and step is not self._ended
 
     def begin_pass(self) -> None:
-        """Note that a backward of the run begins."""
+        """Begin the next pass: a backward of the run starts."""
         self._pass += 1
         self._same_pass = False
         self.step.clipped.clear()
 
     def gradients_change(self, labels: Collection[str] | None = None) -> None:
-        """Note that a backward begins: what was measured so far is outdated.
+        """Mark what was measured so far as outdated: a backward starts.
 
         labels: of the optimizers whose gradients it can reach, if not all.
         """
@@ -96,7 +96,7 @@ class StepBoundaries:
         return complete + self._close_if_complete(step)
 
     def joint_ended(self, label: str) -> list[OpenStep]:
-        """Note that another optimizer of the run has stepped by the same backward."""
+        """Record the step of another optimizer of the run by the same backward."""
         if (step := self._last) is not None:
             step.measured.discard(label)
             step.settled.discard(label)
@@ -106,7 +106,7 @@ class StepBoundaries:
         return []
 
     def other_ended(self, watched: WatchedOptimizer) -> list[OpenStep]:
-        """Note that an optimizer has stepped that is not the run's.
+        """Record the step of an optimizer that is not the run's.
 
         The first one is the first of an iteration. So one that steps for the first time after the
         record of its iteration was published is followed from the next iteration on. If the run
@@ -144,7 +144,7 @@ class StepBoundaries:
         return succeeds and (not self.reaches_run or trains_the_model())
 
     def take_turns(self) -> None:
-        """Note that the optimizer that was overtaken steps again: it had no successor."""
+        """Record that the optimizer that was overtaken steps again: it had no successor."""
         self._in_turns = True
         turn = self.step.sequence - self._first_sequence
         self._longest_turn = max(turn, self._longest_turn)

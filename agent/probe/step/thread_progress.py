@@ -84,7 +84,7 @@ class GradientsMark:
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
     def backward_begins(self, plan: MeasurementPlan) -> None:
-        """Take note of the gradients that are there already, for this backward to add to."""
+        """Record the gradients that exist already, to which this backward adds."""
         self._marked = []
         self._before = [
             None if gradient is None else (id(gradient), gradient._version)

@@ -86,7 +86,7 @@ class TrainerStep:
 
 
 class _Schedule:
-    """Finds out whether a scheduler is stepped once after each step of the optimizer."""
+    """Detects whether a scheduler is stepped once after each step of the optimizer."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None
