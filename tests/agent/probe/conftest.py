@@ -27,7 +27,7 @@ class Watch:
         **settings: object,
     ) -> None:
         self.writer = RingWriter.create(path, make_identity())
-        self.steps_reported = 0
+        self.steps_told = 0
         self.probe = Probe(
             lambda: self.writer,
             Settings(**settings),
@@ -52,7 +52,7 @@ class Watch:
         self.writer.close()
 
     def _count_step(self) -> None:
-        self.steps_reported += 1
+        self.steps_told += 1
 
 
 @pytest.fixture

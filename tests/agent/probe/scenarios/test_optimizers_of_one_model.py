@@ -107,7 +107,7 @@ class TestNorm:
         # Clipped together, they come in the order of the model.
         norms.parts = norms.parts if clips != "all" else {}
         norms.assert_seen(steps)
-        assert watched.steps_reported == STEPS
+        assert watched.steps_told == STEPS
         assert [step.clip_coefficient is not None for step in steps] == [clips != "never"] * STEPS
 
     def test_of_clipping_is_the_model_s_where_all_are_clipped_together(self, watch):
@@ -158,7 +158,7 @@ class TestNorm:
             both.step()
         norms.parts = {}
         norms.assert_seen(merged(watched))
-        assert watched.steps_reported == STEPS
+        assert watched.steps_told == STEPS
 
     def test_goes_on_where_one_steps_every_third_iteration(self, watch):
         watched, model = watch(), make_model()
@@ -173,7 +173,7 @@ class TestNorm:
                 seldom.step()
                 seldom.zero_grad()
         norms.assert_seen(merged(watched))
-        assert watched.steps_reported == 9
+        assert watched.steps_told == 9
 
     def test_counts_all_iterations_where_the_named_one_steps_seldom(self, watch):
         model = make_model()
@@ -189,7 +189,7 @@ class TestNorm:
                 seldom.zero_grad()
             often.step()
         norms.assert_seen(merged(watched))
-        assert watched.steps_reported == 9
+        assert watched.steps_told == 9
 
     @pytest.mark.parametrize("made_when", ["before", "then"])
     def test_counts_a_part_from_the_step_on_at_which_it_is_unfrozen(self, watch, made_when):
@@ -375,7 +375,7 @@ class TestUnderOneScaler:
         assert [step.skipped for step in steps] == [False, False, True, False]
         assert steps[2].gradient_nonfinite_elements == len(poisoned)
         assert steps[3].grad_norm == pytest.approx(norms.run[3], rel=1e-6)
-        assert watched.steps_reported == 4
+        assert watched.steps_told == 4
 
 
 class _Gan(nn.Module):
@@ -415,7 +415,7 @@ class TestApart:
         steps = merged(watched)
         first = order[0]
         assert [step.grad_norm for step in steps] == pytest.approx(own[first], rel=1e-6)
-        assert watched.steps_reported == len(steps) == len(own[first])
+        assert watched.steps_told == len(steps) == len(own[first])
         assert all(step.gradients_complete for step in steps)
         if critic_steps == 1:
             second = [step.optimizers["1"].grad_norm for step in steps if step.optimizers]
@@ -474,7 +474,7 @@ class TestOneAfterTheOther:
         watched = watch()
         expected = list(self.train([make_model(i) for i in range(len(lengths))], lengths))
         steps = merged(watched)
-        assert watched.steps_reported == len(steps) == sum(lengths)
+        assert watched.steps_told == len(steps) == sum(lengths)
         assert [step.sequence for step in steps] == list(range(1, sum(lengths) + 1))
         assert [step.grad_norm for step in steps] == pytest.approx(
             [norm for norm, _ in expected], rel=1e-6
@@ -489,7 +489,7 @@ class TestOneAfterTheOther:
         watched, model = watch(), make_model()
         parts = [model, model[2], model[0], model]
         expected = list(self.train([model] * 4, [5] * 4, parts))
-        assert watched.steps_reported == len(merged(watched)) == len(expected)
+        assert watched.steps_told == len(merged(watched)) == len(expected)
 
     @pytest.mark.parametrize("made", ["all before", "each then"])
     def test_all_steps_count_where_several_optimizers_train_each_model(self, watch, made):
@@ -501,7 +501,7 @@ class TestOneAfterTheOther:
             kept.append(optimizers)
             expected += train_clipped(model, optimizers)
         steps = merged(watched)
-        assert watched.steps_reported == len(steps) == len(expected)
+        assert watched.steps_told == len(steps) == len(expected)
         assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
         coefficients = [step.clip_coefficient for step in steps]
         assert all(each is not None and each < 1.0 for each in coefficients)
@@ -524,7 +524,7 @@ class TestOneAfterTheOther:
             gc.collect()
             expected += train_clipped(model, optimizers)
         steps = merged(watched)
-        assert watched.steps_reported == len(steps) == len(expected)
+        assert watched.steps_told == len(steps) == len(expected)
         assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
         assert [step.gradients_complete for step in steps] == [True] * len(expected)
         names = {layer.name for layer in watched.read().schema.layers}
@@ -567,5 +567,5 @@ class TestOneAfterTheOther:
             make_loss(second, seed).backward()
             optimizers[1].step()
         watched.probe.flush()
-        assert 90 <= watched.steps_reported <= 110
+        assert 90 <= watched.steps_told <= 110
         assert not isnan(merged(watched)[-1].grad_norm)

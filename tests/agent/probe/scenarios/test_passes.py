@@ -203,7 +203,7 @@ class TestDistributedCheckpoint:
             models, optimizers = get_state_dict(model, optimizer)
         set_state_dict(model, optimizer, model_state_dict=models, optim_state_dict=optimizers)
         contents = watched.read()
-        assert watched.steps_reported == 3
+        assert watched.steps_told == 3
         seen = [record.gradients[0, 0] for record in contents.records]
         assert seen == pytest.approx(squares)
         assert not any(isnan(value) for value in contents.column("loss"))

@@ -47,7 +47,7 @@ class TestOneAfterTheOther:
         assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
         assert isnan(seen.of("1")[0]), "nobody knew yet that there would be another one"
         assert seen.of("1")[1:] == pytest.approx(expected["1"][1:], rel=1e-6)
-        assert watched.steps_reported == 4
+        assert watched.steps_told == 4
         assert seen.contents.state.unsupported == ()
 
     def test_the_loss_is_that_of_the_first(self, watch):
@@ -112,7 +112,7 @@ class TestOneAfterTheOther:
                     make_loss(model, number).backward()
                     optimizer.step()
         seen = Seen(watched)
-        assert watched.steps_reported == 4
+        assert watched.steps_told == 4
         assert {share.optimizer for share in seen.contents.schema.shares} == {""}
 
     def test_a_ninth_one_is_told_to_be_left_out(self, watch):
@@ -274,7 +274,7 @@ class TestWithinBackward:
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.column("learning_rate") == [1e-3] * 3
         assert all(isnan(value) for value in contents.gradients(2).values())
-        assert watched.steps_reported == 3
+        assert watched.steps_told == 3
         assert contents.state.probe_errors == 0
 
     def test_is_told_to_be_unsupported_and_warned_of_once(self, watch, caplog):

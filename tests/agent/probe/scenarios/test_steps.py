@@ -28,7 +28,7 @@ class TestStep:
         for _ in range(3):
             make_loss(model).backward()
             optimizer.step()
-            if watched.steps_reported == 1:
+            if watched.steps_told == 1:
                 watched.probe.observe(step=1000)
         records = watched.read().records
         assert [record.sequence for record in records] == [1, 2, 3]
@@ -40,7 +40,7 @@ class TestStep:
         for _ in range(4):
             make_loss(model).backward()
             optimizer.step()
-        assert watched.steps_reported == 4
+        assert watched.steps_told == 4
 
     def test_takes_learning_rate_and_tokens(self, watch):
         watched, model = watch(), make_model()
@@ -99,7 +99,7 @@ class TestStep:
         optimizer = torch.optim.SGD(model.parameters())
         make_loss(model).backward()
         optimizer.step()
-        assert watched.steps_reported == 2
+        assert watched.steps_told == 2
         assert watched.read().state.committed_sequence == 2
 
     def test_of_a_grown_optimizer_is_measured_whole(self, watch):

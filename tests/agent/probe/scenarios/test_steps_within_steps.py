@@ -46,7 +46,7 @@ class TestAnotherModelIsTrainedInAHook:
             scaler.step(optimizer)
             scaler.update()
         contents = contents_of(watched)
-        assert watched.steps_reported == len(contents.records) == STEPS
+        assert watched.steps_told == len(contents.records) == STEPS
         assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.column("skipped") == [0.0] * STEPS
@@ -80,7 +80,7 @@ class TestItsOwnModelIsDifferentiatedInAHook:
             squares.append(sum_squares(model))
             optimizer.step()
         contents = contents_of(watched)
-        assert watched.steps_reported == len(contents.records) == STEPS
+        assert watched.steps_told == len(contents.records) == STEPS
         assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.state.records_dropped == 0
@@ -111,7 +111,7 @@ def test_a_second_pass_within_the_step_makes_no_step_of_its_own(watch):
         squares.append(sum_squares(model))
         optimizer.step(compute_loss=lambda: make_loss(model, 70))
     contents = contents_of(watched)
-    assert watched.steps_reported == len(contents.records) == STEPS
+    assert watched.steps_told == len(contents.records) == STEPS
     assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
     assert contents.column("loss") == pytest.approx(losses)
     assert contents.state.records_dropped == 0
@@ -139,6 +139,6 @@ def test_a_step_that_raised_after_a_step_within_it_is_followed_by_others(watch):
         except ZeroDivisionError:
             assert len(norms) == 2
     contents = contents_of(watched)
-    assert watched.steps_reported == len(contents.records) == STEPS
+    assert watched.steps_told == len(contents.records) == STEPS
     seen = [sqrt(record.gradients[0, 0]) for record in contents.records]
     assert seen == pytest.approx(norms)
