@@ -36,7 +36,8 @@ _OUTLASTS_ITS_LIKE = Compare(
 _ELSEWHERE = any_of(
     _hung_in(_STARTING, _in_phase("=", Phase.STARTING.name.lower())),
     _hung_in(_LIMIT, _in_phase("!~", _TRAINING_OR_STARTING)),
-    all_of(_hung_in(_KNOWN, _in_phase("!~", _TRAINING_OR_STARTING)), _OUTLASTS_ITS_LIKE),
+    # The series is there outside training alone.
+    all_of(Compare(STANDING, ">", Length(_KNOWN)), _OUTLASTS_ITS_LIKE),
 )
 
 

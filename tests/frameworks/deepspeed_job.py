@@ -69,6 +69,8 @@ def parameter_groups(model: torch.nn.Module) -> Iterator[dict[str, object]]:
 
 def make_engine(variant: Variant) -> Any:
     deepspeed = import_module("deepspeed")
+    # DeepSpeed refuses FP16 on processors without its instructions; torch computes it on all.
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     model = make_model()
     for parameter in model.parameters():
         parameter.use_muon = parameter.ndim > 1

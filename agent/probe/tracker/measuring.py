@@ -5,6 +5,7 @@ from math import isnan
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
+from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_end import StepEnd
@@ -82,9 +83,12 @@ class GradientMeasuring:
             context.note_trainer_step(first, context.step.sequence)
 
     def _note_changed_gradients(self, point: str) -> None:
-        """Report gradients that were clipped, or otherwise changed, by means that call no hook."""
+        """Report gradients that were clipped, or otherwise changed, by means that call no hook.
+
+        On several ranks the change may be the script's own reduction, which is no reason to.
+        """
         gradients = self._context.thread.gradients
-        measures_late = point in ("clip", "optimizer_step")
+        measures_late = point in ("clip", "optimizer_step") and world_size() == 1
         if measures_late and not self._gradients_change and gradients.moved:
             self._gradients_change = True
             self._context.note_unsupported("gradients before the script itself changed them")

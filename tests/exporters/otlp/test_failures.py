@@ -293,7 +293,9 @@ def test_given_up_pushes_do_not_pile_up(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(lane, "_GRACE_SECONDS", 0.0)
-    stuck = lane.Lane("otlp", lambda timeout_seconds=None: StuckClient(), limit_seconds=0.01)
+    stuck = lane.SignalPusher(
+        "otlp", lambda timeout_seconds=None: StuckClient(), limit_seconds=0.01
+    )
     before = set(threading.enumerate())
     for _ in range(4):
         assert stuck.free

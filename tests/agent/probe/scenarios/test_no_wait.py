@@ -71,7 +71,7 @@ class FakeMailbox:
 
 @pytest.fixture
 def device_watch(watch, monkeypatch):
-    monkeypatch.setattr(base, "Mailbox", FakeMailbox)
+    monkeypatch.setattr(base, "PinnedCopies", FakeMailbox)
     monkeypatch.setattr(measurement, "for_device", lambda device: Statistics())
     monkeypatch.setattr(plan, "_holds_nothing", is_lazy)  # here the meta device holds numbers
     return watch
