@@ -1,4 +1,4 @@
-"""Attaches mp_agent to the processes of a job that train, without a line in their program.
+"""Attaches mp_agent to the training processes of a job, without changes to their program.
 
 Imported at interpreter start where `MP_AGENT_ATTACH` is set, by `mp_agent_attach.pth`; it waits for
 `import torch`, then for the first optimizer, and only then imports mp_agent. A process that never

@@ -1,15 +1,21 @@
 """The probe: hooks and statistics inside each rank. The only part that imports torch.
 
-The way of a gradient, from the hook to the ring:
+A gradient's way goes through these packages downwards, from the hook to the ring:
 
-1. `hooks` wrap torch's own functions. What they call runs in `guard`, which keeps failures away
-   from training, and takes the time.
-2. `follower` learns from them how far the step has come, and when to look; `course` when it ends.
-3. `subjects` has the optimizers, and of each a `plan`: which parameters count as which layers
-   (`discovery` finds names and modules), and which share of them this rank holds (`placement`).
-4. `recorder` looks: `statistics` make a row of each share, and of each layer when it is due
-   (`schedule`). What was seen goes into the `step`.
-5. `delivery` brings the step into the ring: at once from the host, by `mailbox` from a device.
+1. `hooks` wrap functions of torch and DeepSpeed, and report events. Each report runs in the guard
+   of `isolation`, which keeps failures away from training and measures the time.
+2. `tracker` follows the step from event to event, and decides when gradients are measured and when
+   a step ends. At the first event `ring_connection` opens the ring.
+3. `recording` measures: a row of statistics of each share, and of each layer when it is due.
+4. `step` has the step under way: what was observed of it, where it ends, when layers are due.
+5. `optimizers` has the watched optimizers, and a plan of each: which parameters are which layers.
+   `deepspeed` makes such plans of engines, `placement` finds which share of each parameter this
+   rank holds.
+6. `statistics` compute the rows, by kernels for each kind of device.
+7. `delivery` brings the step into the ring (`mp_agent.ring`): at once from the host, by copies to
+   pinned memory from a device.
 
-`api` is what users call; `attachment` ties the probe to its ring, its node agent and its exit.
+Around it: `api` implements the public functions; `attachment` ties the probe to this process, with
+its ring (`rank_ring`), its node agent and its exit (`processes`); `identity` finds out which rank
+this is; `reports` has what the probe reports of itself; `command` is `mp-agent run`.
 """

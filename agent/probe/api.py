@@ -1,4 +1,4 @@
-"""What `init()` sets up in a process, and takes down again."""
+"""Implements the public functions: attaches the probe to this process, and detaches it."""
 
 import logging
 import os

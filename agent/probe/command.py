@@ -29,10 +29,10 @@ else:
 
 
 class _Program(click.Command):
-    """Leaves everything from the program's name on to the program."""
+    """Passes all arguments from the program's name on to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take no option but `--help`, and that only in front."""
+        """Parse no option but `--help`, and that only in front."""
         if not args or args[0] in ctx.help_option_names:
             return super().parse_args(ctx, args or ["--help"])
         ctx.params["program"] = tuple(args[1:] if args[0] == "--" else args)
@@ -61,7 +61,7 @@ def run_command(program: tuple[str, ...]) -> None:
 
 
 def _called(program: Sequence[str]) -> list[str]:
-    """Return how Python is to be called for the program."""
+    """Return the command line of Python for the program."""
     if _reads_start_file():
         return list(program)
     if program[:1] == ("-m",):
@@ -70,7 +70,7 @@ def _called(program: Sequence[str]) -> list[str]:
 
 
 def _reads_start_file() -> bool:
-    """Return whether an interpreter of this installation attaches at its start by itself."""
+    """Return whether an interpreter of this installation attaches by itself when it starts."""
     directories = [] if sys.flags.no_site else site.getsitepackages()
     if site.ENABLE_USER_SITE:
         directories.append(site.getusersitepackages())

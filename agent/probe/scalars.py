@@ -1,4 +1,4 @@
-"""Single numbers out of training's hands: a float where that is free, else left on its device."""
+"""Single numbers of the training script: a float where that needs no sync, else on its device."""
 
 from math import copysign, inf
 from numbers import Real
@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 Scalar: TypeAlias = float | torch.Tensor
-"""A float, or a 0-dim tensor on a device whose reading would make the host wait."""
+"""A float, or a 0-dim tensor on a device, where reading it would make the host wait."""
 
 
 def scalar_of(value: object) -> Scalar | None:

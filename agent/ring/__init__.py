@@ -1,1 +1,1 @@
-"""The shared-memory file through which a rank tells the node agent what it sees."""
+"""The shared-memory file through which a rank hands its records to the node agent."""

@@ -1,4 +1,4 @@
-"""Under which address others reach this machine.
+"""The address under which other machines reach this one.
 
 Nothing here sends a packet, save to a resolver.
 """

@@ -49,7 +49,7 @@ class _SchemaTable:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of a ring from the start."""
+    """The fixed properties of a ring."""
 
     step_capacity: int
     layer_capacity: int
@@ -58,7 +58,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyHeader:
-    """What stands at the beginning of a body."""
+    """The header of a body."""
 
     size_bytes: int
     generation: int

@@ -1,6 +1,6 @@
-"""The file in a run's directory that brings conditions from the node agent back to the ranks.
+"""The file in a run's directory through which conditions reach the ranks.
 
-The root agent numbers the events; the agents of other nodes write down what it tells them.
+The root agent numbers the events; the agents of other nodes write what it sends them.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class ConditionNews:
     """The last events of a run, oldest first."""
 
     epoch: str
-    """Names who counts the events; another one counts anew."""
+    """Identifies the process that numbers the events; another one starts anew."""
     events: tuple[NumberedEvent, ...] = ()
     format: int = FORMAT
 
@@ -55,7 +55,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def conditions_path(run_dir: Path) -> Path:
-    """Return the file of the news."""
+    """Return the path of a run's conditions file."""
     return run_dir / "conditions.json"
 
 

@@ -44,7 +44,7 @@ class ExitStatusRecorder:
         os.register_at_fork(after_in_child=self._disconnect)
 
     def _disconnect(self) -> None:
-        """Let a forked child, which has the same exit handlers, write into nothing."""
+        """Keep a forked child, which has the same exit handlers, from writing into the ring."""
         if self._stream_fd >= 0:
             null_fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null_fd, self._stream_fd, inheritable=False)
@@ -56,7 +56,7 @@ RECORDER = ExitStatusRecorder()
 
 
 def disarm(ring_fd: int) -> None:
-    """Let the ring's own end stand, however the process exits."""
+    """Keep the end that the ring records, however the process exits."""
     os.pwrite(ring_fd, bytes(EXIT_STATUS.size), EXIT_OFFSET)
 
 

@@ -1,4 +1,4 @@
-"""Private files in shared memory, and the locks that tell who lives."""
+"""Private files in shared memory, and the locks that show which processes live."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ _FLOCK = struct.Struct("hhqqi0q")
 def appearing(path: Path) -> Iterator[int]:
     """Make a private file that gets its name when the block ends without error; yield its fd.
 
-    Nobody sees the file half made. The fd stays open, and is the caller's. On error nothing is
+    No process sees the file incomplete. The fd stays open, and is the caller's. On error nothing is
     left behind. Raises FileExistsError when the name is taken, RingError for foreign directories.
     """
     hidden = path.with_name(f".{path.name}.{os.getpid()}")

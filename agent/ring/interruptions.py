@@ -1,4 +1,4 @@
-"""Tells an exception that interrupts our code from outside apart from a failure of our code.
+"""Distinguishes exceptions that interrupt our code from outside from failures of our code.
 
 Signal handlers, and `PyThreadState_SetAsyncExc`, raise into whatever code is running: while a hook
 runs, into ours. Such an exception is meant for the training script and must reach it.

@@ -1,4 +1,4 @@
-"""Where the files of a run lie, and the small ones through which rank and node agent meet.
+"""Where the files of a run are, and the small ones that rank and node agent share.
 
 ::
 
@@ -39,7 +39,7 @@ _STATUS_BYTES_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatus:
-    """What a node agent says of itself."""
+    """The state that a node agent publishes."""
 
     pid: int
     host: str
@@ -55,9 +55,9 @@ class AgentStatus:
     advertise: str = ""
     """Name or address that was set for this node, or the only one that is listened on."""
     pushes_total: int = 0
-    """Reports that the root agent took."""
+    """Reports that the root agent accepted."""
     final_pushed: bool = False
-    """Whether the state in which all local ranks have ended was taken by the root agent."""
+    """Whether the root agent accepted the state in which all local ranks have ended."""
 
 
 def run_directory(base: Path, run: str) -> Path:
@@ -133,7 +133,7 @@ def other_jobs(run_dir: Path, identity: RankIdentity) -> list[str]:
 
 
 def read_status(run_dir: Path) -> AgentStatus | None:
-    """Return what the node agent last said of itself, or None when nothing valid is there."""
+    """Return the state that the node agent last published, or None when there is no valid one."""
     content = read_private(agent_status_path(run_dir), _STATUS_BYTES_MAX)
     try:
         return None if content is None else AgentStatus(**json.loads(content))
@@ -143,7 +143,7 @@ def read_status(run_dir: Path) -> AgentStatus | None:
 
 
 def write_status(run_dir: Path, status: AgentStatus) -> None:
-    """Say what the node agent of a run is doing. Raises OSError when it cannot be written."""
+    """Publish the state of a run's node agent. Raises OSError when it cannot be written."""
     content = json.dumps(asdict(status)).encode()
     replace_atomically(agent_status_path(run_dir), content)
 
@@ -162,7 +162,7 @@ def agent_running(run_dir: Path) -> bool:
 
 
 def hold_agent_lock(run_dir: Path) -> int | None:
-    """Take the run's lock, held until the returned fd and its copies are closed.
+    """Acquire the run's lock, held until the returned fd and its copies are closed.
 
     Returns None when another process, or this one, holds it. Raises OSError when the lock file
     cannot be made, RingError when it is foreign.

@@ -1,4 +1,4 @@
-"""Reads the ring of a rank, from another process: never waits for it, never disturbs it."""
+"""Reads the ring of a rank from another process, without waiting for it or disturbing it."""
 
 import os
 from collections import deque
@@ -56,7 +56,7 @@ class RingReader:
         """Records that could not be read since the last one that was returned."""
         self._layers_read = 0
         self._newest_layers = 0
-        """Tables up to this number were looked at, and the greatest sequence number among them."""
+        """Tables up to this number were read, and the greatest sequence number among them."""
 
     @classmethod
     def open(cls, path: Path, *, owner_uid: int | None = None) -> "RingReader":
@@ -89,7 +89,7 @@ class RingReader:
         while self._later_bodies and self._steps_read >= self._later_bodies[0].first_step:
             self._body = self._later_bodies.popleft()
         if self._body is None and self._later_bodies:
-            # All bodies before it have been written over, and what nobody has read of them.
+            # All bodies before it have been overwritten, with records that were not read.
             self._unreadable += self._later_bodies[0].first_step - self._steps_read
             self._steps_read = self._later_bodies[0].first_step
             self._body = self._later_bodies.popleft()
@@ -97,7 +97,7 @@ class RingReader:
 
     @property
     def state(self) -> RankState:
-        """Where the rank stands, all of one moment."""
+        """The live state of the rank, as of one moment."""
         newest = self._unsupported.newest()
         with _damage_named(self.path):
             unsupported = () if newest is None else decode_names(newest[1])
@@ -172,7 +172,7 @@ class RingReader:
         return [table for table in tables if table.sequence > sequence]
 
     def open_record(self) -> StepRecord | None:
-        """Return the record of the step during which the rank died, as far as it had come.
+        """Return the record of the step during which the rank died, as far as it was written.
 
         None when that step was written complete. Only meaningful once `writer_alive()` is false
         and `steps_after` has returned everything.
@@ -210,7 +210,7 @@ class RingReader:
                 body, offset = self._read_body(offset, generation)
             except RingError:
                 if self._live_state().generation != live.generation:
-                    return  # it has been written over meanwhile: the next look finds newer ones
+                    return  # it has been overwritten meanwhile: the next call finds newer ones
                 if found and self._was_written_over(offset, generation):
                     break
                 raise

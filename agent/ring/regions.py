@@ -35,8 +35,8 @@ class Regions:
         self._regions: list[Region] = []
         self._uses = 0
 
-    def take(self, size_bytes: int) -> Region:
-        """Return a region of at least `size_bytes`, all zero, that is not the one taken last.
+    def allocate(self, size_bytes: int) -> Region:
+        """Return a region of at least `size_bytes`, all zero, that is not the one allocated last.
 
         Raises OSError when memory cannot be reserved; everything is then as it was.
         """
@@ -53,7 +53,7 @@ class Regions:
         return region
 
     def _oldest(self, size_bytes: int) -> Region | None:
-        """Return the region that was taken longest ago and is large enough."""
+        """Return the region that was allocated longest ago and is large enough."""
         fitting = [
             region
             for region in self._regions

@@ -1,4 +1,4 @@
-"""When a node agent that died is started again: soon at first, then after ever longer pauses."""
+"""When to restart a node agent that died: soon at first, then after ever longer pauses."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ FIRST_PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 30.0
 """Short against what a ring holds: 1 024 steps."""
 HEALTHY_SECONDS = 20.0
-"""An agent that was seen running for so long has paid for the deaths before it."""
+"""After an agent has run for so long, deaths before it no longer count."""
 
 
 @dataclass(slots=True)
 class Restarts:
-    """Counts the deaths in a row of one node agent; it never gives up."""
+    """Counts consecutive deaths of one node agent; it never gives up."""
 
     deaths: int = 0
     """Since an agent was last healthy."""
@@ -20,7 +20,7 @@ class Restarts:
     _started: bool = False
 
     def saw_running(self, now_seconds: float) -> None:
-        """Note that an agent runs at this moment."""
+        """Record that an agent is running at this moment."""
         if self._up_since_seconds is None:
             self._up_since_seconds = now_seconds
         self._started = True
@@ -30,7 +30,7 @@ class Restarts:
     def may_start(self, now_seconds: float, *, at_once: bool = False) -> bool:
         """Return whether to start an agent now that none runs, and count on its being started.
 
-        at_once: there will be no later occasion, so no pause is kept.
+        at_once: there will be no later opportunity, so no pause is kept.
         """
         self._up_since_seconds = None
         if now_seconds < self._next_start_seconds and not at_once:

@@ -18,10 +18,10 @@ _URL_CHARACTERS_MAX = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootNote:
-    """Where the root of one attempt is, as the job's own store told."""
+    """Where the root of one attempt is, according to the job's own store."""
 
     asked_by_unix_ns: int
-    """When the ring was made of the local rank that asked: tells whose attempt this belongs to."""
+    """When the ring of the local rank that asked was made: identifies the attempt."""
     attempt: int = 0
     """Of rank 0; the launchers of other nodes may count otherwise."""
     created_unix_ns: int = 0
@@ -31,11 +31,11 @@ class RootNote:
     token: str = field(default="", repr=False)
     """Secret of the attempt; empty when the setting `token` is used."""
     address: str = ""
-    """Under which this node is reached, as far as the rank could tell."""
+    """Address under which this node is reached, as far as the rank knows."""
     problem: str = ""
-    """Why the store told nothing."""
+    """Why the store had no answer."""
     superseded: bool = False
-    """Whether this root was told that the run goes on under another."""
+    """Whether this root has been informed that another one continues the run."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """At the root: base URLs of the other node agents, by node rank."""
 

@@ -1,4 +1,4 @@
-"""Slots: numbered, checksummed places for payloads of one size; `layout` has their bytes.
+"""Slots: numbered, checksummed places for payloads of one size; see `layout` for their bytes.
 
 Writers overwrite the oldest slot and never wait. Readers take a slot whole or not at all.
 """
@@ -40,7 +40,7 @@ class SlotTable:
         return replace(self, offset=origin + self.offset)
 
     def offset_of(self, number: int) -> int:
-        """Return where write `number` goes."""
+        """Return the offset of write `number`."""
         return self.offset + number % self.count * self.slot_bytes
 
 

@@ -8,7 +8,7 @@ from mp_agent.ring.layout import NAME_BYTES_MAX, STATE
 
 @dataclass(slots=True)
 class LiveState:
-    """The writer changes it in place and publishes it whole, so that readers see one moment."""
+    """Live state, changed in place and published as a whole, so that readers see one moment."""
 
     phase: int = Phase.STARTING
     end_reason: int = EndReason.RUNNING
@@ -56,7 +56,7 @@ class LiveState:
         return cls(*fields)
 
     def rank_state(self, unsupported: tuple[str, ...]) -> RankState:
-        """Return the part that concerns others."""
+        """Return the part that readers use."""
         phase = Phase(self.phase)
         return RankState(
             phase=phase,

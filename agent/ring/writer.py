@@ -1,4 +1,4 @@
-"""Writes the ring of one rank, from inside training: never waits, starts nothing, fails early."""
+"""Writes the ring of one rank from within training: never waits, and fails early."""
 
 import json
 import mmap
@@ -80,7 +80,7 @@ class RingWriter:
     def write_schema(self, schema: Schema) -> None:
         """Begin a body for records of `schema`; later records must have its shape.
 
-        It takes the place of the oldest one when the ring has grown large enough: what nobody has
+        It replaces the oldest one when the ring has grown large enough: what has not been
         read of that is lost, and readers count it.
 
         Raises OSError when memory cannot be reserved; the ring then goes on as it was.
@@ -98,7 +98,7 @@ class RingWriter:
             schema=schema,
             layout=layout,
         )
-        region = self._regions.take(header.size_bytes)
+        region = self._regions.allocate(header.size_bytes)
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start
         self._body = _Body(region.memory, layout, schema)
@@ -130,7 +130,7 @@ class RingWriter:
         self._publish()
 
     def drop_step(self, sequence: int) -> None:
-        """Count a step that will not be written. Those left out without a word are counted too."""
+        """Count a step that will not be written. Skipped sequence numbers are counted too."""
         self._newest_sequence = max(self._newest_sequence, sequence)
         self.count(records_dropped=1)
 
@@ -145,7 +145,7 @@ class RingWriter:
         self._publish()
 
     def stamp(self, phase: Phase, *, name: str = "", sequence: int | None = None) -> None:
-        """Say where the rank stands now: a phase, its own name, the step that it works on."""
+        """Set the rank's phase, the phase's own name, and the step that it works on."""
         if self._is_foreign():
             return
         state = self._state
@@ -157,7 +157,7 @@ class RingWriter:
         self._publish()
 
     def end(self, reason: EndReason) -> None:
-        """Say that the rank ended, and how. It may still wait for its last state's export."""
+        """Record that the rank ended, and how. It may still wait for its last state's export."""
         self._state.end_reason = reason
         self.stamp(Phase.ENDED)
 
@@ -174,7 +174,7 @@ class RingWriter:
             disarm(self._fd)
 
     def wait_for_export(self, waiting: bool) -> None:
-        """Say whether the rank stays only until its last state has been exported."""
+        """Record whether the rank stays only until its last state has been exported."""
         if self._is_foreign():
             return
         self._state.scrape_wait = waiting
@@ -210,7 +210,7 @@ class RingWriter:
             self._unsupported_slots.write(len(listed), payload)
 
     def close(self) -> None:
-        """Let go of the lock: from outside, the rank is dead now. The file stays."""
+        """Release the lock: to other processes, the rank is dead now. The file stays."""
         if self._is_foreign():
             return
         self._owner_pid = 0

@@ -1,4 +1,4 @@
-"""What can be set: the name, kind, default and meaning of each setting."""
+"""The settings: name, type, default and meaning of each."""
 
 import os
 import tempfile
@@ -42,7 +42,7 @@ def _temporary_directory() -> Path:
 
 
 class Settings(BaseSettings):
-    """What can be set. Every field is `MP_AGENT_<NAME>` in the environment."""
+    """All settings. Every field is `MP_AGENT_<NAME>` in the environment."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -214,5 +214,5 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take values from arguments alone: `load_settings` has sifted the other sources."""
+        """Read values from arguments alone: `load_settings` has checked the other sources."""
         return (init_settings,)

@@ -1,4 +1,4 @@
-"""How a process hands its settings to one that works for it: in variables.
+"""Passes the settings of a process to its helpers, in environment variables.
 
 All but the secrets go as JSON in one variable. Secrets have variables of their own, the same as
 for people: among the others they would be rows of asterisks. Every value arrives exactly as it

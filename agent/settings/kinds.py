@@ -1,4 +1,4 @@
-"""Kinds of values that settings have, and what is wrong with the others."""
+"""Types of the values that settings have, with their checks."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def _has_otlp() -> bool:
     """Return whether OpenTelemetry's SDK and OTLP exporters are installed; imports neither."""
     try:
         return all(find_spec(f"opentelemetry.{package}") for package in _OTLP_PACKAGES)
-    except (ImportError, ValueError):  # absent, or something else goes by its name
+    except (ImportError, ValueError):  # absent, or another module of that name
         return False
 
 
@@ -48,7 +48,7 @@ def _known_thresholds(value: dict[str, float]) -> dict[str, float]:
 
 
 def _as_texts(value: Any) -> Any:
-    """Take numbers as texts, and YAML's bare `off` as the word that it is."""
+    """Convert numbers to text, and YAML's bare `off`, which is False, to the word."""
     table = _from_json(value)
     if not isinstance(table, Mapping):
         return table

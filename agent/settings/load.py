@@ -1,4 +1,4 @@
-"""Where settings come from: arguments, variables, a file. A wrong one is told by name and value."""
+"""Sources of settings: arguments, variables, a file. A wrong value is reported with its name."""
 
 import errno
 import logging

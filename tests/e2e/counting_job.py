@@ -73,7 +73,7 @@ def half_way(options: argparse.Namespace) -> None:
 
 
 def break_probe() -> None:
-    from mp_agent.probe.recorder import StepRecorder
+    from mp_agent.probe.recording.recorder import StepRecorder
 
     def measure(*arguments: object) -> None:
         raise RuntimeError("fault injected into the probe")

@@ -14,7 +14,7 @@ from mp_agent.probe.scalars import Scalar, scalar_of
 
 
 class EngineReader:
-    """Implements `managed.Engine` for a `DeepSpeedEngine`; does not keep it alive."""
+    """Implements `optimizers.engine.Engine` for a `DeepSpeedEngine`; does not keep it alive."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = weakref.ref(engine)

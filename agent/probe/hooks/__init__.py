@@ -1,8 +1,8 @@
-"""Where the probe hooks torch: one module per hook point, each reversible.
+"""Hooks on torch and DeepSpeed: one module per hook point, each reversible.
 
 All hooks sit on classes, modules and closures rather than on instances, so that objects made and
 names imported before `init()` are covered. `torch.compile` finds the same graphs and the same
-breaks as without them; clipping that it traces is not seen, a step that it traces is.
+breaks as without them; clipping that it traces is not observed, a step that it traces is.
 """
 
 from mp_agent.probe.hooks import (
@@ -42,7 +42,7 @@ _POINTS = (
 
 
 def install(events: Events, guard: Guard) -> Patches:
-    """Install all hooks; `restore()` of what is returned takes them away again."""
+    """Install all hooks; `restore()` of the returned patches removes them again."""
     patches = Patches()
     for module in _POINTS:
         module.install(patches, events, guard)

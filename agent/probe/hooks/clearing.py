@@ -1,4 +1,4 @@
-"""Hooks on `zero_grad`: gradients that no optimizer has used are thrown away."""
+"""Hooks on `zero_grad`: gradients that no optimizer has used are discarded."""
 
 import functools
 from collections.abc import Callable

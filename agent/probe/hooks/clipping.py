@@ -56,7 +56,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap_fsdp(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def clip(model: FullyShardedDataParallel, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("clipping", _tell_of_model, events, model)
+            guard.run("clipping", _report_model, events, model)
             total_norm = original(model, max_norm, *args, **kwargs)
             guard.run("clipping", events.clipping_to, max_norm, total_norm)
             return total_norm
@@ -69,7 +69,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     patches.replace(FullyShardedDataParallel, "clip_grad_norm_", wrap_fsdp)
 
 
-def _tell_of_model(events: Events, model: nn.Module) -> None:
+def _report_model(events: Events, model: nn.Module) -> None:
     events.clipping(list(nn.Module.parameters(model)))
 
 

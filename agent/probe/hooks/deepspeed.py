@@ -35,14 +35,14 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
             if name in vars(owner):
                 patches.replace(owner, name, wrap)
 
-    def look(owner: type) -> None:
+    def wrap_if_engine(owner: type) -> None:
         if owner.__name__ == _CLASS and owner.__module__ == _MODULE:
             wrap_methods(owner)
 
     known = vars(sys.modules.get(_MODULE, object)).get(_CLASS)
     if isinstance(known, type):
         wrap_methods(known)
-    patches.on_new_subclass(nn.Module, lambda owner: guard.run("new engine", look, owner))
+    patches.on_new_subclass(nn.Module, lambda owner: guard.run("new engine", wrap_if_engine, owner))
 
 
 def _constructor(events: Events, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:

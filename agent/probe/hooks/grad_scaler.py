@@ -11,19 +11,19 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
 
-Told = Callable[[GradScaler, Any], None]
+Report = Callable[[GradScaler, Any], None]
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `scale`, `unscale_` and `step` of GradScaler and of its subclasses that override them.
 
     Also of those that are yet to come: FSDP's ShardedGradScaler may be imported later. A scaler
-    that is not enabled passes everything through and is not told of.
+    that is not enabled passes everything through and is not reported.
     """
     wrappers = {
-        "scale": _teller(guard, "GradScaler.scale", None, None, events.loss_scaled),
-        "unscale_": _teller(guard, "GradScaler.unscale_", None, events.unscaled),
-        "step": _teller(
+        "scale": _reporting(guard, "GradScaler.scale", None, None, events.loss_scaled),
+        "unscale_": _reporting(guard, "GradScaler.unscale_", None, events.unscaled),
+        "step": _reporting(
             guard, "GradScaler.step", events.scaler_step_begins, events.scaler_step_ended
         ),
     }
@@ -40,30 +40,30 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     )
 
 
-def _teller(
+def _reporting(
     guard: Guard,
     kind: str,
-    before: Told | None,
-    after: Told | None,
+    before: Report | None,
+    after: Report | None,
     with_result: Callable[[GradScaler, Any, Any], None] | None = None,
 ) -> Wrapper:
-    """Return a wrapper for one method that tells of the outermost call, where overrides call up."""
+    """Return a wrapper for one method that reports outermost calls, where overrides call super."""
     within = threading.local()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
-        def method(self: GradScaler, subject: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: GradScaler, argument: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(within, "call", False) or not self.is_enabled():
-                return original(self, subject, *args, **kwargs)
+                return original(self, argument, *args, **kwargs)
             try:
                 within.call = True
                 if before is not None:
-                    guard.run(kind, before, self, subject)
-                result = original(self, subject, *args, **kwargs)
+                    guard.run(kind, before, self, argument)
+                result = original(self, argument, *args, **kwargs)
                 if after is not None:
-                    guard.run(kind, after, self, subject)
+                    guard.run(kind, after, self, argument)
                 if with_result is not None:
-                    guard.run(kind, with_result, self, subject, result)
+                    guard.run(kind, with_result, self, argument, result)
                 return result
             finally:
                 within.call = False

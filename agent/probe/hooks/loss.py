@@ -18,7 +18,7 @@ _INPUTS = 3
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `torch.autograd.backward`, which `Tensor.backward` calls by that name.
 
-    Backwards within a backward (reentrant checkpointing) are not told of.
+    Backwards within a backward (reentrant checkpointing) are not reported.
     """
     within = threading.local()
 
@@ -45,7 +45,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 
 
 def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-    """Return what `backward` was told to compute gradients of; None: of all leaves."""
+    """Return the tensors that get gradients by a call of `backward`; None: all leaves."""
     inputs = kwargs.get("inputs", args[_INPUTS] if len(args) > _INPUTS else None)
     if isinstance(inputs, torch.Tensor):
         return [inputs]

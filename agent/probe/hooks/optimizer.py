@@ -19,9 +19,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
-    """Observe the beginning and the end of each optimizer's step, and of its closure.
+    """Report the start and the end of each optimizer's step, and of its closure.
 
-    A step that `torch.compile` traces breaks its graph here, so that it can be looked at; torch's
+    A step that `torch.compile` traces breaks its graph here, so that it can be measured; torch's
     own optimizers break it anyway.
     """
 
@@ -63,7 +63,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 def _watched(
     closure: Callable[..., Any], optimizer: Optimizer, events: Events, guard: Guard
 ) -> Callable[..., Any]:
-    """Return a closure that does what `closure` does, and announces each call of it."""
+    """Return a closure that calls `closure`, and reports each call."""
 
     @functools.wraps(closure, updated=())
     def watched(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Replaces what belongs to others, and puts it back."""
+"""Replaces functions of other packages, and restores them."""
 
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
@@ -22,7 +22,7 @@ def untraced(function: F) -> F:
 
 
 class Patches:
-    """What has been replaced so far, with the way back for each."""
+    """What has been replaced so far, and how to restore each of it."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -91,7 +91,7 @@ class Patches:
         return True
 
     def restore(self) -> None:
-        """Put everything back, except what somebody has replaced again since."""
+        """Restore everything, except what other code has replaced again since."""
         while self._undo:
             self._undo.pop()()
 

@@ -1,4 +1,4 @@
-"""Hooks on what writes checkpoints: `torch.save`, distributed checkpoints, safetensors."""
+"""Hooks on checkpoint writers: `torch.save`, distributed checkpoints, safetensors."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""Hook on learning-rate schedulers: they may have counted steps since before a resume."""
+"""Hook on learning-rate schedulers: they may have counted steps from before a resume."""
 
 import functools
 from collections.abc import Callable

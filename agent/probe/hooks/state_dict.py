@@ -1,4 +1,4 @@
-"""Hook on steps that are no training: distributed checkpoints fill in optimizer state by one."""
+"""Hook on steps that are not training: distributed checkpoints fill in optimizer state by one."""
 
 import functools
 from collections.abc import Callable

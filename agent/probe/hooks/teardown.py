@@ -1,4 +1,4 @@
-"""Hook on the end of process groups: what gradients were reduced with is let go of before."""
+"""Hook on `destroy_process_group`: what gradients were reduced with is released before."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How the ranks of a job lie on its nodes, as whoever started them tells in the environment."""
+"""How the ranks of a job are placed on its nodes, from the launcher's environment variables."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH, Intel MPI
 )
-"""Local rank, local ranks and node, by name; who is asked first comes first."""
+"""Names of local rank, local ranks and node, in order of precedence."""
 
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
 _RANKS_MAX = 2**20
@@ -54,7 +54,7 @@ class SlurmTask:
 
 
 def node_place(rank: int, world_size: int, environ: Mapping[str, str]) -> NodePlace:
-    """Return where a rank runs; as if there was one node where nobody tells.
+    """Return where a rank runs; as on a single node where no launcher says.
 
     That there are more may show all the same: then it is logged what to set. A pod that has just
     its rank, the number of ranks and another pod's address is a node with one rank.
@@ -66,7 +66,9 @@ def node_place(rank: int, world_size: int, environ: Mapping[str, str]) -> NodePl
         return NodePlace(0, 1, rank)
     local_rank = integer(environ, "LOCAL_RANK", rank)
     if local_rank == 0 < rank:
-        log.warning("nodes are not told apart: set LOCAL_WORLD_SIZE and GROUP_RANK for every rank")
+        log.warning(
+            "nodes cannot be distinguished: set LOCAL_WORLD_SIZE and GROUP_RANK for every rank"
+        )
     return NodePlace(local_rank if 0 <= local_rank <= rank else rank, world_size, 0)
 
 
@@ -127,7 +129,7 @@ def _places(rank: int, world_size: int, environ: Mapping[str, str]) -> Iterator[
 
 
 def _tasks_on(node: int, world_size: int, environ: Mapping[str, str]) -> int:
-    """Return how many tasks a step has on one of its nodes; 0 when that is not told."""
+    """Return how many tasks a step has on one of its nodes; 0 when that is unknown."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         tasks = _tasks_per_node(environ.get(name, ""))
         if sum(tasks) == world_size and 0 <= node < len(tasks):

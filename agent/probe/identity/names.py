@@ -1,4 +1,4 @@
-"""What a run and a launch of it are called, so that all their ranks say the same and others not."""
+"""Names of runs and launches, equal on all ranks of one, and different from others'."""
 
 import hashlib
 import os
@@ -27,10 +27,10 @@ def run_name(
     if task is not None and task.job:
         return f"slurm-{task.name}"
     if job := environ.get("SLURM_JOB_ID"):
-        # A batch script may start several runs beside each other.
+        # A batch script may start several runs at the same time.
         return f"slurm-{job}" if several_nodes else f"slurm-{job}-{launcher}"
     pod, index = environ.get("HOSTNAME", ""), environ.get("JOB_COMPLETION_INDEX")
-    # Kubernetes' index is a number; anything else there is somebody else's.
+    # Kubernetes' index is a number; anything else there has another meaning.
     if index and index.isdecimal() and re.search(rf"-{index}(-\w+)?$", pod):
         return re.sub(rf"-{index}(-\w+)?$", "", pod)
     if several_nodes and (master := environ.get("MASTER_ADDR")):
@@ -72,7 +72,7 @@ def launch_name(environ: Mapping[str, str], launcher: str) -> str:
 
 
 def _own_store(environ: Mapping[str, str]) -> str:
-    """Return what names the store where rank 0 is a launcher, and keeps it on this machine; ""."""
+    """Return the name of the store that a launcher on this machine keeps; "" for none."""
     if "RANK" in environ or "LOCAL_WORLD_SIZE" in environ or "LOCAL_RANK" not in environ:
         return ""
     port = environ.get("MASTER_PORT", "")

@@ -15,7 +15,7 @@ from mp_agent.records.schema import RankIdentity
 class Members:
     """Global ranks, ascending, that make a run of their own within a job.
 
-    suffix: what tells the run's name from those of the job's other groups; empty when the group
+    suffix: distinguishes the run's name from those of the job's other groups; empty when the group
     is the whole job, or has been given a name of its own.
     """
 

@@ -16,7 +16,7 @@ from mp_agent.version import __version__
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE")
 _RANKS_MAX = 2**20
-"""More than any job has: what is beyond is no number of ranks."""
+"""More ranks than any job has: a greater number is invalid."""
 
 
 def ranks_are_numbered(environ: Mapping[str, str] = os.environ) -> bool:
@@ -25,7 +25,7 @@ def ranks_are_numbered(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def ranks_are_known(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether rank and world size can be told already, before the first step."""
+    """Return whether rank and world size are known already, before the first step."""
     return ranks_are_numbered(environ) or _group_exists()
 
 
@@ -70,7 +70,7 @@ def _rank_and_world_size(environ: Mapping[str, str]) -> tuple[int, int]:
         rank, world_size = integer(environ, "RANK", 0), integer(environ, "WORLD_SIZE", 1)
         if 0 <= rank < world_size <= _RANKS_MAX:
             # Children of one process inherit its RANK, or are given one by a library that assumes
-            # it (accelerate on a CPU), whatever their launcher numbered them by.
+            # it (accelerate on a CPU), whichever variables their launcher set.
             whole = _group_exists() and dist.get_world_size() == world_size
             return dist.get_rank() if whole else rank, world_size
     if _group_exists():

@@ -26,7 +26,7 @@ def this_rank() -> int:
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as `0-3,6`; very scattered ones as a digest, which is as good a name."""
+    """Return ranks as `0-3,6`; very scattered ones as a digest."""
     ranges: list[list[int]] = []
     for rank in sorted(ranks):
         if ranges and rank == ranges[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""The wall between the probe and training: what fails in the probe stays in the probe.
+"""Isolates training from the probe: what fails in the probe stays in the probe.
 
 What is raised *into* the probe does not: a signal handler of the script's, or another thread, may
-raise while a hook runs, and what it raises is the script's business.
+raise while a hook runs, and what it raises is meant for the script.
 """
 
 import inspect
@@ -25,7 +25,7 @@ REST_CALLS = 100
 """Calls that a kind sits out after its first `FAILURES_AT_MOST` failures; twice as many later."""
 REST_CALLS_AT_MOST = 10_000
 _TURN_SECONDS_AT_MOST = 1.0
-"""No hook runs for so long, unless something is broken; the other thread then trains on unseen."""
+"""No hook runs for so long, unless something is broken; the other thread is then not measured."""
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
@@ -48,7 +48,7 @@ class _Failures:
         self.rests = 0
 
     def add(self) -> bool:
-        """Count one more; return whether the kind rests from now on."""
+        """Count one more; return whether the kind is suspended from now on."""
         self.in_a_row += 1
         if self.in_a_row < FAILURES_AT_MOST:
             return False
@@ -81,14 +81,14 @@ class Guard:
         self._owner: int | None = None
         """Thread within `run`; out of date where an interruption struck on the way in or out."""
         self._turns = RLock()
-        """Threads that train at the same time are served one after the other."""
+        """Threads that train at the same time run their hooks one after the other."""
         self._failing: dict[str, _Failures] = {}
         self._seconds = 0.0
         self._since_seconds = 0.0
         self._later: list[Callable[[], None]] = []
 
     def later(self, function: Callable[[], None]) -> None:
-        """Have `function` called once the present call has returned, on the same thread.
+        """Call `function` once the current hook has returned, on the same thread.
 
         It is code of the user's, so it is neither guarded nor timed, and its own steps are watched.
         """
@@ -133,8 +133,8 @@ class Guard:
         """Call `function` from within `run`, such that its failure does not end what is run."""
         self._attempt(kind, function, sys.exc_info()[1], *args, **kwargs)
 
-    def take_seconds(self) -> float:
-        """Return the host time spent since this was last asked, up to now. Called from within."""
+    def pop_seconds(self) -> float:
+        """Return the host time spent since the last call, up to now. Called from within `run`."""
         now_seconds = perf_counter()
         seconds = self._seconds + now_seconds - self._since_seconds
         self._seconds, self._since_seconds = 0.0, now_seconds
@@ -165,19 +165,19 @@ class Guard:
                 failures.in_a_row = 0
 
     def _leave(self, state: ThreadState | None) -> None:
-        """Put back what was set aside, take the time, and let other threads in; all just once."""
+        """Restore what was set aside, take the time, and release the turn; each just once."""
         try:
             if state is not None:
                 state.restore()
         finally:
-            if self._turns_taken():
+            if self._has_turn():
                 try:
                     self._seconds += perf_counter() - self._since_seconds
                 finally:
                     self._owner = None
                     self._turns.release()
 
-    def _turns_taken(self) -> bool:
+    def _has_turn(self) -> bool:
         """Return whether this thread has the turn."""
         owned: Callable[[], bool] = self._turns._is_owned  # type: ignore[attr-defined]
         return owned()
@@ -192,7 +192,7 @@ class Guard:
         return False
 
     def _note_failure(self, kind: str) -> None:
-        """Log and count what is being handled. That may itself fail, which is let go."""
+        """Log and count the exception being handled. That may itself fail, which is ignored."""
         failures = self._failing.setdefault(kind, _Failures())
         rests = failures.add()
         try:

@@ -1,4 +1,4 @@
-"""What torch keeps per thread, set aside while the probe computes, and put back whatever happens.
+"""Torch's state of a thread, set aside while the probe computes, and restored in any case.
 
 Grad mode, autocast and the user's modes (`TorchFunctionMode`, `TorchDispatchMode`) act on every
 operation of a thread, the probe's among them: a mode that counts operations would count ours, one
@@ -44,7 +44,7 @@ class ThreadState:
             _c._pop_torch_dispatch_stack(None)
 
     def restore(self) -> None:
-        """Put everything back. May be called again when it was interrupted."""
+        """Restore everything. May be called again when it was interrupted."""
         try:
             self._restore_modes()
         finally:

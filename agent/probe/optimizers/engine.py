@@ -1,4 +1,4 @@
-"""What a framework has to tell that steps optimizers by itself, with gradients of its own keeping.
+"""The interface to a framework that steps optimizers by itself, with gradients of its own.
 
 Such an engine hands the optimizer flat parts of master weights, clips and unscales in between, and
 skips steps. It is asked, through this interface, before and after each step of its own.
@@ -14,7 +14,7 @@ from mp_agent.probe.scalars import Scalar
 
 
 class Engine(Protocol):
-    """An engine that is about to step, or has stepped. Nothing here enters a collective."""
+    """An engine that is about to step, or has stepped. No method enters a collective."""
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -54,7 +54,7 @@ class EngineResult:
 
     skipped: None where only a missing step of the optimizer shows it.
     clip_max_norm: None where gradients are not clipped.
-    norm: of the unscaled gradients of the whole model; None where each rank can tell by itself.
+    norm: of the unscaled gradients of the whole model; None where each rank's own is enough.
     """
 
     skipped: bool | None

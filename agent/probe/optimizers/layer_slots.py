@@ -1,4 +1,4 @@
-"""What of an optimizer's parameters is a layer: whole parameters, or parts of a flat one."""
+"""The layers of an optimizer: whole parameters, or parts of a flat one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import DTensor
 
-from mp_agent.probe.optimizers.live_objects import NamedParameter, strip_wrappers
+from mp_agent.probe.optimizers.parameter_names import NamedParameter, strip_wrappers
 
 PARTIAL_GRADIENT = "gradients with a partial placement"
 

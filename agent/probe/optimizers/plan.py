@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.layer_slots import (
     PARTIAL_GRADIENT,
     LayerSlot,
@@ -21,6 +20,8 @@ from mp_agent.probe.optimizers.layer_slots import (
     slots_of,
 )
 from mp_agent.probe.optimizers.live_objects import LiveObjects
+from mp_agent.probe.optimizers.optimizer_parameters import optimizer_parameters
+from mp_agent.probe.optimizers.parameter_names import named_parameters
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
 from mp_agent.records.schema import Layer, Share
@@ -133,20 +134,20 @@ def make_plan(
 ) -> MeasurementPlan:
     """Return what to measure of `optimizer`. Enters no collective."""
     survey = Survey(live.modules, root, ranks_in_run)
-    parameters = tuple(live_objects.optimizer_parameters(optimizer))
+    parameters = tuple(optimizer_parameters(optimizer))
     waiting = tuple(filter(_holds_nothing, parameters))
     device = next((p.device for p in parameters if not _holds_nothing(p)), torch.device("cpu"))
     measured: list[tuple[LayerSlot, ParameterPlacement, int]] = []
     unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
     identities = frozenset(map(id, parameters))
-    for named in live_objects.named_parameters(optimizer, root, live.modules):
+    for named in named_parameters(optimizer, root, live.modules):
         if _holds_nothing(named.parameter):
             continue
         if named.parameter.device != device:
             unsupported["parameters on several devices"] = None
             continue
         try:
-            verdict = survey.verdict(named.name, named.parameter)
+            verdict = survey.placement_of(named.name, named.parameter)
             slots = [] if verdict.share is None else list(slots_of(named))
             shown = [slot.elements for slot in slots]
         except Exception as error:
@@ -246,7 +247,7 @@ def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
 
 def _most_common_dtype(optimizer: Optimizer) -> torch.dtype:
     elements: Counter[torch.dtype] = Counter()
-    for parameter in live_objects.optimizer_parameters(optimizer):
+    for parameter in optimizer_parameters(optimizer):
         if not is_lazy(parameter):
             elements[parameter.dtype] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else torch.float32

@@ -1,29 +1,23 @@
-"""Plans that were made before, for optimizers that come one after another over equal parameters.
+"""Reuses measurement plans for optimizers over equal parameters, one after another.
 
-Making a plan looks at all live objects, which takes longer than a short training. So a plan is
-used again for the same parameters; and, once looking has taken more than its share of the time,
+Making a plan walks over all live objects, which takes longer than a short training. So a plan is
+used again for the same parameters; and, once walks have taken more than their share of the time,
 for parameters of the same shapes, as the next model of a sweep has them.
 """
 
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 import torch
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.layer_slots import LayerSlot
+from mp_agent.probe.optimizers.optimizer_parameters import names_parameters, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan, signature_of
-from mp_agent.probe.optimizers.seen_objects import SeenObjects
 from mp_agent.probe.placement import declarations
 
 PLANS_KEPT = 8
-WALKS_FREE = 3
-"""Looks at all live objects that are made whatever they cost."""
-WALK_SHARE = 0.005
-"""Share of the time since the first look that further ones may take."""
 
 _Like = tuple[torch.Size, torch.dtype, torch.device]
 
@@ -41,7 +35,7 @@ class _Known:
     """Without slots."""
 
 
-class KnownPlans:
+class PlanCache:
     """The newest plans of this process."""
 
     def __init__(self) -> None:
@@ -49,9 +43,9 @@ class KnownPlans:
 
     def remember(self, plan: MeasurementPlan, optimizer: Optimizer, ranks_in_run: int) -> None:
         """Keep a plan that was made for `optimizer`. One that waits for parameters is not kept."""
-        if plan.waiting or live_objects.names_parameters(optimizer):
+        if plan.waiting or names_parameters(optimizer):
             return
-        parameters = tuple(live_objects.optimizer_parameters(optimizer))
+        parameters = tuple(optimizer_parameters(optimizer))
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
         known = _Known(
             parameters=tuple(map(weakref.ref, parameters)),
@@ -62,16 +56,16 @@ class KnownPlans:
         )
         self._known = [known, *self._known[: PLANS_KEPT - 1]]
 
-    def again(
+    def find(
         self, optimizer: Optimizer, label: str, joint: bool, ranks_in_run: int, *, alike: bool
     ) -> MeasurementPlan | None:
         """Return a known plan for an optimizer of the same parameters; None when there is none.
 
         alike: whether parameters of the same shapes will do.
         """
-        if live_objects.names_parameters(optimizer):
+        if names_parameters(optimizer):
             return None
-        parameters = tuple(live_objects.optimizer_parameters(optimizer))
+        parameters = tuple(optimizer_parameters(optimizer))
         for known in self._known:
             plan = known.plan
             if (plan.label, plan.joint, known.ranks_in_run) != (label, joint, ranks_in_run):
@@ -92,44 +86,6 @@ class KnownPlans:
         return None
 
 
-class WalkBudget:
-    """Keeps the looks at all live objects within a share of the time."""
-
-    def __init__(self) -> None:
-        self._began_seconds: float | None = None
-        self._walks = 0
-        self._seconds = 0.0
-        self._seen = SeenObjects()
-        self.complete = False
-        """Whether the last look was at all live objects."""
-
-    @property
-    def left(self) -> bool:
-        """Whether another look may be made."""
-        if self._began_seconds is None or self._walks < WALKS_FREE:
-            return True
-        return self._seconds < WALK_SHARE * (perf_counter() - self._began_seconds)
-
-    def walk(self, *, whole: bool = False) -> live_objects.LiveObjects:
-        """Look at all live objects; beyond the budget, at those that are young or known already.
-
-        What was made since the last look at all, and is young no longer, is then not found: whole
-        looks at all whatever the budget says.
-        """
-        self.complete = whole or self.left
-        begin_seconds = perf_counter()
-        if self._began_seconds is None:
-            self._began_seconds = begin_seconds
-        live = live_objects.walk(young=not self.complete)
-        if self.complete:
-            self._seen.note(live)
-        else:
-            live = self._seen.joined(live)
-        self._walks += 1
-        self._seconds += perf_counter() - begin_seconds
-        return live
-
-
 def _same(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether they are the parameters of a known plan, of which no copies are assumed."""
     if any(share.assumed for share in known.plan.shares):
@@ -139,13 +95,13 @@ def _same(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def _alike(known: _Known, parameters: Sequence[torch.Tensor]) -> bool:
-    """Return whether parameters that nothing splits or copies look like those of a known plan."""
+    """Return whether parameters that nothing splits or copies resemble those of a known plan."""
     if known.ranks_in_run > 1 or not known.plan.plain:
         return False
-    return all(map(_looks, parameters, known.like))
+    return all(map(_resembles, parameters, known.like))
 
 
-def _looks(parameter: torch.Tensor, like: _Like) -> bool:
+def _resembles(parameter: torch.Tensor, like: _Like) -> bool:
     return type(parameter) is torch.nn.Parameter and _like(parameter) == like
 
 

@@ -1,34 +1,31 @@
-"""What is watched: the optimizers of this process, and their gradients."""
+"""Which optimizers of this process are watched, and which of them train the run's model."""
 
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import count
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.optimizers.live_objects import LiveObjects
-from mp_agent.probe.optimizers.plan import MeasurementPlan, make_plan
-from mp_agent.probe.optimizers.plan_cache import KnownPlans, WalkBudget
-from mp_agent.probe.optimizers.seen_objects import alive, distinct
+from mp_agent.probe.optimizers.module_trees import holds_any
+from mp_agent.probe.optimizers.new_optimizers import NewOptimizers
+from mp_agent.probe.optimizers.optimizer_parameters import holders, optimizer_parameters
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.plan_maker import PlanMaker
+from mp_agent.probe.optimizers.roles import OptimizerRoles
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
-_MADE_AT_MOST = 256
-IDLE_STEPS_AT_MOST = 100
-"""After which an optimizer that never steps no longer counts."""
 
 
 class OptimizerRegistry:
     """The optimizers seen at a measuring point; the first of them trains the run's model.
 
-    Others that train parts of the same model by the same backward are joint with it. They are
-    invited as soon as they have gradients, before they step; those that step after a backward of
-    their own (a GAN in one module) turn out to be apart, as those of other models are.
+    Others that train parts of the same model by the same backward are joint with it. They become
+    candidates as soon as they have gradients, before they step; those that step after a backward of
+    their own (a GAN in one module) turn out to be separate, as those of other models are.
 
     Of optimizers that hold the same parameters (one that wraps another, ZeroRedundancyOptimizer's
     own part, a successor) only one counts. When the first is gone, the next one seen takes over.
@@ -38,385 +35,204 @@ class OptimizerRegistry:
         self, note_unsupported: Callable[[str], None], ranks_in_run: Callable[[], int]
     ) -> None:
         self.note_unsupported = note_unsupported
-        self._ranks_in_run = ranks_in_run
-        self._subjects: list[WatchedOptimizer] = []
-        self._model: weakref.ref[nn.Module] | None = None
-        self._root: weakref.ref[nn.Module] | None = None
-        """The module tree of the first one's parameters."""
-        self._newcomers: list[weakref.ref[Optimizer]] = []
-        """Optimizers that may train a part of it and have not been looked at."""
-        self._made: list[weakref.ref[Optimizer]] = []
-        """The latest optimizers, for a clipping of parameters that none of the known ones holds."""
+        self.roles = OptimizerRoles()
+        self._new = NewOptimizers(OPTIMIZERS_AT_MOST)
+        self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
         """The first optimizer before the one that has taken its place."""
-        self._pass = 1
-        """Numbers the backwards."""
-        self._live: LiveObjects | None = None
-        self._known = KnownPlans()
-        self._walks = WalkBudget()
-        self._bare = False
-        """Whether the parameters that all live modules were searched for last are in none."""
         self._searched = False
+        """All live objects were searched for the holders of clipped parameters."""
 
     def settle(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
-        """Take the model and the first optimizer that the user named."""
-        self._model = None if model is None else weakref.ref(model)
+        """Use the model and the first optimizer that the user named."""
+        self._plan_maker.settle(model)
         if optimizer is not None:
             self.of(optimizer)
 
     @property
     def first(self) -> WatchedOptimizer | None:
-        """The one whose steps are the run's."""
-        return next((subject for subject in self._subjects if subject.role is Role.FIRST), None)
-
-    @property
-    def labels_of_run(self) -> set[str]:
-        """The labels of those whose gradients are the run's."""
-        return {subject.label for subject in self._subjects if subject.role is not Role.APART}
-
-    @property
-    def awaited(self) -> set[str]:
-        """The labels of those that were invited in the step under way."""
-        return {
-            subject.label
-            for subject in self._subjects
-            if subject.role is Role.INVITED and not subject.idle_steps
-        }
+        """The optimizer whose steps are the run's."""
+        return self.roles.first
 
     @property
     def known(self) -> tuple[WatchedOptimizer, ...]:
         """All of them, in the order in which they came."""
-        return tuple(self._subjects)
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one."""
-        return len(self._subjects) > 1
+        return tuple(self.roles.watched)
 
     def made(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer was made; the first plan finds those from before it by itself."""
-        reference = weakref.ref(optimizer)
-        self._made = [*self._made, reference][-_MADE_AT_MOST:]
-        if self._subjects:
-            self._newcomers = [*self._newcomers, reference][-OPTIMIZERS_AT_MOST:]
+        """Record a new optimizer; the first plan finds those from before it by itself."""
+        self._new.add(optimizer, candidate=bool(self.roles.watched))
 
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
-        """Return the subject for which a step of `optimizer` counts; None when there is none."""
-        for subject in self._subjects:
-            if subject.is_of(optimizer):
-                if not any(each.alive and each.role is Role.FIRST for each in self._subjects):
-                    self._succeed(subject)
-                return subject
-        return self._take(optimizer)
-
-    def is_outer(self, optimizer: Optimizer, subject: WatchedOptimizer) -> bool:
-        """Return whether `optimizer` steps after `subject`'s own without a backward in between.
-
-        It holds the same parameters, and what it steps with is no gradient of a loss (the outer
-        optimizer of DiLoCo).
-        """
-        stepped = subject.stepped_in_pass == self._pass and self._pass > 1
-        return stepped and subject.alive and not subject.is_of(optimizer)
+        """Return what is watched for steps of `optimizer`; None when there is nothing."""
+        for watched in self.roles.watched:
+            if watched.is_of(optimizer):
+                if not any(each.alive and each.role is Role.FIRST for each in self.roles.watched):
+                    self.roles.replace_first(watched)
+                return watched
+        return self._watch(optimizer)
 
     def managed_by(self, engine: Engine) -> WatchedOptimizer | None:
-        """Return the subject that an engine steps; None when it has no optimizer."""
+        """Return the watched optimizer that an engine steps; None when it has none."""
         if (optimizer := engine.optimizer) is None:
             return None
-        found = next((subject for subject in self._subjects if subject.is_of(optimizer)), None)
+        found = next((watched for watched in self.roles.watched if watched.is_of(optimizer)), None)
         if found is None:
-            found = self._add(optimizer, Role.FIRST if self.first is None else Role.APART)
+            found = self._add(optimizer, Role.FIRST if self.first is None else Role.SEPARATE)
         if found is not None and not found.managed:
-            found.manage(lambda _, subject: engine.make_plan(subject.label))
+            found.manage(lambda _, watched: engine.make_plan(watched.label))
         return found
 
     def plans_of_run(self) -> list[MeasurementPlan]:
         """Return the plans of those whose gradients are the run's."""
-        subjects = (each for each in self._subjects if each.role is not Role.APART)
-        return [plan for each in subjects if (plan := each.plan()) is not None]
+        return [plan for each in self.roles.of_run if (plan := each.plan()) is not None]
 
-    def together(self, subject: WatchedOptimizer) -> list[WatchedOptimizer]:
-        """Return all whose gradients are looked at when those of `subject` are."""
-        if not subject.of_run:
-            return [subject]
-        subject.plan()  # the first one's finds the newcomers
-        if self._newcomers:
-            self._invite()
-        return [each for each in self._subjects if each.role is not Role.APART]
+    def together(self, watched: WatchedOptimizer) -> list[WatchedOptimizer]:
+        """Return all whose gradients are measured when those of `watched` are."""
+        if not watched.of_run:
+            return [watched]
+        watched.plan()  # the first one's finds the candidates
+        if self._new.any_candidates:
+            self._add_candidates()
+        return self.roles.of_run
 
-    def pass_begins(self) -> bool:
-        """Begin the next pass; return whether an invited optimizer turned out to be apart.
-
-        That is one that has stepped by itself in the pass that is over.
-        """
-        alone = [
-            subject
-            for subject in self._subjects
-            if subject.role is Role.INVITED and subject.stepped_in_pass == self._pass
-        ]
-        if alone and any(each.of_run and each.stepped_in_pass for each in self._subjects):
-            for subject in alone:
-                subject.become(Role.APART)
-        else:
-            alone = []
-        self._pass += 1
-        return bool(alone)
-
-    def confirm(self, subject: WatchedOptimizer) -> None:
-        """Take an invited optimizer for joint if the run has stepped by the same backward."""
-        if subject.role is Role.INVITED and any(
-            each.of_run and each.stepped_in_pass == self._pass for each in self._subjects
-        ):
-            subject.become(Role.JOINT)
-
-    def stepped(self, subject: WatchedOptimizer) -> None:
-        """Note that an optimizer has stepped."""
-        subject.stepped_in_pass = self._pass
-        if not subject.of_run:
-            return
-        for other in self._subjects:
-            if other.stepped_in_pass == self._pass:
-                self.confirm(other)
-            elif other.role is Role.INVITED:
-                other.idle_steps += 1
-        self._subjects = [
-            each
-            for each in self._subjects
-            if each.role is not Role.INVITED or each.idle_steps <= IDLE_STEPS_AT_MOST
-        ]
-
-    def has_new_gradients(self, subject: WatchedOptimizer) -> bool:
-        """Return whether there was a backward since an optimizer stepped last."""
-        return self._pass > 1 and subject.stepped_in_pass != self._pass
-
-    def trains_the_model(self, subject: WatchedOptimizer) -> bool:
-        """Return whether `subject` holds parameters of the module tree of the run's."""
-        root = None if self._root is None else self._root()
-        optimizer = subject.optimizer
+    def trains_the_model(self, watched: WatchedOptimizer) -> bool:
+        """Return whether `watched` holds parameters of the module tree of the run's."""
+        root, optimizer = self._plan_maker.root, watched.optimizer
         if root is None or optimizer is None:
             return False
-        return live_objects.holds_any(root, live_objects.optimizer_parameters(optimizer))
+        return holds_any(root, optimizer_parameters(optimizer))
 
-    def returns(self, subject: WatchedOptimizer) -> bool:
-        """Return whether `subject` was the first until another one took its place."""
+    def returns(self, watched: WatchedOptimizer) -> bool:
+        """Return whether `watched` was the first until another one took its place."""
         overtaken = None if self._overtaken is None else self._overtaken()
-        return overtaken is not None and subject.is_of(overtaken)
+        return overtaken is not None and watched.is_of(overtaken)
 
-    def take_over(self, subject: WatchedOptimizer) -> dict[str, str]:
-        """Let the run's model be that of `subject` from now on, and leave the one before.
+    def take_over(self, watched: WatchedOptimizer) -> dict[str, str]:
+        """Make the model of `watched` the run's, and drop the optimizers of the one before.
 
         Returns the new labels, by the old ones, of those that train it.
         """
         before = None if self.first is None else self.first.optimizer
-        if before is None or self.returns(subject):
+        if before is None or self.returns(watched):
             self._overtaken = None
         else:
             self._overtaken = weakref.ref(before)
-        self._subjects = [
-            each for each in self._subjects if each is subject or each.role is Role.APART
+        self.roles.watched = [
+            each for each in self.roles.watched if each is watched or each.role is Role.SEPARATE
         ]
-        labels = {subject.label: ""}
-        subject.become(Role.FIRST)
-        for other in self._subjects:
-            together = other.stepped_in_pass == subject.stepped_in_pass
+        labels = {watched.label: ""}
+        watched.become(Role.FIRST)
+        for other in self.roles.watched:
+            together = other.stepped_in_pass == watched.stepped_in_pass
             optimizer = other.optimizer
-            if other is subject or not together or optimizer is None:
+            if other is watched or not together or optimizer is None:
                 continue
             if self._trains_part_of_run(optimizer):
                 other.become(Role.JOINT)
                 old_label = other.label
-                other.relabel(self._free_label())
+                other.relabel(self.roles.free_label())
                 labels[old_label] = other.label
         return labels
 
     def holding(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
         """Return those that hold any of `parameters`.
 
-        Before the first step they may have to be found, once, among the live objects; those that
-        were made since, among these.
+        Before the first step they may have to be searched for, once, among the live objects; those
+        that were made since, among these.
         """
-        if not self._subjects and not self._searched and parameters:
+        if not self.roles.watched and not self._searched and parameters:
             self._searched = True
-            for optimizer in live_objects.holders(self._look().optimizers, parameters):
+            for optimizer in holders(self._plan_maker.live_objects().optimizers, parameters):
                 self.of(optimizer)
-            if not self._subjects:
-                self._live = None
+            if not self.roles.watched:
+                self._plan_maker.forget_live_objects()
         found = self._known_holders(parameters)
-        if not found and self._made:
-            made = alive(self._made)
-            holders = live_objects.holders(made, parameters)
-            for optimizer in holders:
+        if not found:
+            for optimizer in self._new.pop_holders(parameters):
                 self.of(optimizer)
-            left = [each for each in made if each not in holders] if holders else []
-            self._made = list(map(weakref.ref, left))
             found = self._known_holders(parameters)
         return found
 
     def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
-        if not self.several:
+        if len(self.roles.watched) <= 1:
             parameters = _first_with_gradient(parameters)
         identities = {id(parameter) for parameter in parameters}
         return [
-            subject
-            for subject in self._subjects
-            if (plan := subject.plan()) is not None and not plan.identities.isdisjoint(identities)
+            watched
+            for watched in self.roles.watched
+            if (plan := watched.plan()) is not None and not plan.identities.isdisjoint(identities)
         ]
 
     def plans(self) -> list[MeasurementPlan]:
         """Return the plans of all, the first optimizer's first; those on another device are out."""
-        if len(self._subjects) == 1:
-            plan = self._subjects[0].plan()
+        if len(self.roles.watched) == 1:
+            plan = self.roles.watched[0].plan()
             return [] if plan is None else [plan]
-        found = [plan for subject in self._subjects if (plan := subject.plan()) is not None]
+        found = [plan for watched in self.roles.watched if (plan := watched.plan()) is not None]
         found.sort(key=lambda plan: plan.label)
         usable = [plan for plan in found if plan.device == found[0].device]
         if len(usable) < len(found):
             self.note_unsupported("optimizers on several devices")
         return usable
 
-    def _take(self, optimizer: Optimizer) -> WatchedOptimizer | None:
-        """Take an optimizer in that was not seen before, unless its parameters are known."""
-        self._drop_gone()
+    def _watch(self, optimizer: Optimizer) -> WatchedOptimizer | None:
+        """Watch a new optimizer, unless all of its parameters are watched already."""
+        self.roles.drop_gone()
         try:
-            held = {id(parameter) for parameter in live_objects.optimizer_parameters(optimizer)}
+            held = {id(parameter) for parameter in optimizer_parameters(optimizer)}
         except Exception as error:
             pass_on(error)
             self.note_unsupported(f"optimizers of type {type(optimizer).__name__}")
             return None
         if not held:
             return None
-        for subject in self._subjects:
-            plan = subject.plan()
-            if plan is not None and not subject.managed and plan.identities <= held:
+        for watched in self.roles.watched:
+            plan = watched.plan()
+            if plan is not None and not watched.managed and plan.identities <= held:
                 if len(held) > len(plan.identities):
-                    self._let_follow(subject, optimizer, held)
-                return subject
+                    self._let_follow(watched, optimizer, held)
+                return watched
         if self.first is None:
             return self._add(optimizer, Role.FIRST)
         joint = self._trains_part_of_run(optimizer)
-        return self._add(optimizer, Role.INVITED if joint else Role.APART)
+        return self._add(optimizer, Role.CANDIDATE if joint else Role.SEPARATE)
 
     def _add(self, optimizer: Optimizer, role: Role) -> WatchedOptimizer | None:
-        if len(self._subjects) == OPTIMIZERS_AT_MOST:
+        if len(self.roles.watched) == OPTIMIZERS_AT_MOST:
             self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
             return None
-        label = "" if role is Role.FIRST else self._free_label()
-        self._subjects.append(WatchedOptimizer(label, role, optimizer, self._plan_of))
-        return self._subjects[-1]
+        label = "" if role is Role.FIRST else self.roles.free_label()
+        self.roles.watched.append(WatchedOptimizer(label, role, optimizer, self._make_plan))
+        return self.roles.watched[-1]
 
-    def _free_label(self) -> str:
-        """Return the lowest number that no other optimizer is called by."""
-        taken = {subject.label for subject in self._subjects}
-        return next(label for label in map(str, count(1)) if label not in taken)
-
-    def _let_follow(self, subject: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
-        """Let `subject` be `optimizer`, which holds the parameters of it and may be of others."""
-        self._subjects = [
+    def _let_follow(self, watched: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
+        """Replace the optimizer of `watched` by one that holds its parameters and maybe more."""
+        self.roles.watched = [
             each
-            for each in self._subjects
-            if each is subject or (plan := each.plan()) is None or not plan.identities <= held
+            for each in self.roles.watched
+            if each is watched or (plan := each.plan()) is None or not plan.identities <= held
         ]
-        subject.follow(optimizer)
+        watched.follow(optimizer)
 
-    def _succeed(self, subject: WatchedOptimizer) -> None:
-        """Let another one be the first, which is gone: one that is joint with it, if there is."""
-        self._drop_gone()
-        joint = [each for each in self._subjects if each.joint]
-        heir = subject if subject.joint or not joint else joint[0]
-        heir.become(Role.FIRST)
-
-    def _invite(self) -> None:
-        """Take those in that are about to train a part of the run's model."""
-        waiting: list[weakref.ref[Optimizer]] = []
-        for optimizer in alive(self._newcomers):
-            if any(subject.is_of(optimizer) for subject in self._subjects):
+    def _add_candidates(self) -> None:
+        """Watch those that are about to train a part of the run's model."""
+        for optimizer in self._new.pop_ready(each.optimizer for each in self.roles.watched):
+            if any(watched.is_of(optimizer) for watched in self.roles.watched):
                 continue
-            if not live_objects.has_gradient(optimizer):
-                waiting.append(weakref.ref(optimizer))
-            elif len(self._subjects) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
-                self._add(optimizer, Role.INVITED)
-        self._newcomers = waiting
+            if len(self.roles.watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
+                self._add(optimizer, Role.CANDIDATE)
 
     def _trains_part_of_run(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer trains what the first one leaves of its model.
-
-        A first one whose parameters are in no module leaves what is in none either.
-        """
+        """Return whether an optimizer trains what the first one leaves of its model."""
         first = self.first
         if first is None or first.managed or first.plan() is None:
             return False
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
-        root = None if self._root is None else self._root()
-        if root is not None:
-            return live_objects.trains_part_of(optimizer, root, held)
-        parameters = list(live_objects.optimizer_parameters(optimizer))
-        found = live_objects.root_module(self._look().modules, parameters)
-        self._live = None
-        return found is None and held.isdisjoint(map(id, parameters))
+        return self._plan_maker.trains_rest_of_model(optimizer, held)
 
-    def _drop_gone(self) -> None:
-        self._subjects = [subject for subject in self._subjects if subject.alive]
-
-    def _plan_of(self, optimizer: Optimizer, subject: WatchedOptimizer) -> MeasurementPlan:
-        ranks = self._ranks_in_run()
-        made = self._known.again(
-            optimizer,
-            subject.label,
-            subject.joint,
-            ranks,
-            alike=not self._walks.left and not self.several,
-        )
-        if made is not None:
-            return made
-        live = self._look()
-        parameters = list(live_objects.optimizer_parameters(optimizer))
-        known = self._root if subject.joint else self._model
-        root = None if known is None or subject.role is Role.APART else known()
-        if root is None or not live_objects.holds_any(root, parameters):
-            root, live = self._root_of(parameters, live)
-        plan = make_plan(optimizer, live, root, ranks, subject.label, joint=subject.joint)
-        self._known.remember(plan, optimizer, ranks)
-        if subject.role is Role.FIRST:
-            self._follow_model(optimizer, root, live, plan)
-        self._live = None
-        return plan
-
-    def _root_of(
-        self, parameters: Sequence[torch.Tensor], live: LiveObjects
-    ) -> tuple[nn.Module | None, LiveObjects]:
-        """Return the module tree of `parameters`, and the live objects among which it was found.
-
-        One that is missing among a part of the objects is looked for among all, unless parameters
-        have turned out before to be in no module.
-        """
-        root = live_objects.root_module(live.modules, parameters)
-        if root is None and not self._walks.complete and not self._bare:
-            live = self._walks.walk(whole=True)
-            root = live_objects.root_module(live.modules, parameters)
-        if self._walks.complete:
-            self._bare = root is None
-        return root, live
-
-    def _follow_model(
-        self, optimizer: Optimizer, root: nn.Module | None, live: LiveObjects, plan: MeasurementPlan
-    ) -> None:
-        """Take `root` for the run's model; note the other optimizers, of it and of other models.
-
-        Those known of stay known: beyond the budget of looks, not all that live are found.
-        """
-        self._root = None if root is None else weakref.ref(root)
-        known = distinct([*reversed(alive(self._made)), *live.optimizers])
-        others = [each for each in reversed(known) if each is not optimizer]
-        self._newcomers = [
-            weakref.ref(each)
-            for each in others
-            if root is None or live_objects.trains_part_of(each, root, plan.identities)
-        ][-OPTIMIZERS_AT_MOST:]
-        self._made = list(map(weakref.ref, others[-_MADE_AT_MOST:]))
-
-    def _look(self) -> LiveObjects:
-        if self._live is None:
-            self._live = self._walks.walk()
-        return self._live
+    def _make_plan(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
+        return self._plan_maker.make(optimizer, watched, only_one=len(self.roles.watched) <= 1)
 
 
 def _first_with_gradient(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What kind of run it is: strategy, precision, device; static facts for the info metrics."""
+"""Static facts of a run for the info metrics: strategy, precision, device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "f
 
 @dataclass(slots=True)
 class ObservedTraits:
-    """What the hooks have learned of the run by its first step."""
+    """Facts of the run that the hooks have observed."""
 
     autocast_dtype: torch.dtype | None = None
     scaler_name: str = ""

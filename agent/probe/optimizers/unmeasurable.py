@@ -1,4 +1,4 @@
-"""Gradients that cannot be measured cost themselves alone, and never the norm of all others."""
+"""Leaves out gradients that cannot be measured, so that all others still are."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ Kind = tuple[type, torch.layout, torch.dtype, bool]
 
 
 class Unmeasurable:
-    """Kinds of gradients that failed when they were measured alone; they are left out then on.
+    """Kinds of gradients that failed when measured alone; they are left out from then on.
 
     Only what is no plain tensor counts as a kind: a plain one fails for another reason, such as a
     device without memory, and may be measured at the next step.

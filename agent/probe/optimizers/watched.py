@@ -1,11 +1,13 @@
-"""One optimizer that is watched, and what there is to measure of it."""
+"""One watched optimizer: its role, and the plan of what to measure."""
 
 import weakref
 from collections.abc import Callable
 from enum import Enum
 
+from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 
@@ -21,10 +23,10 @@ class Role(Enum):
     JOINT = "joint"
     """Trains another part of the same model, by the same backward."""
 
-    INVITED = "invited"
-    """Will, by all that is known before it has stepped; its gradients count already."""
+    CANDIDATE = "candidate"
+    """Expected to be joint before it has stepped; its gradients count as the run's already."""
 
-    APART = "apart"
+    SEPARATE = "separate"
     """Trains another model, or by another backward."""
 
 
@@ -42,11 +44,11 @@ class WatchedOptimizer:
         self.scaled = True
         self.managed = False
         self.scalars: dict[str, Scalar] = {}
-        """What is known of its step under way alone, by step column."""
+        """Values of its current step alone, by step column."""
         self.stepped_in_pass = 0
         """Number of the last backward before its last step."""
         self.idle_steps = 0
-        """Steps of the run since it was invited."""
+        """Steps of the run since it became a candidate."""
         self._make_plan = make_plan
         self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)
@@ -69,23 +71,33 @@ class WatchedOptimizer:
     @property
     def joint(self) -> bool:
         """Whether its gradients are a part of the run's although it is not the first."""
-        return self.role in (Role.JOINT, Role.INVITED)
+        return self.role in (Role.JOINT, Role.CANDIDATE)
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Return whether this is `optimizer`."""
         return self._optimizer() is optimizer
 
+    def is_cleared_by(self, owner: Optimizer | nn.Module) -> bool:
+        """Return whether gradients of this optimizer are among those that `owner` clears."""
+        if isinstance(owner, Optimizer):
+            parameters = optimizer_parameters(owner)
+        else:
+            parameters = nn.Module.parameters(owner)
+        trained = next((each for each in parameters if each.requires_grad), None)
+        plan = self.plan()
+        return trained is not None and plan is not None and plan.holds(trained)
+
     def manage(self, make_plan: MakePlan) -> None:
-        """Leave it to an engine when the optimizer steps, and what there is to measure."""
+        """Let an engine decide when the optimizer steps, and what to measure."""
         self.managed, self._make_plan, self._plan = True, make_plan, None
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Watch another optimizer from now on, which has taken the parameters over."""
+        """Watch another optimizer from now on, which now holds the parameters."""
         self._optimizer = weakref.ref(optimizer, self._forget)
         self._plan = None
 
     def become(self, role: Role) -> None:
-        """Take another role; the plan is made anew if it says something else then."""
+        """Change the role; the plan is made anew if it depends on that."""
         joint, first = self.joint, self.role is Role.FIRST
         self.role = role
         if role is Role.FIRST:
@@ -94,11 +106,11 @@ class WatchedOptimizer:
             self._plan = None
 
     def relabel(self, label: str) -> None:
-        """Take another label."""
+        """Change the label."""
         self.label, self._plan = label, None
 
     def learning_rate(self) -> object:
-        """Return that of the first parameter group, as it is kept there."""
+        """Return the learning rate of the first parameter group, as it is kept there."""
         optimizer = self._optimizer()
         return None if optimizer is None else optimizer.param_groups[0].get("lr")
 

@@ -14,7 +14,7 @@ from mp_agent.records.schema import Share
 
 
 class Spread(Enum):
-    """What becomes of a tensor along an axis."""
+    """How a tensor lies along an axis."""
 
     SPLIT = "shard"
     COPIED = "replicate"
@@ -83,5 +83,5 @@ class Grid:
 
 
 def exact(rank: int, axes: Sequence[PlacementAxis], home: Iterable[int]) -> Grid:
-    """Return the grid of `axes` whose ranks are known to be `home`, in whatever order."""
+    """Return the grid of `axes` whose ranks are known to be `home`, in any order."""
     return Grid(rank, tuple(axes), frozenset(home))

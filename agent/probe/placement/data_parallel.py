@@ -12,7 +12,7 @@ from mp_agent.probe.placement.axes import PlacementAxis, Spread
 
 
 def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[PlacementAxis, ...]]:
-    """Return the axes of every parameter that a wrapper among `modules` takes care of, by `id`."""
+    """Return the axes of every parameter that a wrapper among `modules` reduces, by `id`."""
     found: dict[int, tuple[PlacementAxis, ...]] = {}
     for module in modules:
         if isinstance(module, DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""What the user says of the placement of parameters, where no wrapper shows it."""
+"""Placements of parameters that the user declares, where no wrapper shows them."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Over: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int]"
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The user's word on some parameters."""
+    """The declared placement of some parameters."""
 
     axes: tuple[PlacementAxis, ...]
     counted: bool
@@ -43,7 +43,7 @@ class Declarations:
         )
 
     def add(self, target: object, shard: object, replicate: object, counted: object) -> None:
-        """Note where `target` lies. Raises SettingError, naming the argument and its value."""
+        """Declare where `target` lies. Raises SettingError, naming the argument and its value."""
         if not isinstance(target, (nn.Module, torch.Tensor)):
             raise _problem("target", target, "must be a module or a parameter")
         if not isinstance(counted, bool):
@@ -58,7 +58,7 @@ class Declarations:
         self.generation += 1
 
     def by_parameter(self) -> Mapping[int, Declaration]:
-        """Return the word on each parameter, by `id`: its own, else that of its closest module."""
+        """Return each parameter's declaration, by `id`: its own, else its closest module's."""
         found: dict[int, Declaration] = {}
         modules = list(self._modules.items())
         for module, declaration in sorted(modules, key=lambda item: -_size(item[0])):

@@ -53,7 +53,7 @@ class TensorParallelMeshes:
         for mesh, split in self._split.items():
             covered = _dimensions_of(mesh, home)
             if covered is None or (self._fsdp and not covered):
-                continue  # a plain parameter that FSDP2 ignores: nobody knows what it is
+                continue  # a plain parameter that FSDP2 ignores: its placement is unknown
             for dimension in sorted(split - covered):
                 yield PlacementAxis(Spread.COPIED, _ranks_along(mesh, dimension), "tp")
 

@@ -1,4 +1,4 @@
-"""Axes by the attributes that Megatron-LM, and what follows its ways, set on parameters.
+"""Axes from the attributes that Megatron-LM and compatible frameworks set on parameters.
 
 `tensor_model_parallel` marks a shard of a tensor; a parameter without it is the same on all ranks
 of the tensor parallel group (also one with `sequence_parallel`, whose gradients are summed over

@@ -1,4 +1,4 @@
-"""All that is known of where a model's parameters lie, asked once per plan."""
+"""What is known of the placement of a model's parameters, gathered once per plan."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ _EXPERT = re.compile(r"(^|[._])experts?([._\d]|$)")
 
 
 class ParameterPlacement(NamedTuple):
-    """What came out for one parameter."""
+    """The placement of one parameter."""
 
     share: Share | None
     """None when this rank's part is not to be counted."""
@@ -35,7 +35,7 @@ class ParameterPlacement(NamedTuple):
 
 
 class Survey:
-    """Tells this rank's share of each parameter of a model."""
+    """Finds this rank's share of each parameter of a model."""
 
     def __init__(
         self, modules: Iterable[nn.Module], root: nn.Module | None, ranks_in_run: int
@@ -50,7 +50,7 @@ class Survey:
             () if root is None else nn.Module.parameters(root), fsdp=self._fsdp
         )
 
-    def verdict(self, name: str, parameter: torch.Tensor) -> ParameterPlacement:
+    def placement_of(self, name: str, parameter: torch.Tensor) -> ParameterPlacement:
         """Return this rank's share of the parameter called `name`. Enters no collective."""
         declared = self._declared.get(id(parameter))
         if megatron.is_shared_copy(parameter) or (declared and not declared.counted):
@@ -77,7 +77,7 @@ class Survey:
     def _axes_beside(
         self, parameter: torch.Tensor, home: frozenset[int]
     ) -> Iterator[PlacementAxis]:
-        """Yield the axes beside those of the tensor itself, the surest knowledge first."""
+        """Yield the axes besides those of the tensor itself, the most certain first."""
         declared = self._declared.get(id(parameter))
         if declared is not None:
             yield from declared.axes
@@ -93,7 +93,7 @@ def _unwrapped(name: str, parameter: torch.Tensor) -> Share:
     """Return the share of a parameter among other ranks that nothing explains.
 
     The merge judges it by digests: equal on all ranks, or each rank's own. Experts and shards by
-    hand are judged apart from the rest, which may well be equal while they are not.
+    hand are judged separately from the rest, which may well be equal while they are not.
     """
     if megatron.is_expert(parameter) or _EXPERT.search(name):
         return Share(group="unwrapped experts", assumed=True)

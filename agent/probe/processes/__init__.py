@@ -1,1 +1,1 @@
-"""What runs beside the trainer: the node agent, the rendezvous helper, and the rank's end."""
+"""Processes next to the trainer (node agent, rendezvous helper), and the rank's own end."""

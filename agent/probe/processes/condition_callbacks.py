@@ -1,4 +1,4 @@
-"""Conditions reach the training process: callbacks on every rank, log lines on rank 0."""
+"""Delivers conditions to the training process: callbacks on every rank, log lines on rank 0."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
 
-LOOK_INTERVAL_SECONDS = 1.0
+POLL_INTERVAL_SECONDS = 1.0
 
 ConditionCallback = Callable[[ConditionEvent], object]
 
@@ -24,9 +24,9 @@ _Signature = tuple[int, int, int]
 
 
 class ConditionCallbacks:
-    """Looks, from step to step, for what the node agent has found, and tells it on.
+    """Reads, from step to step, the conditions that the node agent publishes, and delivers them.
 
-    What happened before the watch began is not told: it concerns an earlier attempt.
+    What was published before it was created is not delivered: it concerns an earlier attempt.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class ConditionCallbacks:
         self._callbacks = callbacks
         self._logs = logs
         self._on_failure = on_failure
-        self._next_look_seconds = 0.0
+        self._next_poll_seconds = 0.0
         self._file: _Signature | None = None
-        self._epoch, self._told = "", 0
+        self._epoch, self._delivered = "", 0
         self._failures: set[str] = set()
-        self.look()
+        self.poll()
 
-    def look(self) -> tuple[ConditionEvent, ...]:
-        """Return what is new; looks at most once a second, and mostly at the file's date alone.
+    def poll(self) -> tuple[ConditionEvent, ...]:
+        """Return new conditions; reads at most once a second, and mostly the file's date alone.
 
-        A file that is missing, foreign or damaged brings nothing.
+        A file that is missing, foreign or damaged has none.
         """
         now_seconds = time.monotonic()
-        if now_seconds < self._next_look_seconds:
+        if now_seconds < self._next_poll_seconds:
             return ()
-        self._next_look_seconds = now_seconds + LOOK_INTERVAL_SECONDS
+        self._next_poll_seconds = now_seconds + POLL_INTERVAL_SECONDS
         signature = _signature(conditions_path(self._run_dir))
         if signature is None or signature == self._file:
             return ()
@@ -64,11 +64,11 @@ class ConditionCallbacks:
         news = read_conditions(self._run_dir)
         if news is None:
             return ()
-        told = self._told if news.epoch == self._epoch else 0
-        self._epoch, self._told = news.epoch, max(news.last_number, told)
-        return tuple(condition_event(event) for event in news.after(told))
+        delivered = self._delivered if news.epoch == self._epoch else 0
+        self._epoch, self._delivered = news.epoch, max(news.last_number, delivered)
+        return tuple(condition_event(event) for event in news.after(delivered))
 
-    def tell(self, conditions: Sequence[ConditionEvent]) -> None:
+    def deliver(self, conditions: Sequence[ConditionEvent]) -> None:
         """Log the conditions and call the callbacks with each; what one raises is contained."""
         for condition in conditions:
             if self._logs:

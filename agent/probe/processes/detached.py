@@ -1,4 +1,4 @@
-"""Starts processes that are no children of this one, and leaves no trace of having done so."""
+"""Starts detached processes: they are no children of this one, and leave no trace in it."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ _START_SECONDS_AT_MOST = 60.0
 
 
 class Starting:
-    """A process that is on its way. Its descriptor is closed by it once it works, or has ended."""
+    """A process that is starting. It closes its descriptor once it works, or has ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -90,7 +90,7 @@ def _unnoticed() -> Iterator[None]:
     """Keep the end of the child that is started here from a handler for SIGCHLD.
 
     The handler is called all the same if another child has ended meanwhile. Only the main thread
-    can change handlers; elsewhere the handler is called once in vain.
+    can change handlers; elsewhere the handler is called once without need.
     """
     handler = signal.getsignal(signal.SIGCHLD)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""The end of a rank: what is open is written, the reason noted, the last state exported."""
+"""The end of a rank: the open step is written, the reason recorded, the last state exported."""
 
 import atexit
 import multiprocessing
@@ -24,12 +24,12 @@ _LAST = -100
 
 
 class ExitHandler:
-    """Learns how the process ends, and calls `on_end(reason)` once, as late as it can.
+    """Calls `on_end(reason)` once at the end of the process, as late as possible.
 
     The main thread's outermost frame has either returned (COMPLETED) or was left by an exception.
     Of one that was reported (FAILED), and of `sys.exit`, it knows what it means; `raise SystemExit`
-    keeps its code to itself, and the reason is None: the exit status will tell. A process that is
-    killed writes nothing: its lock tells.
+    hides its code, and the reason is None: the exit status has it. A process that is
+    killed writes nothing: its lock is free then.
     """
 
     def __init__(self, on_end: Callable[[EndReason | None], None]) -> None:
@@ -42,7 +42,7 @@ class ExitHandler:
         """Status of the last `sys.exit`, and at which instruction the outermost frame was then."""
 
     def install(self) -> None:
-        """Attach to the ways out of this process; in each process once."""
+        """Install handlers for every way out of this process; in each process once."""
         if self._pid == os.getpid():
             return
         if self._pid == 0:
@@ -57,7 +57,7 @@ class ExitHandler:
             util.Finalize(None, self._at_process_end, exitpriority=_LAST)
 
     def remove(self) -> None:
-        """Unhook, leaving alone what somebody else has hooked since."""
+        """Remove the handlers, except what other code has replaced since."""
         self._pid = 0
         self._outermost = None
         atexit.unregister(self._at_exit)

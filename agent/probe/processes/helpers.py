@@ -1,4 +1,4 @@
-"""Processes that a rank has started to help it, which are no ranks although they may train."""
+"""Helper processes of a rank, which are no ranks although they may train."""
 
 import multiprocessing
 from collections.abc import Iterator

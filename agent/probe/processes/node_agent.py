@@ -1,6 +1,6 @@
-"""Local rank 0 starts the node agent, and starts it again when it dies.
+"""Starts the node agent from local rank 0, and restarts it when it dies.
 
-On runs of several nodes it also starts what finds the root agent for it.
+On runs of several nodes it also starts the process that finds the root agent.
 """
 
 import logging
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mp_agent.probe.processes.detached import Starting, start_detached
 from mp_agent.probe.processes.rendezvous import LIFE_SECONDS
+from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.restarts import Restarts
@@ -37,9 +38,9 @@ class NodeAgentLauncher:
     def ensure_running(self, *, at_once: bool = False) -> bool:
         """Start the node agent unless one runs; return whether one runs or is being started.
 
-        Looks at most every 2 s and never waits. An agent that lingers from an earlier attempt of
-        the run counts: it takes the new one up. One that dies is started again, after ever longer
-        pauses if it keeps dying. at_once: look now, and start it whatever the pause.
+        Checks at most every 2 s and never waits. An agent that lingers from an earlier attempt of
+        the run counts: it reads the new one too. One that dies is started again, after ever longer
+        pauses if it keeps dying. at_once: check now, and start it whatever the pause.
         """
         now = time.monotonic()
         if now < self._next_check and not at_once:
@@ -71,15 +72,15 @@ class NodeAgentLauncher:
             )
 
     def _starting(self) -> bool:
-        """Return whether the agent is on its way, and does not hold its lock yet."""
+        """Return whether the agent is starting, and does not hold its lock yet."""
         return self._starter is not None and self._starter.poll() is None
 
 
 class RootSearch:
-    """Has the root agent looked for, for the node agent beside the rank that writes `ring`.
+    """Searches the root agent for the node agent of the rank that writes `ring`.
 
-    Once more after the first search if that was in vain: without torchrun a job has no store before
-    it makes its process group, which may be long after `init()`.
+    Once more after the first search if that found nothing: without torchrun a job has no store
+    before it makes its process group, which may be long after `init()`.
     """
 
     def __init__(self, ring: Path, settings: Settings) -> None:
@@ -96,10 +97,10 @@ class RootSearch:
             self._starter = start_rendezvous(self._ring, self._settings)
         except OSError as error:
             pass_on(error)
-            log.warning("the root node agent is not looked for: %s", error)
+            log.warning("the root node agent cannot be searched for: %s", error)
 
-    def look_after(self) -> None:
-        """Search again if it is time to, at the end of a step. Never waits."""
+    def retry_if_due(self) -> None:
+        """Search again if that is due. Called at the end of a step; never waits."""
         if self._starter is not None and self._starter.poll() is not None:
             self._starter = None
         if time.monotonic() >= self._over_seconds:
@@ -110,6 +111,14 @@ class RootSearch:
     def _answered(self) -> bool:
         note = read_root_note(self._ring.parent.parent)
         return note is not None and not note.problem
+
+
+def searches_root(identity: RankIdentity, settings: Settings) -> bool:
+    """Return whether this rank searches the root agent for the node agent of its node."""
+    if identity.world_size <= identity.local_world_size or settings.node_agent == "none":
+        return False
+    known = bool(settings.root) and bool(settings.token.get_secret_value())
+    return not known and (identity.rank == 0 or identity.local_rank == 0)
 
 
 def start_node_agent(arguments: list[str], settings: Settings) -> Starting:

@@ -1,4 +1,4 @@
-"""What the system says of processes, as far as it says anything: `/proc` may be missing."""
+"""Information on processes from `/proc`, which may be missing."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _PARENT_FIELD, _START_FIELD = 1, 19
 
 
 def boot_id() -> str:
-    """Return what names this start of the machine; "" where nothing does."""
+    """Return the boot id of the machine; "" where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeError):

@@ -25,7 +25,7 @@ from mp_agent.ring.root_note import RootNote, is_base_url, read_root_note, write
 
 LIFE_SECONDS = 600.0
 FOLLOW_SECONDS = 60.0
-"""How long another answer is looked out for: under torchrun the one of the attempt before stands
+"""How long a newer answer is awaited: under torchrun the one of the attempt before stands
 until rank 0 of the new attempt has given its own."""
 
 _POLL_SECONDS = 0.25
@@ -49,11 +49,11 @@ class RootLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _NoAnswer(Exception):
-    """What cannot be had, and why."""
+    """What is unavailable, and why."""
 
 
 class Rendezvous:
-    """One node's visit to the store, on behalf of the rank whose ring is `reader`'s."""
+    """Exchanges the root's address at the store, for the rank whose ring is `reader`'s."""
 
     def __init__(self, reader: RingReader, connect: Callable[[str, int], Store]) -> None:
         self._reader = reader
@@ -70,7 +70,7 @@ class Rendezvous:
         )
 
     def meet(self) -> None:
-        """Give the root agent's URL out, or learn it, and note it down for this node's agent."""
+        """Publish the root agent's URL, or read it, and write it down for this node's agent."""
         try:
             store = self._store()
             if self._identity.rank == 0:
@@ -86,8 +86,8 @@ class Rendezvous:
             raise _NoAnswer("MASTER_ADDR and MASTER_PORT are not set")
         what = f"no store answers at {host}, port {port}"
         if address.is_local(host):
-            # Knocking at a free port of one's own machine could occupy it: TCP may choose that
-            # very port for the one who knocks, who then meets himself.
+            # Connecting to a free port of this machine could occupy it: TCP may choose that
+            # very port for the client, which is then connected to itself.
             self._await(lambda: is_listened_on(int(port)), what)
 
         def connected() -> Store | None:
@@ -100,7 +100,7 @@ class Rendezvous:
 
     def _publish(self, store: Store) -> None:
         url = self._await(self._own_url, "no node agent serves on the node of rank 0")
-        # A secret that was set outlives the run, and whoever reaches the store can read it.
+        # A secret that was set outlives the run, and every client of the store can read it.
         has_token = bool(os.environ.get("MP_AGENT_TOKEN"))
         answer = RootLocation(
             attempt=self._identity.attempt,
@@ -108,7 +108,7 @@ class Rendezvous:
             url=url,
             token="" if has_token else secrets.token_urlsafe(_TOKEN_BYTES),
         )
-        # First here: the root must know the token before anybody uses it.
+        # First here: the root must know the token before any client uses it.
         self._write(answer)
         store.set(self._key, msgspec.json.encode(answer).decode())
 
@@ -120,7 +120,7 @@ class Rendezvous:
         return address.base_url(host, status.port, tls=_speaks_tls(status)) if host else ""
 
     def _follow(self, store: Store) -> None:
-        """Note the answer down, and again if another one comes soon."""
+        """Write the answer down, and again if a newer one comes soon."""
         earlier = read_root_note(self._run_dir)
         self._known_unix_ns = earlier.created_unix_ns if earlier else 0
         what = "rank 0 has not said where its node agent is"
@@ -166,7 +166,7 @@ class Rendezvous:
         return found
 
     def _give_up(self, problem: str) -> None:
-        """Note down what may be tried without an answer, unless there was one or all is over."""
+        """Write down what to try without an answer, unless there was one or the run is over."""
         note = read_root_note(self._run_dir)
         answered = note is not None and note.asked_by_unix_ns == self._note.asked_by_unix_ns
         if answered or not self._reader.writer_alive():
@@ -182,7 +182,7 @@ def _speaks_tls(status: locations.AgentStatus | None) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Meet the other nodes at the store, and return the exit code."""
+    """Exchange the root's address with the other nodes, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ring", type=Path, required=True, help="of the rank that asks")
     parser.add_argument("--ready-fd", type=int, help="closed once this process is detached")
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reader = RingReader.open(options.ring)
         Rendezvous(reader, connect).meet()
     except (OSError, RingError):
-        # The run's directory went away: so has the run.
+        # The run's directory is gone: so is the run.
         return 1
     return 0
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 _ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU))
 _WARNING = frozenset((signal.SIGUSR1, signal.SIGUSR2))
-"""With these a scheduler announces the end; others have them for anything else."""
+"""With these a scheduler announces the end; other programs use them for anything."""
 _WARNING_SECONDS = 120.0
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _READ_BYTES = 1 << 16
 _NONE = -1
 
@@ -25,7 +25,7 @@ _set_wakeup_fd: Callable[..., int] = signal.set_wakeup_fd
 class SignalLog:
     """Knows whether the process was asked to end. Belongs to one process; forked children to none.
 
-    The descriptor is given up to whoever else wants it (asyncio), and had back afterwards.
+    The descriptor is released to other code that sets it (asyncio), and claimed back afterwards.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class SignalLog:
         self._reading = self._writing = _NONE
         self._replaced: Callable[..., int] | None = None
         self._lost = True
-        """Whether somebody else has the wakeup descriptor."""
+        """Whether other code owns the wakeup descriptor."""
         self._ending = False
         self._warned_seconds: float | None = None
-        self._next_look_seconds = 0.0
+        self._next_poll_seconds = 0.0
 
     def arm(self) -> None:
-        """Begin to note signals; only the main thread can, and only if no one else does."""
+        """Start recording signals; only the main thread can, and only if no other code does."""
         if self._pid == os.getpid() or threading.current_thread() is not threading.main_thread():
             return
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -52,7 +52,7 @@ class SignalLog:
             os.register_at_fork(after_in_child=self._leave)
 
     def disarm(self) -> None:
-        """Give the descriptor back, and note nothing any more."""
+        """Release the descriptor, and stop recording."""
         if self._pid != os.getpid():
             return
         self._pid = 0
@@ -64,11 +64,11 @@ class SignalLog:
         os.close(self._reading)
         os.close(self._writing)
 
-    def look(self) -> None:
-        """Note what has come, at most every 2 s: other signals must not fill the pipe."""
+    def poll(self) -> None:
+        """Read new signals, at most every 2 s: other ones must not fill the pipe."""
         now_seconds = time.monotonic()
-        if now_seconds >= self._next_look_seconds:
-            self._next_look_seconds = now_seconds + _LOOK_SECONDS
+        if now_seconds >= self._next_poll_seconds:
+            self._next_poll_seconds = now_seconds + _POLL_SECONDS
             self._read()
 
     @property
@@ -90,7 +90,7 @@ class SignalLog:
                     self._warned_seconds = time.monotonic()
 
     def _claim(self) -> int:
-        """Take the wakeup descriptor, and return whose it was."""
+        """Claim the wakeup descriptor, and return the one before."""
         return _set_wakeup_fd(self._writing, warn_on_full_buffer=False)
 
     def _replacement(self) -> Callable[..., int]:
@@ -109,7 +109,7 @@ class SignalLog:
         return set_wakeup_fd
 
     def _leave(self) -> None:
-        """Let a forked child's signals stay its own."""
+        """Release the descriptor in a forked child, whose signals are its own."""
         if self._pid != 0 and self._pid != os.getpid():
             self._pid = 0
             with contextlib.suppress(ValueError, OSError):

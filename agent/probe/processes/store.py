@@ -1,4 +1,4 @@
-"""The store at which the ranks of a job meet, as a guest of it sees it."""
+"""A client of the store at which the ranks of a job meet."""
 
 import os
 from datetime import timedelta
@@ -37,7 +37,7 @@ def is_listened_on(port: int) -> bool:
 
 
 def listener_inode(port: int) -> str:
-    """Return the number of the socket that listens on a TCP port of this machine; "" for none."""
+    """Return the inode of the socket that listens on a TCP port of this machine; "" for none."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:]

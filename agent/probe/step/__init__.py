@@ -1,1 +1,1 @@
-"""One step as seen so far, its boundaries, and when its layers are measured."""
+"""The step under way: what was observed of it, where it ends, when its layers are measured."""

@@ -1,4 +1,4 @@
-"""The loss that a backward starts from: before it was scaled, summed over all of its roots."""
+"""The loss that a backward starts from: unscaled, summed over all of its roots."""
 
 import weakref
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class ScaledLosses:
                 self._before[id(after)] = weakref.ref(after), loss
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forget all losses."""
         self._before.clear()
 
     def before(self, root: object) -> Scalar | None:

@@ -1,4 +1,4 @@
-"""The course of the steps: which one is under way, and when one is over."""
+"""Which step is under way, what belongs to it, and when it is complete."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -18,11 +18,11 @@ class StepBoundaries:
 
     A step ends when the first optimizer, or one that is joint with it, has stepped. It then waits
     for the other optimizers that stepped in the one before, so that what belongs to one iteration
-    of the trainer stands in one record; at the latest until the run is looked at again.
+    of the trainer stands in one record; at the latest until the run is measured again. The methods
+    that end a step return the steps that are complete by that, in order, for publishing.
     """
 
-    def __init__(self, publish: Callable[[OpenStep], None]) -> None:
-        self._publish = publish
+    def __init__(self) -> None:
         self.step = OpenStep(sequence=1, begun_seconds=nan)
         self._ended: OpenStep | None = None
         """Has ended and is yet to be published."""
@@ -47,13 +47,13 @@ class StepBoundaries:
         self._lone: dict[str, tuple[int, OpenStep]] = {}
         """By label: what would be a step, if that optimizer were the run's own; and its pass."""
 
-    def of(self, subject: WatchedOptimizer) -> OpenStep:
+    def of(self, watched: WatchedOptimizer) -> OpenStep:
         """Return the step to which gradients of an optimizer belong now."""
-        label, last = subject.label, self._last
-        joins = subject.role is not Role.APART and self._same_pass
+        label, last = watched.label, self._last
+        joins = watched.role is not Role.SEPARATE and self._same_pass
         if joins and last is not None and label not in last.stepped:
             return last
-        if not subject.of_run and self._ended is not None and label not in self._ended.stepped:
+        if not watched.of_run and self._ended is not None and label not in self._ended.stepped:
             return self._ended
         return self.step
 
@@ -61,14 +61,14 @@ class StepBoundaries:
         """Return whether nothing can be added to a step."""
         return step is not self.step and step is not self._ended
 
-    def pass_begins(self) -> None:
-        """Note that a backward of the run begins."""
+    def begin_pass(self) -> None:
+        """Begin the next pass: a backward of the run starts."""
         self._pass += 1
         self._same_pass = False
         self.step.clipped.clear()
 
     def gradients_change(self, labels: Collection[str] | None = None) -> None:
-        """Note that a backward begins: what was measured so far is outdated.
+        """Mark what was measured so far as outdated: a backward starts.
 
         labels: of the optimizers whose gradients it can reach, if not all.
         """
@@ -76,12 +76,12 @@ class StepBoundaries:
             if step is not None:
                 step.measured.difference_update(step.measured if labels is None else labels)
 
-    def run_ended(self, label: str, awaited: Collection[str]) -> None:
+    def run_ended(self, label: str, awaited: Collection[str]) -> list[OpenStep]:
         """End the step under way: an optimizer of the run has stepped.
 
         awaited: other optimizers of the same model that have yet to step.
         """
-        self.settle()
+        complete = self.close_ended()
         step = self.step
         step.stepped.add(label)
         self.step = OpenStep(sequence=step.sequence + 1, begun_seconds=perf_counter())
@@ -93,39 +93,41 @@ class StepBoundaries:
             self._longest[other] = max(count, self._longest.get(other, 0))
         self._alone.clear()
         self._lone.clear()
-        self._settle_if_complete(step)
+        return complete + self._close_if_complete(step)
 
-    def joint_ended(self, label: str) -> None:
-        """Note that another optimizer of the run has stepped by the same backward."""
+    def joint_ended(self, label: str) -> list[OpenStep]:
+        """Record the step of another optimizer of the run by the same backward."""
         if (step := self._last) is not None:
             step.measured.discard(label)
             step.settled.discard(label)
             step.stepped.add(label)
             if step is self._ended:
-                self._settle_if_complete(step)
+                return self._close_if_complete(step)
+        return []
 
-    def other_ended(self, subject: WatchedOptimizer) -> None:
-        """Note that an optimizer has stepped that is not the run's.
+    def other_ended(self, watched: WatchedOptimizer) -> list[OpenStep]:
+        """Record the step of an optimizer that is not the run's.
 
         The first one is the first of an iteration. So one that steps for the first time after the
         record of its iteration was published is followed from the next iteration on. If the run
         has made steps without it before, it may be its successor.
         """
-        label, step = subject.label, self.of(subject)
+        label, step = watched.label, self.of(watched)
         step.measured.discard(label)
         step.settled.discard(label)
         if step is self.step:
             self._alone[label] = self._alone.get(label, 0) + 1
             if step.sequence > 2 and label not in self._known:
-                self._lone[label] = self._pass, _as_own(step, subject)
+                self._lone[label] = self._pass, _as_own(step, watched)
         self.step.loss_outdated = self.step.losses > 0
         if step is self.step and step.sequence > 1 and label not in self._known:
             self._companions = {*self._companions, label}
         else:
             step.stepped.add(label)
         self._known.add(label)
-        if step is self._ended and subject.role is Role.APART:
-            self._settle_if_complete(step)
+        if step is self._ended and watched.role is Role.SEPARATE:
+            return self._close_if_complete(step)
+        return []
 
     def is_overtaken_by(self, label: str, trains_the_model: Callable[[], bool]) -> bool:
         """Return whether another optimizer trains on where those of the run have ceased to.
@@ -142,22 +144,22 @@ class StepBoundaries:
         return succeeds and (not self.reaches_run or trains_the_model())
 
     def take_turns(self) -> None:
-        """Note that the optimizer that was overtaken steps again: it had no successor."""
+        """Record that the optimizer that was overtaken steps again: it had no successor."""
         self._in_turns = True
         turn = self.step.sequence - self._first_sequence
         self._longest_turn = max(turn, self._longest_turn)
 
     def has_lone_step(self, label: str) -> bool:
-        """Return whether an optimizer made a step that will be published if it takes over."""
+        """Return whether an optimizer made a step of its own that counts if it takes over."""
         return label in self._lone
 
-    def be_taken_over(self, label: str, labels: Mapping[str, str]) -> bool:
-        """Let the step under way be one of the optimizer that was `label` and is now the first.
+    def take_over(self, label: str, labels: Mapping[str, str]) -> list[OpenStep]:
+        """Make the step under way one of the optimizer that was `label` and is now the first.
 
-        labels: the new ones of all that train its model, by those that they had. Returns whether a
-        step of its own before that one was published.
+        labels: the new ones of all that train its model, by those that they had. A step of its own
+        before that one, if it has made one, is the last of those returned.
         """
-        self.settle()
+        complete = self.close_ended()
         lone = self._lone_step(label, labels)
         if lone is not None:
             self.step.sequence += 1
@@ -171,9 +173,7 @@ class StepBoundaries:
         for kept in (self._companions, self._known, self._alone, self._longest):
             kept.clear()
         self._lone.clear()
-        if lone is not None:
-            self._publish(lone)
-        return lone is not None
+        return complete if lone is None else [*complete, lone]
 
     def _lone_step(self, label: str, labels: Mapping[str, str]) -> OpenStep | None:
         """Return the step that `label` made, with the parts of those that made it together."""
@@ -190,21 +190,23 @@ class StepBoundaries:
                     step.rows[new] = part.rows[""]
         return step
 
-    def settle(self) -> None:
-        """Publish the step that has ended, whether or not others have followed."""
-        if self._ended is not None:
-            step, self._ended = self._ended, None
-            self._companions = step.stepped
-            self._publish(step)
+    def close_ended(self) -> list[OpenStep]:
+        """Close the step that has ended, if any, whether or not other optimizers have followed."""
+        if self._ended is None:
+            return []
+        step, self._ended = self._ended, None
+        self._companions = step.stepped
+        return [step]
 
-    def _settle_if_complete(self, step: OpenStep) -> None:
+    def _close_if_complete(self, step: OpenStep) -> list[OpenStep]:
         if self._companions <= step.stepped and step.stepped.issuperset(self._awaited):
-            self.settle()
+            return self.close_ended()
+        return []
 
 
-def _as_own(step: OpenStep, subject: WatchedOptimizer) -> OpenStep:
+def _as_own(step: OpenStep, watched: WatchedOptimizer) -> OpenStep:
     """Return what an optimizer did in a step as if it were the first one."""
-    label, scalars = subject.label, {**step.scalars, "skipped": 0.0, **subject.scalars}
+    label, scalars = watched.label, {**step.scalars, "skipped": 0.0, **watched.scalars}
     scalars["step_seconds"] = perf_counter() - step.begun_seconds
     return replace(
         step,

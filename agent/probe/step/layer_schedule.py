@@ -1,4 +1,4 @@
-"""When the probe looks at every layer, beyond the totals of each step."""
+"""When the probe measures every layer, beyond the totals of each step."""
 
 from collections.abc import Mapping
 from math import isnan, sqrt
@@ -9,16 +9,16 @@ from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 _EARLY_STEPS = 100
 _EARLY_INTERVAL = 10
-_TROUBLE_LOOKS_IN_A_ROW = 3
+_TROUBLE_STEPS_IN_A_ROW = 3
 
 _SUM_SQUARES = GRADIENT_COLUMN_NAMES.index("sum_squares")
 _NONFINITE = tuple(GRADIENT_COLUMN_NAMES.index(name) for name in ("nan_elements", "inf_elements"))
 
 
 class LayerSchedule:
-    """Decides per step whether its layers are looked at: by plan, and when trouble shows.
+    """Decides per step whether its layers are measured: on schedule, and on trouble.
 
-    Trouble that stays is looked at `_TROUBLE_LOOKS_IN_A_ROW` times and then every 10 steps, so
+    Lasting trouble is measured `_TROUBLE_STEPS_IN_A_ROW` times and then every 10 steps, so
     that a run that is lost anyway does not pay twice on every step.
     """
 
@@ -28,12 +28,12 @@ class LayerSchedule:
         self._trouble_in_a_row: dict[str, int] = {}
 
     def due(self, sequence: int) -> bool:
-        """Return whether step `sequence` is one of those that are always looked at."""
+        """Return whether step `sequence` is one of those that are always measured."""
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
         return sequence == 1 or early or sequence % self._interval_steps == 0
 
     def wanted_for_trouble(self, totals_GC: torch.Tensor, label: str = "") -> bool:
-        """Return whether these totals (on the CPU; G shares, C columns) call for a look.
+        """Return whether these totals [G, C] (on the CPU) call for measuring the layers.
 
         Call once per step and optimizer, which `label` names, in order: it remembers for how long
         there has been trouble.
@@ -42,7 +42,7 @@ class LayerSchedule:
             self._trouble_in_a_row[label] = 0
             return False
         in_a_row = self._trouble_in_a_row[label] = self._trouble_in_a_row.get(label, 0) + 1
-        return in_a_row <= _TROUBLE_LOOKS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
+        return in_a_row <= _TROUBLE_STEPS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
 
     def _is_trouble(self, totals_GC: torch.Tensor) -> bool:
         measured = [row for row in totals_GC.tolist() if not isnan(row[_SUM_SQUARES])]

@@ -1,4 +1,4 @@
-"""Where the rank stands: stamped into its ring by the hooks, or as the user says."""
+"""The phase of the rank: stamped into its ring by the hooks, or as the user says."""
 
 from mp_agent.records.steps import Phase
 from mp_agent.ring.writer import RingWriter
@@ -13,7 +13,7 @@ _BY_NAME = {
 
 
 class PhaseMarks:
-    """The phase of training; above it evaluation and saving that hooks see, then the user's phases.
+    """The phase of training, overridden by evaluation and saving, then by the user's phases.
 
     Evaluation has several signs, such as the model's mode and a stretch without gradients: it goes
     on while there is one of them, and at the latest until the next backward.
@@ -39,7 +39,7 @@ class PhaseMarks:
         return self._training is Phase.FORWARD
 
     def training(self, phase: Phase, sequence: int) -> None:
-        """Note where training stands; it shows unless the user has named a phase."""
+        """Set the phase of training; it shows unless the user has named one."""
         self._training, self._sequence = phase, sequence
         self._signs.clear()
         self._saves = 0
@@ -47,19 +47,19 @@ class PhaseMarks:
             self._stamp(anew=True)
 
     def evaluation(self, sign: str, begins: bool) -> None:
-        """Note that a sign of evaluation appears or vanishes between two steps."""
+        """Record that a sign of evaluation appears or disappears between two steps."""
         if not self.between_steps:
             return
         (self._signs.add if begins else self._signs.discard)(sign)
         self._stamp()
 
     def saving(self, begins: bool) -> None:
-        """Note that something begins, or has ceased, to save a checkpoint."""
+        """Record that saving a checkpoint starts, or has ended."""
         self._saves = max(0, self._saves + (1 if begins else -1))
         self._stamp()
 
     def enter(self, name: str) -> None:
-        """Enter a phase of the user's."""
+        """Enter a phase that the user names."""
         self._entered.append(name)
         self._stamp()
 

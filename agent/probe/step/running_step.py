@@ -1,4 +1,4 @@
-"""Tells a step that is still under way, and runs code of the script's, from one that has raised."""
+"""Distinguishes a step that is still running, and runs the script's code, from one that raised."""
 
 import sys
 from types import FrameType
@@ -19,7 +19,7 @@ def running_step(identity: int) -> Optimizer | None:
 
 
 def _nothing(optimizer: Optimizer) -> None:
-    """Stand for a step."""
+    """Do nothing, in place of a step."""
 
 
 _STEP = Optimizer.profile_hook_step(_nothing).__code__

@@ -1,4 +1,4 @@
-"""What one thread is in the middle of: a backward, an optimizer's step, a closure."""
+"""State of one thread's training loop: within a backward, an optimizer's step, a closure."""
 
 import threading
 import weakref
@@ -15,10 +15,10 @@ from mp_agent.probe.step.backward_loss import ScaledLosses
 
 
 class ThreadProgress(threading.local):
-    """The state of the loop that this thread runs; another thread trains a model of its own.
+    """The state of the loop that this thread runs; another thread may train another model.
 
     stepping: `id` of the outermost optimizer within whose step we are.
-    around: `id` and subject of an optimizer whose step was counted although it is still running.
+    enclosing: `id` and optimizer of a step that was counted although it is still running.
     closure_awaited: that step was given a closure, which has not returned yet.
     closure_made_gradients: there was a backward in the closure that was called last.
     scaler: has scaled a loss, and not unscaled the gradients of all but the `unscaled` optimizers.
@@ -30,7 +30,7 @@ class ThreadProgress(threading.local):
         self.scaled_losses = ScaledLosses()
         self.scaler_steps: WatchedOptimizer | None = None
         self.stepping: int | None = None
-        self.around: tuple[int, WatchedOptimizer] | None = None
+        self.enclosing: tuple[int, WatchedOptimizer] | None = None
         self.in_closure = False
         self.closure_awaited = False
         self.closure_made_gradients = False
@@ -55,12 +55,12 @@ class WeightsMark:
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
     def set(self, plan: MeasurementPlan) -> None:
-        """Take the weights of `plan` for unchanged as they are now."""
+        """Regard the weights of `plan` as unchanged as they are now."""
         ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
         self._marked = [(weakref.ref(each), each._version) for each in ends if each is not None]
 
     def forget(self) -> None:
-        """Take them for unchanged until the next `set`: whoever changes them now may."""
+        """Regard them as unchanged until the next `set`: changes from now on are allowed."""
         self._marked = []
 
     @property
@@ -75,7 +75,7 @@ class WeightsMark:
 class GradientsMark:
     """Notices that gradients were changed in place after backward, by torch's count of changes.
 
-    Only the first, a middle and the last one are looked at; what is done to `grad.data` is not
+    Only the first, a middle and the last one are inspected; what is done to `grad.data` is not
     counted.
     """
 
@@ -84,7 +84,7 @@ class GradientsMark:
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
     def backward_begins(self, plan: MeasurementPlan) -> None:
-        """Take note of the gradients that are there already, for this backward to add to."""
+        """Record the gradients that exist already, to which this backward adds."""
         self._marked = []
         self._before = [
             None if gradient is None else (id(gradient), gradient._version)
@@ -92,7 +92,7 @@ class GradientsMark:
         ]
 
     def backward_ended(self, plan: MeasurementPlan) -> None:
-        """Take the gradients that it has made, or added to, for unchanged as they are now."""
+        """Regard the gradients that it has made, or added to, as unchanged as they are now."""
         gradients = _some_gradients(plan)
         if len(gradients) == len(self._before):
             self._marked = [
@@ -102,7 +102,7 @@ class GradientsMark:
             ]
 
     def forget(self) -> None:
-        """Take them for unchanged until the next backward: whoever changes them now may."""
+        """Regard them as unchanged until the next backward: changes from now on are allowed."""
         self._marked = []
 
     @property

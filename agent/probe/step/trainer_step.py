@@ -40,10 +40,10 @@ class TrainerStep:
         self._schedule = _Schedule()
 
     def observe(self, step: int, sequence: int) -> None:
-        """Take the trainer's word for the number of step `sequence`, and for those that follow."""
+        """Use the trainer's number of step `sequence`, and count on from it."""
         self.lead, self._observed = step - sequence, True
 
-    def look(self, optimizer: Optimizer, sequence: int) -> None:
+    def inspect(self, optimizer: Optimizer, sequence: int) -> None:
         """Learn the number of step `sequence`, which `optimizer` is about to make."""
         if self._observed:
             return
@@ -54,9 +54,9 @@ class TrainerStep:
         if completed is not None:
             self.lead = completed + 1 - sequence
             return
-        self._look_at_state(optimizer, sequence)
+        self._inspect_state(optimizer, sequence)
 
-    def take(self, completed: int, sequence: int) -> None:
+    def completed_by_engine(self, completed: int, sequence: int) -> None:
         """Learn from an engine, before step `sequence`, how many it has completed."""
         if not self._observed:
             self.lead = completed + 1 - sequence
@@ -67,7 +67,7 @@ class TrainerStep:
         if lead is not None and not self._observed and self.lead == 0:
             self.lead = lead
 
-    def _look_at_state(self, optimizer: Optimizer, sequence: int) -> None:
+    def _inspect_state(self, optimizer: Optimizer, sequence: int) -> None:
         if self._arriving is not None and (value := self._arriving.value()) is not None:
             self._learn(value, self._arriving.sequence)
             self._arriving = None
@@ -86,7 +86,7 @@ class TrainerStep:
 
 
 class _Schedule:
-    """Finds out whether a scheduler is stepped once after each step of the optimizer."""
+    """Detects whether a scheduler is stepped once after each step of the optimizer."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None
@@ -107,7 +107,7 @@ class _Schedule:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A number on its way from a device, which nobody waits for."""
+    """A number on its way from a device, for which nothing waits."""
 
     host: torch.Tensor
     event: torch.cuda.Event
@@ -129,7 +129,7 @@ class _Arriving:
 
 
 def _framework_on_stack() -> Callable[[], int | None] | None:
-    """Return the count of the framework's trainer that is calling us; None when there is none."""
+    """Return the step counter of the framework trainer on the stack; None when there is none."""
     if all(module not in sys.modules for module, _ in _FRAMEWORKS):
         return None
     for frame in _frames():

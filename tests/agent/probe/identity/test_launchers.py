@@ -1,4 +1,4 @@
-"""Which ranks are on which node, as launchers tell."""
+"""Which ranks are on which node, according to launchers' variables."""
 
 import os
 from typing import ClassVar
@@ -8,7 +8,7 @@ import pytest
 from mp_agent.probe.identity.launchers import NodePlace, node_place
 from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.processes import process_table
-from tests.agent.probe.launchers import SRUN, TORCHRUN
+from tests.agent.probe.identity.launchers import SRUN, TORCHRUN
 
 
 def place(**environ: str) -> tuple[int, int, int]:
@@ -65,7 +65,7 @@ def test_other_launchers_tell_of_nodes_too(environ, expected):
     assert place(RANK="5", WORLD_SIZE="6", **environ) == expected
 
 
-def test_it_is_said_what_to_set_where_nodes_show_that_nobody_tells_of(caplog):
+def test_a_warning_says_what_to_set_where_nodes_cannot_be_distinguished(caplog):
     assert place(RANK="4", WORLD_SIZE="6", LOCAL_RANK="0") == (0, 6, 0)
     assert "set LOCAL_WORLD_SIZE and GROUP_RANK" in caplog.text
 

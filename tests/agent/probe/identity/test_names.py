@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.probe.identity.names import launcher_name
 from mp_agent.probe.identity.rank_identity import make_identity
-from tests.agent.probe.launchers import SRUN, TORCHRUN
+from tests.agent.probe.identity.launchers import SRUN, TORCHRUN
 
 
 @pytest.mark.parametrize(

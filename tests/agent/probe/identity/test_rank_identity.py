@@ -1,5 +1,5 @@
 from mp_agent.probe.identity.rank_identity import make_identity, ranks_are_known
-from tests.agent.probe.launchers import SRUN, TORCHRUN
+from tests.agent.probe.identity.launchers import SRUN, TORCHRUN
 
 
 def test_torchrun_variables_give_the_whole_identity():

@@ -23,7 +23,7 @@ from tests.agent.ring.test_conditions_file import news_of
 
 @pytest.fixture(autouse=True)
 def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condition_callbacks, "JUDGE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(condition_callbacks, "POLL_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def start(tmp_path: Path, told: list[ConditionEvent]) -> Callable[..., Condition
 class TestLooking:
     def test_each_event_is_found_once(self, start, tmp_path):
         watch = start()
-        assert watch.look() == ()
+        assert watch.poll() == ()
         news = news_of(make_event(rank="1", layer="head"))
         write_conditions(tmp_path, news)
-        (found,) = watch.look()
+        (found,) = watch.poll()
         assert (found.state, found.name, found.severity) == (
             "firing",
             "MpAgentGradientExplosion",
@@ -64,32 +64,32 @@ class TestLooking:
         assert (found.run, found.step, found.since_step) == ("llama", 8, 7)
         assert (found.rank, found.layer, found.value) == ("1", "head", 2000.0)
         assert found.summary and found.description and found.remedy
-        assert watch.look() == ()
+        assert watch.poll() == ()
         write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
-        assert [condition.name for condition in watch.look()] == ["MpAgentLossNonFinite"]
-        assert watch.look() == ()
+        assert [condition.name for condition in watch.poll()] == ["MpAgentLossNonFinite"]
+        assert watch.poll() == ()
 
     def test_what_was_there_before_is_of_another_attempt(self, start, tmp_path):
         news = news_of(make_event())
         write_conditions(tmp_path, news)
         watch = start()
-        assert watch.look() == ()
+        assert watch.poll() == ()
         write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
-        assert [condition.name for condition in watch.look()] == ["MpAgentLossNonFinite"]
+        assert [condition.name for condition in watch.poll()] == ["MpAgentLossNonFinite"]
 
     def test_another_epoch_is_told_from_its_first_event_on(self, start, tmp_path):
         write_conditions(tmp_path, news_of(make_event(), make_event()))
         watch = start()
         write_conditions(tmp_path, ConditionNews(epoch="b").with_event(make_event()))
-        assert len(watch.look()) == 1
+        assert len(watch.poll()) == 1
 
     @pytest.mark.parametrize("content", [b"", b"junk", b"\x00" * 200_000])
     def test_a_damaged_file_brings_nothing_and_the_next_one_is_read(self, start, tmp_path, content):
         watch = start()
         conditions_path(tmp_path).write_bytes(content)
-        assert watch.look() == ()
+        assert watch.poll() == ()
         write_conditions(tmp_path, news_of(make_event()))
-        assert len(watch.look()) == 1
+        assert len(watch.poll()) == 1
 
     def test_a_file_that_has_not_changed_is_not_opened_again(self, start, tmp_path, monkeypatch):
         write_conditions(tmp_path, news_of(make_event()))
@@ -97,18 +97,18 @@ class TestLooking:
         monkeypatch.setattr(
             condition_callbacks, "read_conditions", lambda run_dir: pytest.fail("read")
         )
-        assert watch.look() == ()
+        assert watch.poll() == ()
 
     def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
-        monkeypatch.setattr(condition_callbacks, "JUDGE_INTERVAL_SECONDS", 1.0)
+        monkeypatch.setattr(condition_callbacks, "POLL_INTERVAL_SECONDS", 1.0)
         now = [100.0]
         monkeypatch.setattr(condition_callbacks.time, "monotonic", lambda: now[0])
         watch = start()
         write_conditions(tmp_path, news_of(make_event()))
         now[0] += 0.9
-        assert watch.look() == ()
+        assert watch.poll() == ()
         now[0] += 0.2
-        assert len(watch.look()) == 1
+        assert len(watch.poll()) == 1
 
 
 class TestTelling:
@@ -120,7 +120,7 @@ class TestTelling:
 
         watch = start(broken, told.append)
         write_conditions(tmp_path, news_of(make_event(), make_event()))
-        watch.tell(watch.look())
+        watch.deliver(watch.poll())
         assert len(told) == 2
         assert len(watch.failures) == 2
         (record,) = caplog.records
@@ -133,7 +133,7 @@ class TestTelling:
         watch = start(stop)
         write_conditions(tmp_path, news_of(make_event()))
         with pytest.raises(SystemExit):
-            watch.tell(watch.look())
+            watch.deliver(watch.poll())
 
     @pytest.mark.parametrize(
         ("severity", "level"),
@@ -145,7 +145,7 @@ class TestTelling:
         caplog.set_level(logging.INFO, "mp_agent")
         watch = start(logs=True)
         write_conditions(tmp_path, news_of(make_event(severity=severity)))
-        watch.tell(watch.look())
+        watch.deliver(watch.poll())
         (record,) = caplog.records
         assert (record.name, record.levelno) == ("mp_agent", level)
         assert "since step 7" in record.getMessage() and "Clip." in record.getMessage()

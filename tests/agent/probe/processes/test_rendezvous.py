@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from mp_agent.probe.attachment import _meets_other_nodes
 from mp_agent.probe.processes import node_agent, rendezvous
-from mp_agent.probe.processes.node_agent import start_rendezvous
+from mp_agent.probe.processes.node_agent import searches_root, start_rendezvous
 from mp_agent.probe.processes.rendezvous import Rendezvous
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
@@ -318,7 +317,7 @@ def test_a_search_in_vain_is_made_once_more_when_steps_are_made(
     if note is not None:
         write_root_note(tmp_path, RootNote(asked_by_unix_ns=1, **note))
     for _ in range(3):
-        search.look_after()
+        search.retry_if_due()
     assert len(begun) == searches
 
 
@@ -341,7 +340,7 @@ def test_a_search_in_vain_is_made_once_more_when_steps_are_made(
     ],
 )
 def test_a_run_of_one_node_asks_nobody(identity, settings, meets):
-    assert _meets_other_nodes(make_identity(**identity), Settings(**settings)) is meets
+    assert searches_root(make_identity(**identity), Settings(**settings)) is meets
 
 
 def test_the_process_is_of_the_lowest_priority(start_rank, tmp_path, monkeypatch):

@@ -1,132 +1,57 @@
-"""Which steps there are, and what belongs to each."""
+"""Which call returns a step as complete, once, and in order."""
 
-import gc
-import weakref
-from math import isnan
+from types import SimpleNamespace
 
 import pytest
-import torch
 
-from mp_agent.ring.reader import RingReader
-from tests.agent.probe.small_model import fail, make_loss, make_model, sum_squares
-
-
-class TestStep:
-    def test_column_is_absent_on_the_first_and_positive_afterwards(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model.parameters())
-        for _ in range(3):
-            make_loss(model).backward()
-            optimizer.step()
-        seconds = watched.read().column("step_seconds")
-        assert isnan(seconds[0])
-        assert seconds[1] > 0 < seconds[2]
-
-    def test_number_of_the_trainer_is_kept_and_counted_on(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model.parameters())
-        for _ in range(3):
-            make_loss(model).backward()
-            optimizer.step()
-            if watched.steps_told == 1:
-                watched.probe.observe(step=1000)
-        records = watched.read().records
-        assert [record.sequence for record in records] == [1, 2, 3]
-        assert [record.step for record in records] == [1, 1000, 1001]
-
-    def test_tells_on_step_after_each(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model.parameters())
-        for _ in range(4):
-            make_loss(model).backward()
-            optimizer.step()
-        assert watched.steps_told == 4
-
-    def test_takes_learning_rate_and_tokens(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.25))
-        watched.probe.observe(tokens=100)
-        watched.probe.observe(tokens=28)
-        make_loss(model).backward()
-        optimizer.step()
-        watched.probe.observe(lr=0.125)
-        make_loss(model).backward()
-        optimizer.step()
-        contents = watched.read()
-        assert contents.values(0)["learning_rate"] == 0.25
-        assert contents.values(0)["tokens"] == 128
-        assert contents.values(1)["learning_rate"] == 0.125
-        assert "tokens" not in contents.values(1)
-
-    def test_that_raised_leaves_an_open_record_and_is_done_again(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model.parameters())
-        handle = optimizer.register_step_post_hook(fail)
-        make_loss(model).backward()
-        with pytest.raises(ZeroDivisionError):
-            optimizer.step()
-        contents = watched.read()
-        assert contents.records == []
-        assert contents.open_record.sequence == 1
-        assert contents.open_record.gradients[0, 0] == pytest.approx(sum_squares(model), rel=1e-6)
-        handle.remove()
-        make_loss(model).backward()
-        optimizer.step()
-        contents = watched.read()
-        assert [record.sequence for record in contents.records] == [1]
-        assert contents.open_record is None
-
-    def test_of_an_optimizer_within_an_optimizer_counts_once(self, watch):
-        watched, model = watch(), make_model()
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        outer = _Outer(inner)
-        make_loss(model).backward()
-        outer.step()
-        contents = watched.read()
-        assert len(contents.records) == 1
-        assert contents.state.unsupported == ()
-
-    def test_of_the_next_optimizer_counts_once_the_first_is_gone(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model.parameters())
-        make_loss(model).backward()
-        optimizer.step()
-        gone = [weakref.ref(each) for each in (optimizer, model, model[0].weight)]
-        del optimizer, model
-        gc.collect()
-        assert [reference() for reference in gone] == [None] * 3, "the probe keeps them alive"
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters())
-        make_loss(model).backward()
-        optimizer.step()
-        assert watched.steps_told == 2
-        assert watched.read().state.committed_sequence == 2
-
-    def test_of_a_grown_optimizer_is_measured_whole(self, watch):
-        watched, model = watch(), make_model()
-        optimizer = torch.optim.SGD(model[0].parameters())
-        make_loss(model).backward()
-        optimizer.step()
-        optimizer.add_param_group({"params": list(model[2].parameters())})
-        make_loss(model).backward()
-        optimizer.step()
-        reader = RingReader.open(watched.writer.path)
-        schemas, elements = [], []
-        for _ in range(2):
-            schemas.append(reader.schema)
-            records, _ = reader.steps_after(len(elements))
-            elements += [record.gradients[0, 5] for record in records]
-        reader.close()
-        assert [len(schema.layers) for schema in schemas] == [2, 4]
-        assert elements == [40, 58]
+from mp_agent.probe.optimizers.watched import Role
+from mp_agent.probe.step.boundaries import StepBoundaries
 
 
-class _Outer(torch.optim.Optimizer):
-    """A wrapper that is itself an optimizer, as some libraries have it."""
+def optimizer(label, role):
+    return SimpleNamespace(
+        label=label, role=role, scalars={}, of_run=role in (Role.FIRST, Role.JOINT)
+    )
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        super().__init__(inner.param_groups, inner.defaults)
-        self.inner = inner
 
-    def step(self, closure=None):
-        return self.inner.step(closure)
+@pytest.fixture
+def boundaries():
+    return StepBoundaries()
+
+
+def sequences(steps):
+    return [step.sequence for step in steps]
+
+
+def test_of_a_single_optimizer_the_step_is_complete_when_it_ends(boundaries):
+    for sequence in (1, 2, 3):
+        boundaries.begin_pass()
+        assert sequences(boundaries.run_ended("", ())) == [sequence]
+    assert boundaries.close_ended() == []
+
+
+def test_an_optimizer_of_another_model_that_steps_in_turn_completes_the_step(boundaries):
+    other = optimizer("1", Role.SEPARATE)
+    boundaries.begin_pass()
+    assert sequences(boundaries.run_ended("", ())) == [1]
+    assert boundaries.other_ended(other) == []
+    for sequence in (2, 3):
+        boundaries.begin_pass()
+        assert boundaries.run_ended("", ()) == []  # it waits for its companion
+        assert sequences(boundaries.other_ended(other)) == [sequence]
+
+
+def test_an_awaited_optimizer_of_the_model_completes_the_step(boundaries):
+    boundaries.begin_pass()
+    assert boundaries.run_ended("", {"1"}) == []
+    assert sequences(boundaries.joint_ended("1")) == [1]
+    assert boundaries.joint_ended("1") == []
+
+
+def test_a_step_that_waits_is_complete_at_the_next_end_before_that_one(boundaries):
+    boundaries.begin_pass()
+    assert boundaries.run_ended("", {"1"}) == []
+    boundaries.begin_pass()
+    assert sequences(boundaries.run_ended("", {"1"})) == [1]
+    assert sequences(boundaries.close_ended()) == [2]
+    assert boundaries.close_ended() == []

@@ -211,7 +211,7 @@ def test_a_callback_that_is_interrupted_passes_it_on_and_one_that_fails_does_not
     )
     alarm(handler)
     with pytest.raises(TimeoutError):
-        watch.tell([object()])
+        watch.deliver([object()])
     assert failures == [1]
 
 

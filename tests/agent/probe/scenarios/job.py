@@ -24,7 +24,7 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.reference import row_of
 from tests.agent.probe.rings import make_identity
-from tests.agent.probe.variants import POISONED_STEP, Variant, variants_of
+from tests.agent.probe.scenarios.variants import POISONED_STEP, Variant, variants_of
 
 LAYER_INTERVAL = 2
 """Steps 1, 2, 4, … look at layers and derive totals from them; the others measure totals."""

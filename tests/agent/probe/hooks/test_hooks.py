@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.probe import tracker
+from mp_agent.probe.tracker import step_tracker
 
 
 def make_model() -> nn.Module:
@@ -105,7 +105,7 @@ def test_the_clipping_of_fsdp1_is_looked_behind(watch, monkeypatch):
 class TestTeardown:
     def end(self, watch, monkeypatch, tmp_path, *, trains: bool) -> list[float]:
         pauses: list[float] = []
-        monkeypatch.setattr(tracker.time, "sleep", pauses.append)
+        monkeypatch.setattr(step_tracker.time, "sleep", pauses.append)
         method = f"file://{tmp_path}/rendezvous"
         dist.init_process_group("gloo", init_method=method, rank=0, world_size=1)
         try:

@@ -10,13 +10,13 @@ import pytest
 import mp_agent
 from mp_agent.errors import SettingError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.slow
 def test_init_and_training_go_on_in_odd_places(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-m", "tests.agent.probe.odd_places"],
+        [sys.executable, "-m", "tests.agent.probe.scenarios.odd_places"],
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
-from mp_agent.probe.recorder import StepRecorder
+from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.settings import Settings
@@ -23,20 +23,20 @@ class ContainedRecorder(StepRecorder):
     def __init__(
         self,
         contain: Contain,
-        subjects: OptimizerRegistry,
+        registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
     ) -> None:
-        super().__init__(subjects, traits, settings)
+        super().__init__(registry, traits, settings)
         self._contain = contain
 
     def measure(
-        self, step: OpenStep, looks: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
+        self, step: OpenStep, scaled: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
     ) -> None:
         """See `StepRecorder.measure`."""
-        labels = [subject.label for subject, _ in looks if subject.label]
-        which = f" of optimizer {labels[0]}" if len(labels) == len(looks) > 0 else ""
-        self._contain(f"measuring gradients{which}", super().measure, step, looks, point)
+        labels = [watched.label for watched, _ in scaled if watched.label]
+        which = f" of optimizer {labels[0]}" if len(labels) == len(scaled) > 0 else ""
+        self._contain(f"measuring gradients{which}", super().measure, step, scaled, point)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
         """See `StepRecorder.end`."""

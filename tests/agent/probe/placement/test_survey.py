@@ -68,7 +68,7 @@ class TestGrid:
 
 
 def verdict(parameter, ranks_in_run=4, name="weight", modules=(), root=None):
-    return Survey(modules, root, ranks_in_run).verdict(name, parameter)
+    return Survey(modules, root, ranks_in_run).placement_of(name, parameter)
 
 
 class TestPlainParameters:

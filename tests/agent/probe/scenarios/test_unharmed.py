@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe import recorder
 from mp_agent.probe.isolation import guard
 from mp_agent.probe.probe import Probe
+from mp_agent.probe.recording.recorder import StepRecorder
+from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.records.steps import Phase
 from mp_agent.settings import Settings
 
@@ -59,7 +60,7 @@ def test_weights_after_200_steps_are_bit_identical(watch, fused):
 def test_what_keeps_failing_costs_itself_alone_and_is_said_once(watch, monkeypatch, caplog):
     alone = train(50)
     watched = watch()
-    monkeypatch.setattr(recorder.StepRecorder, "_look", _raise)
+    monkeypatch.setattr(StepMeasurement, "_measure", _raise)
     with caplog.at_level(logging.WARNING, "mp_agent"):
         together = train(50)
     assert identical(alone, together)
@@ -104,7 +105,7 @@ def test_a_schema_for_which_there_is_no_memory_leaves_training_alone(watch, monk
 
 def test_an_interrupt_reaches_training(watch, monkeypatch):
     watch()
-    monkeypatch.setattr(recorder.StepRecorder, "measure", _interrupt)
+    monkeypatch.setattr(StepRecorder, "measure", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(1)
 

@@ -8,7 +8,6 @@ import pytest
 import torch.multiprocessing
 
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
-from tests.agent.probe import job
 from tests.agent.probe.rings import (
     RingContents,
     merge_layer_tables,
@@ -16,7 +15,8 @@ from tests.agent.probe.rings import (
     read_ring,
     rows_by_name,
 )
-from tests.agent.probe.variants import POISONED_STEP, variants_of
+from tests.agent.probe.scenarios import job
+from tests.agent.probe.scenarios.variants import POISONED_STEP, variants_of
 
 JOBS = {
     "single": ("single", 1),

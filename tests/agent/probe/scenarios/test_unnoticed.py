@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mp_agent.probe import attachment
+from mp_agent.probe import rank_ring
 from mp_agent.probe.attachment import Attachment
 from mp_agent.probe.processes import node_agent
 from mp_agent.probe.processes.detached import start_detached
@@ -78,7 +78,7 @@ def test_a_ring_that_cannot_be_made_yet_is_made_later(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(attachment, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(rank_ring, "RETRY_SECONDS", 0.0)
     attached = Attachment(Settings(dir=tmp_path, node_agent="none", run="r"), setting_errors=0)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -189,7 +189,7 @@ class TestSignals:
         thread = threading.Thread(target=log.arm)
         thread.start()
         thread.join()
-        log.look()
+        log.poll()
         assert not log.asked_to_end
 
 

@@ -1,0 +1,141 @@
+"""Everything between an open step and the ring: measures gradients, writes steps."""
+
+import logging
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.optimizers.measurement import Measurement
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.recording.ring_schema import DRAIN_SECONDS, RingSchema
+from mp_agent.probe.recording.step_measurement import StepMeasurement
+from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.open_step import OpenStep, observed_step
+from mp_agent.ring.interruptions import pass_on
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent")
+
+
+class _Ready(NamedTuple):
+    plans: Sequence[MeasurementPlan]
+    writer: RingWriter
+    delivery: Delivery
+
+
+class StepRecorder:
+    """Measures open steps, and writes them into the ring. Holds no plan, hence no parameters.
+
+    trainer_lead: by how much the trainer's own step is ahead of our sequence number.
+    """
+
+    def __init__(
+        self, registry: OptimizerRegistry, traits: ObservedTraits, settings: Settings
+    ) -> None:
+        self.trainer_lead = 0
+        self._registry = registry
+        self._traits = traits
+        self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
+        self._measures = Measurement()
+        self._step_measurement = StepMeasurement(
+            self._measures, self._schedule, registry.note_unsupported
+        )
+        self._schema = RingSchema(self._schedule, traits, registry.note_unsupported)
+        self._writer: RingWriter | None = None
+        self._digests = True
+
+    def write_to(self, writer: RingWriter) -> None:
+        """Write to this ring from now on; until then nothing is measured."""
+        self._writer = writer
+
+    def measure(
+        self, step: OpenStep, scaled: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
+    ) -> None:
+        """Measure optimizers' gradients as they stand, and write the step as it stands, open.
+
+        scaled: the optimizers, each with 1 / the factor by which its gradients are still
+        multiplied. point: where in the step this is, for the run's facts.
+        """
+        if not self._schema.written:
+            self._traits.measuring_point = point
+        plans = [(watched.plan(), inverse_scale) for watched, inverse_scale in scaled]
+        if (ready := self._prepare()) is None:
+            return
+        usable = [
+            (plan, scale) for plan, scale in plans if plan is not None and plan in ready.plans
+        ]
+        if not usable:
+            return
+        self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        for plan, _ in usable:
+            step.note_reduction(plan.reducers.reduced())
+        step.measured.update(plan.label for plan, _ in usable)
+        if step.worth_telling(self._registry.roles.labels_of_run):
+            self._offer(step, ready, complete=False)
+
+    def end(self, step: OpenStep, probe_seconds: float) -> None:
+        """Record what is known of a step only at its end.
+
+        probe_seconds: host time that the probe has spent since the end of the step before.
+        """
+        if (ready := self._prepare()) is None:
+            return
+        step.scalars["probe_seconds"] = probe_seconds
+        step.scalars["step_seconds"] = perf_counter() - step.begun_seconds
+        # Of several models' backwards the last one says nothing of the time before the first.
+        if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):
+            step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
+        ready.writer.count(probe_seconds=probe_seconds)
+
+    def publish(self, step: OpenStep) -> None:
+        """Write the step as complete; publish what has come from the device meanwhile."""
+        if (ready := self._prepare()) is None:
+            return
+        if self._schedule.due(step.sequence):
+            self._add_digest(step, ready.plans)
+        self._offer(step, ready, complete=True)
+        ready.delivery.collect()
+
+    def lost_a_step(self) -> None:
+        """Count a step whose end was not seen: something was raised in the middle of it."""
+        if self._writer is not None:
+            self._writer.count(records_dropped=1)
+
+    def flush(self, step: OpenStep) -> None:
+        """Publish everything, also a step that will not end; waits for a device at most 1 s."""
+        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
+        if worthwhile and (ready := self._prepare()) is not None:
+            self._offer(step, ready, complete=False)
+        if self._schema.delivery is not None:
+            self._schema.delivery.drain(DRAIN_SECONDS)
+
+    def _offer(self, step: OpenStep, ready: _Ready, *, complete: bool) -> None:
+        observed = observed_step(step, self.trainer_lead, ready.plans, self._schema.order)
+        ready.delivery.offer(observed, complete=complete)
+
+    def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Add the digest of the weights; without it where they are no ordinary tensors."""
+        if not self._digests:
+            return
+        try:
+            if (digest := self._measures.weight_digest(plans)) is not None:
+                step.scalars["weight_digest"] = digest
+        except (TypeError, RuntimeError) as error:
+            pass_on(error)
+            self._digests = False
+            self._registry.note_unsupported("digests of weights of this kind")
+            log.debug("the weights have no digest", exc_info=True)
+
+    def _prepare(self) -> _Ready | None:
+        """Return what is needed to record; the ring gets a schema when there is a new plan."""
+        plans = self._registry.plans()
+        if not plans or self._writer is None:
+            return None
+        return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))

@@ -1,0 +1,111 @@
+"""Keeps the schema in the ring in agreement with the plans of the watched optimizers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from mp_agent.probe.delivery.base import Delivery, make_delivery
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, Schema
+from mp_agent.ring.writer import RingWriter
+
+DRAIN_SECONDS = 1.0
+"""How long everything before is waited for, at most, when it must be in the ring."""
+
+
+class RingSchema:
+    """The newest schema in the ring. Holds no plan, hence no parameters.
+
+    order: where the rows of the schema's layers stand among those of the plans, if elsewhere.
+    delivery: brings records of this schema into the ring; None before the first.
+    """
+
+    def __init__(
+        self,
+        schedule: LayerSchedule,
+        traits: ObservedTraits,
+        note_unsupported: Callable[[str], None],
+    ) -> None:
+        self.order: torch.Tensor | None = None
+        self.delivery: Delivery | None = None
+        self._schedule = schedule
+        self._traits = traits
+        self._note_unsupported = note_unsupported
+        self._layers: tuple[tuple[Layer, ...], ...] = ()
+        """Of the plans that the schema in the ring was made of."""
+        self._begun: tuple[Schema, torch.device, list[int]] | None = None
+        """The newest schema in the ring, the gradients' device, and the order of the layers."""
+
+    @property
+    def written(self) -> bool:
+        """Whether there is a schema in the ring that has layers."""
+        return bool(self._layers)
+
+    def delivery_for(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
+        """Return the delivery of records of `plans`, once their schema is in the ring."""
+        if self.delivery is None or not self._are_known(plans):
+            self.delivery = self._begin(plans, writer)
+        return self.delivery
+
+    def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
+        return len(plans) == len(self._layers) and all(
+            plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True)
+        )
+
+    def _begin(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
+        """Write the schema of new plans, once everything of those before is in the ring.
+
+        Plans of which the records look the same, as those of the next optimizer of the same
+        parameters or of the next model of a sweep, continue the ones before.
+        """
+        schema = Schema(
+            step_columns=STEP_COLUMN_NAMES,
+            gradient_columns=GRADIENT_COLUMN_NAMES,
+            shares=tuple(share for plan in plans for share in plan.shares),
+            layers=_layers_of(plans),
+            facts=facts_of(plans, self._traits),
+        )
+        device, order = plans[0].device, _module_order(plans)
+        same = (schema, device, order) == self._begun
+        if self.delivery is not None and same:
+            self._layers = tuple(plan.layers for plan in plans)
+            return self.delivery
+        if self.delivery is not None:
+            self.delivery.drain(DRAIN_SECONDS)
+        writer.write_schema(schema)
+        self._begun = (schema, device, order)
+        self._traits.reduced_by_ddp |= any("ddp" in plan.strategy for plan in plans)
+        for plan in plans:
+            for feature in plan.unsupported:
+                self._note_unsupported(feature)
+        self._layers = tuple(plan.layers for plan in plans)
+        in_place = order == sorted(order)
+        self.order = None if in_place else torch.tensor(order, device=device)
+        return make_delivery(writer, schema, self._schedule, device)
+
+
+def _layers_of(plans: Sequence[MeasurementPlan]) -> tuple[Layer, ...]:
+    """Return the layers of all plans, each with the index of its share in the schema."""
+    layers: list[Layer] = []
+    before = 0
+    for plan in plans:
+        layers += [replace(layer, share=layer.share + before) for layer in plan.layers]
+        before += len(plan.shares)
+    return tuple(layers[index] for index in _module_order(plans))
+
+
+def _module_order(plans: Sequence[MeasurementPlan]) -> list[int]:
+    """Return the layers of all plans, by their numbers: those of the run's model in module order.
+
+    Backward goes through them the other way round, whichever optimizers step them.
+    """
+    keys = [
+        (0 if plan.of_run else number, place)
+        for number, plan in enumerate(plans, 1)
+        for place in plan.places
+    ]
+    return sorted(range(len(keys)), key=keys.__getitem__)

@@ -1,0 +1,109 @@
+"""Fills in what is measured of a step: totals of each share, and rows per layer when due."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from mp_agent.probe.optimizers.measurement import Measurement
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.unmeasurable import Unmeasurable
+from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.ring.interruptions import pass_on
+
+ScaledPlan = tuple[MeasurementPlan, Scalar]
+"""A plan, and 1 / the factor by which its gradients are still multiplied."""
+
+
+class _Gradients(NamedTuple):
+    """What there is to measure of one optimizer now."""
+
+    plan: MeasurementPlan
+    gradients: Sequence[torch.Tensor | None]
+    inverse_scale: Scalar
+
+    @property
+    def label(self) -> str:
+        return self.plan.label
+
+    @property
+    def empty(self) -> bool:
+        return all(gradient is None for gradient in self.gradients)
+
+
+class StepMeasurement:
+    """Measures the gradients of optimizers as they stand."""
+
+    def __init__(
+        self,
+        measures: Measurement,
+        schedule: LayerSchedule,
+        note_unsupported: Callable[[str], None],
+    ) -> None:
+        self._measures = measures
+        self._schedule = schedule
+        self._note_unsupported = note_unsupported
+        self._unmeasurable = Unmeasurable(note_unsupported)
+
+    def fill_in(self, step: OpenStep, plans: Sequence[ScaledPlan], *, at_all_layers: bool) -> None:
+        """Measure all gradients; once more without those that turn out not to be measurable.
+
+        at_all_layers: measure the layers of every step, because the host cannot tell which.
+        """
+        try:
+            self._measure(step, plans, at_all_layers=at_all_layers)
+        except Exception as error:
+            pass_on(error)
+            found = [
+                self._unmeasurable.find(
+                    plan.gradients(self._note_unsupported), partial(self._measures.alone, plan)
+                )
+                for plan, _ in plans
+            ]
+            if not any(found):
+                raise
+            self._measure(step, plans, at_all_layers=at_all_layers)
+
+    def _measure(self, step: OpenStep, plans: Sequence[ScaledPlan], *, at_all_layers: bool) -> None:
+        """Fill in the totals of optimizers, and their rows per layer when they are wanted.
+
+        One without any gradient has rows of zeros while another has some: nothing is missing.
+        """
+        measured: list[_Gradients] = []
+        for plan, inverse_scale in plans:
+            step.totals.pop(plan.label, None)
+            step.rows.pop(plan.label, None)
+            gradients = plan.gradients(self._note_unsupported)
+            measured.append(_Gradients(plan, self._unmeasurable.left_out(gradients), inverse_scale))
+        if all(each.empty for each in measured):
+            return
+        if at_all_layers or self._schedule.due(step.sequence):
+            for each in measured:
+                rows_LC = step.rows[each.label] = self._layers(each)
+                step.totals[each.label] = each.plan.totals(rows_LC)
+            return
+        for each in measured:
+            step.totals[each.label] = self._totals(each)
+        totals = [step.totals[each.label] for each in measured]
+        totals_GC = totals[0] if len(totals) == 1 else torch.cat(totals)
+        if self._schedule.wanted_for_trouble(totals_GC, measured[0].label):
+            for each in measured:
+                step.rows[each.label] = self._layers(each)
+
+    def _layers(self, measured: _Gradients) -> torch.Tensor:
+        if measured.empty:
+            return _zeros(len(measured.plan.layers), measured.plan.device)
+        return self._measures.layers(measured.plan, measured.gradients, measured.inverse_scale)
+
+    def _totals(self, measured: _Gradients) -> torch.Tensor:
+        if measured.empty:
+            return _zeros(len(measured.plan.shares), measured.plan.device)
+        return self._measures.totals(measured.plan, measured.gradients, measured.inverse_scale)
+
+
+def _zeros(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros((rows, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64, device=device)

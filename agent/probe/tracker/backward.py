@@ -1,0 +1,116 @@
+"""Backward: it begins a pass, makes gradients, and outdates what was measured before."""
+
+from collections.abc import Sequence
+from math import isnan
+from time import perf_counter
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mp_agent.probe.step.thread_progress import within_backward
+from mp_agent.probe.tracker.context import TrackerContext
+from mp_agent.probe.tracker.loss import LossTracking
+from mp_agent.probe.tracker.measuring import GradientMeasuring
+from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
+from mp_agent.probe.tracker.step_end import StepEnd
+from mp_agent.records.steps import Phase
+
+_UNUSED_GRADIENTS_AT_MOST = 64
+"""How often gradients are cleared before any optimizer steps until none is expected to."""
+
+
+class BackwardTracking:
+    """Follows outermost backwards, and gradients that are cleared between them."""
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        losses: LossTracking,
+        measuring: GradientMeasuring,
+        optimizer_steps: OptimizerSteps,
+        step_end: StepEnd,
+    ) -> None:
+        self._context = context
+        self._losses = losses
+        self._measuring = measuring
+        self._optimizer_steps = optimizer_steps
+        self._step_end = step_end
+        self._unused_gradients = 0
+        """How often gradients were cleared before any optimizer stepped."""
+
+    def begins(self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None) -> None:
+        """Add the loss to the step; what was measured so far is outdated."""
+        context = self._context
+        context.connection.ensure()
+        thread = context.thread
+        thread.in_backward = True
+        thread.closure_made_gradients = thread.in_closure
+        if not thread.in_closure:
+            self._optimizer_steps.end_enclosing()
+        thread.scaler_steps = None  # left over from a step that raised
+        other_model = context.trains_other_model
+        if not other_model:
+            context.enter_phase(Phase.BACKWARD)
+            self._step_end.begin_next_pass()
+        if inputs is not None and not self._reaches(inputs):
+            return
+        context.boundaries.gradients_change(thread.measures if other_model else None)
+        if not other_model:
+            self._begin_pass(roots, seeds)
+        thread.scaled_losses.clear()
+
+    def ended(self) -> None:
+        """Enter the forward phase; measure now where clipping could not be seen."""
+        context, thread = self._context, self._context.thread
+        thread.in_backward = False
+        if context.trains_other_model:
+            return
+        if (plan := context.marked_plan()) is not None:
+            thread.gradients.backward_ended(plan)
+            if thread.gradients.touched:
+                context.boundaries.reaches_run = True
+        context.enter_phase(Phase.FORWARD)
+        if self._optimizer_steps.stepped_in_backward:
+            self._optimizer_steps.stepped_in_backward = False
+            self._step_end.finish_run("")
+        elif context.clipping_is_compiled:
+            for watched in context.registry.known:
+                self._measuring.measure(watched, "backward", context.inverse_scale(watched))
+
+    def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:
+        """Tell gradients that are thrown away from those of a first pass, and keep these.
+
+        Where the weights have been changed since backward, though no optimizer has stepped, the
+        next backward is taken at other weights and gives no other step (SAM).
+        """
+        context = self._context
+        step, first = context.step, context.registry.first
+        if isnan(step.backward_seconds) or context.trains_other_model or within_backward():
+            return
+        if first is None:
+            step.note_cleared(owner)
+            self._unused_gradients += 1
+            if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
+                context.note_unsupported("training without an optimizer of torch.optim")
+            return
+        if not first.is_cleared_by(owner):
+            return
+        if context.thread.weights.moved:
+            self._measuring.measure_for_good(first)
+        step.loss_outdated = True
+
+    def _reaches(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether any of `inputs` may be one of the first optimizer's parameters."""
+        plans = self._context.registry.plans_of_run()
+        return not plans or any(plan.holds(each) for plan in plans for each in inputs)
+
+    def _begin_pass(self, roots: object, seeds: object) -> None:
+        context, thread = self._context, self._context.thread
+        context.step.backward_seconds = perf_counter()
+        first = context.registry.first
+        if not thread.in_closure and first is not None and (plan := first.plan()) is not None:
+            thread.weights.set(plan)
+        if (plan := context.marked_plan()) is not None:
+            thread.gradients.backward_begins(plan)
+        self._losses.add_from_backward(roots, seeds)

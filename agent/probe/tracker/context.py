@@ -1,0 +1,95 @@
+"""What the parts of the tracker share: the watched optimizers, the open step, the threads."""
+
+from dataclasses import dataclass, field
+from threading import get_ident
+
+from torch.amp import GradScaler
+
+from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
+from mp_agent.probe.recording.recorder import StepRecorder
+from mp_agent.probe.ring_connection import RingConnection
+from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
+from mp_agent.probe.step.boundaries import StepBoundaries
+from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.probe.step.phases import PhaseMarks
+from mp_agent.probe.step.thread_progress import ThreadProgress
+from mp_agent.probe.step.trainer_step import TrainerStep
+from mp_agent.records.steps import Phase
+
+
+@dataclass(slots=True, eq=False)
+class TrackerContext:
+    """State and services of one tracker. Everything in here lies below the tracker."""
+
+    registry: OptimizerRegistry
+    recorder: StepRecorder
+    phases: PhaseMarks
+    traits: ObservedTraits
+    connection: RingConnection
+    boundaries: StepBoundaries = field(default_factory=StepBoundaries)
+    thread: ThreadProgress = field(default_factory=ThreadProgress)
+    """State of the calling thread's own training loop."""
+    trainer_step: TrainerStep = field(default_factory=TrainerStep)
+    run_thread: int | None = None
+    """Thread in which the first optimizer stepped last; others train models of their own."""
+    clipping_is_compiled: bool = False
+    """Clipping calls no hook, so gradients are measured after every backward instead."""
+
+    @property
+    def step(self) -> OpenStep:
+        """The step under way."""
+        return self.boundaries.step
+
+    @property
+    def trains_other_model(self) -> bool:
+        """Whether this thread trains something other than the first optimizer's model."""
+        return self.run_thread not in (None, get_ident())
+
+    def note_unsupported(self, feature: str) -> None:
+        """Report, once, that a feature of the training script is not measured."""
+        self.connection.reports.note_unsupported(feature)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Set the phase of training, unless this thread trains another model."""
+        if not self.trains_other_model:
+            self.phases.training(phase, self.step.sequence)
+
+    def marked_plan(self) -> MeasurementPlan | None:
+        """Return the plan of the gradients that should stay as backward leaves them."""
+        first = self.registry.first
+        return None if first is None or first.managed else first.plan()
+
+    def inverse_scale(self, watched: WatchedOptimizer) -> Scalar:
+        """Return 1 / the loss scale by which the gradients are still multiplied."""
+        still_scaled = watched.scaled and watched.label not in self.thread.unscaled
+        scale = self.note_loss_scale(self.thread.scaler, watched) if still_scaled else None
+        return 1.0 if scale is None else reciprocal(scale)
+
+    def note_loss_scale(
+        self, scaler: GradScaler | None, watched: WatchedOptimizer
+    ) -> Scalar | None:
+        """Record the loss scale in force, and return it; `get_scale()` would sync the device."""
+        scale = None if scaler is None else scalar_of(scaler._get_scale_async())
+        if scale is not None:
+            separate = watched.role is Role.SEPARATE
+            scalars = watched.scalars if separate else self.boundaries.of(watched).scalars
+            scalars["loss_scale"] = scale
+        return scale
+
+    def note_learning_rate(self, watched: WatchedOptimizer) -> None:
+        """Record the learning rate of the open step, unless it is known already."""
+        if (rate := scalar_of(watched.learning_rate())) is not None:
+            self.step.scalars.setdefault("learning_rate", rate)
+
+    def note_trainer_step(self, watched: WatchedOptimizer, sequence: int) -> None:
+        """Learn the trainer's number of step `sequence`, the next one of an optimizer."""
+        if (optimizer := watched.optimizer) is not None:
+            self.trainer_step.inspect(optimizer, sequence)
+            self.update_trainer_lead()
+
+    def update_trainer_lead(self) -> None:
+        """Let records carry the trainer's step number as it is known now."""
+        self.recorder.trainer_lead = self.trainer_step.lead

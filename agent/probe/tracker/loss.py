@@ -1,0 +1,47 @@
+"""The loss of the open step: from backward, from loss scaling, from an engine or the user."""
+
+from torch.amp import GradScaler
+
+from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
+from mp_agent.probe.step.backward_loss import loss_of
+from mp_agent.probe.tracker.context import TrackerContext
+
+
+class LossTracking:
+    """Adds up the unscaled losses whose gradients accumulate in the open step."""
+
+    def __init__(self, context: TrackerContext) -> None:
+        self._context = context
+
+    def scaled(self, scaler: GradScaler, outputs: object, scaled: object) -> None:
+        """Remember the loss as it was before; the backward that follows sees it scaled."""
+        context = self._context
+        context.thread.scaler = scaler
+        context.thread.unscaled.clear()
+        context.thread.scaled_losses.note(outputs, scaled)
+        if not context.trains_other_model:
+            context.traits.scaler_name = type(scaler).__name__
+
+    def announced_by_engine(self, loss: Scalar) -> None:
+        """Keep the loss before the engine scales it; the backward that follows sees it scaled."""
+        self._context.thread.announced_loss = loss
+
+    def scaled_by_engine(self, loss: Scalar, scaled: object) -> None:
+        """Remember the loss as it was before."""
+        self._context.thread.scaled_losses.note(loss, scaled)
+
+    def divided(self, parts: int) -> None:
+        """Count the loss of the current backward as one of `parts`, as its gradients are."""
+        if not self._context.trains_other_model:
+            self._context.step.divide_last_loss(parts)
+
+    def add_from_backward(self, roots: object, seeds: object) -> None:
+        """Add the loss that the current backward starts from."""
+        thread = self._context.thread
+        scale = None if thread.scaler is None else scalar_of(thread.scaler._get_scale_async())
+        inverse_scale = 1.0 if scale is None else reciprocal(scale)
+        loss, thread.announced_loss = thread.announced_loss, None
+        if loss is None:
+            loss = loss_of(roots, seeds, thread.scaled_losses, inverse_scale)
+        if loss is not None:
+            self._context.step.add_loss(loss)

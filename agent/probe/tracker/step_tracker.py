@@ -1,0 +1,206 @@
+"""Receives the events of training, in the order in which a step happens."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.optimizers.engine import Engine
+from mp_agent.probe.scalars import Scalar, add, scalar_of
+from mp_agent.probe.tracker.activity import ActivityTracking
+from mp_agent.probe.tracker.backward import BackwardTracking
+from mp_agent.probe.tracker.clipping import ClippingTracking
+from mp_agent.probe.tracker.context import TrackerContext
+from mp_agent.probe.tracker.engine_steps import EngineSteps
+from mp_agent.probe.tracker.loss import LossTracking
+from mp_agent.probe.tracker.loss_scaling import LossScalingTracking
+from mp_agent.probe.tracker.measuring import GradientMeasuring
+from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
+from mp_agent.probe.tracker.step_end import StepEnd
+from mp_agent.probe.tracker.succession import Succession
+
+_TEARDOWN_PAUSE_SECONDS = 0.1
+
+
+class StepTracker:
+    """Knows how far the step under way has come, and when to measure. Implements `hooks.Events`.
+
+    Gradients are measured at the first of unscaling, clipping and the optimizer's step after the
+    last backward; with a closure, when it returns for the first time. A step ends with
+    `scaler.step`, without a scaler with `optimizer.step`.
+    """
+
+    def __init__(self, context: TrackerContext, guard: Guard, on_step: Callable[[], None]) -> None:
+        self._context = context
+        self._step_end = StepEnd(context, guard, on_step)
+        measuring = GradientMeasuring(context, Succession(context, self._step_end), self._step_end)
+        self._losses = LossTracking(context)
+        self._optimizers = OptimizerSteps(context, measuring, self._step_end)
+        self._backward = BackwardTracking(
+            context, self._losses, measuring, self._optimizers, self._step_end
+        )
+        self._loss_scaling = LossScalingTracking(context, measuring, self._step_end)
+        self._clipping = ClippingTracking(context, measuring)
+        self._engines = EngineSteps(context, measuring, self._step_end)
+        self._activity = ActivityTracking(context)
+
+    def observe(self, loss: object, step: int | None, lr: object, tokens: object) -> None:
+        """Use what the trainer reports of the step under way; None is nothing reported."""
+        context = self._context
+        if (loss_value := scalar_of(loss)) is not None:
+            context.step.observe_loss(loss_value)
+        if step is not None:
+            context.trainer_step.observe(int(step), context.step.sequence)
+            context.update_trainer_lead()
+        if (rate := scalar_of(lr)) is not None:
+            context.step.scalars["learning_rate"] = rate
+        if (count := scalar_of(tokens)) is not None:
+            context.step.scalars["tokens"] = add(context.step.scalars.get("tokens"), count)
+
+    def flush(self) -> None:
+        """Publish what was observed of the step under way."""
+        self._step_end.flush()
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Remember a new optimizer: it may train a part of the run's model."""
+        self._context.registry.made(optimizer)
+
+    def engine_made(self, engine: Engine) -> None:
+        """Leave an optimizer to the engine that steps it."""
+        self._context.registry.managed_by(engine)
+
+    def not_training(self, stepping: bool) -> None:
+        """Count no optimizer's step while `stepping`: torch makes it, to fill in empty state."""
+        self._optimizers.paused = stepping
+
+    def autocast_entered(self, dtype: torch.dtype) -> None:
+        """Record the precision."""
+        self._context.traits.autocast_dtype = dtype
+
+    def loss_scaled(self, scaler: GradScaler, outputs: object, scaled: object) -> None:
+        """See `LossTracking.scaled`."""
+        self._losses.scaled(scaler, outputs, scaled)
+
+    def engine_backward_begins(self, loss: Scalar) -> None:
+        """See `LossTracking.announced_by_engine`."""
+        self._losses.announced_by_engine(loss)
+
+    def engine_scaled(self, loss: Scalar, scaled: object) -> None:
+        """See `LossTracking.scaled_by_engine`."""
+        self._losses.scaled_by_engine(loss, scaled)
+
+    def backward_begins(
+        self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None
+    ) -> None:
+        """See `BackwardTracking.begins`."""
+        self._backward.begins(roots, seeds, inputs)
+
+    def loss_divided(self, parts: int) -> None:
+        """See `LossTracking.divided`."""
+        self._losses.divided(parts)
+
+    def backward_ended(self) -> None:
+        """See `BackwardTracking.ended`."""
+        self._backward.ended()
+
+    def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:
+        """See `BackwardTracking.gradients_cleared`."""
+        self._backward.gradients_cleared(owner)
+
+    def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """See `LossScalingTracking.unscaled`."""
+        self._loss_scaling.unscaled(scaler, optimizer)
+
+    def clipping(self, parameters: list[torch.Tensor]) -> None:
+        """See `ClippingTracking.begins`."""
+        self._clipping.begins(parameters)
+
+    def clipping_to(self, max_norm: object, total_norm: object) -> None:
+        """See `ClippingTracking.norm_known`."""
+        self._clipping.norm_known(max_norm, total_norm)
+
+    def clipping_compiled(self) -> None:
+        """See `ClippingTracking.compiled`."""
+        self._clipping.compiled()
+
+    def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """See `LossScalingTracking.step_begins`."""
+        self._loss_scaling.step_begins(scaler, optimizer)
+
+    def engine_step_begins(self, engine: Engine) -> None:
+        """See `EngineSteps.begins`."""
+        self._engines.begins(engine)
+
+    def optimizer_step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """See `OptimizerSteps.begins`."""
+        self._optimizers.begins(optimizer, has_closure=has_closure)
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        """See `OptimizerSteps.closure_begins`."""
+        self._optimizers.closure_begins(optimizer)
+
+    def closure_returned(self, optimizer: Optimizer) -> None:
+        """See `OptimizerSteps.closure_returned`."""
+        self._optimizers.closure_returned(optimizer)
+
+    def closure_raised(self, optimizer: Optimizer) -> None:
+        """See `OptimizerSteps.closure_raised`."""
+        self._optimizers.closure_raised(optimizer)
+
+    def optimizer_step_ended(self, optimizer: Optimizer) -> None:
+        """See `OptimizerSteps.ended`."""
+        self._optimizers.ended(optimizer)
+
+    def engine_step_raised(self) -> None:
+        """See `EngineSteps.raised`."""
+        self._engines.raised()
+
+    def engine_step_ended(self, engine: Engine) -> None:
+        """See `EngineSteps.ended`."""
+        self._engines.ended(engine)
+
+    def scaler_step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """See `LossScalingTracking.step_ended`."""
+        self._loss_scaling.step_ended(optimizer)
+
+    def scheduler_stepped(self, scheduler: LRScheduler) -> None:
+        """Learn the trainer's number of the step before."""
+        context = self._context
+        first = context.registry.first
+        if first is not None and first.is_of(scheduler.optimizer):
+            sequence = context.step.sequence - 1
+            context.trainer_step.scheduler_stepped(scheduler.last_epoch, sequence)
+            context.update_trainer_lead()
+
+    @property
+    def between_steps(self) -> bool:
+        """See `ActivityTracking.between_steps`."""
+        return self._activity.between_steps
+
+    def mode_changed(self, module: nn.Module, training: bool) -> None:
+        """See `ActivityTracking.mode_changed`."""
+        self._activity.mode_changed(module, training)
+
+    def evaluation(self, sign: str, begins: bool) -> None:
+        """See `ActivityTracking.evaluation`."""
+        self._activity.evaluation(sign, begins)
+
+    def saving(self, begins: bool) -> None:
+        """See `ActivityTracking.saving`."""
+        self._activity.saving(begins)
+
+    def group_ends(self, group: dist.ProcessGroup | None) -> None:
+        """Give gloo's threads time to release the work of DDP's last backward.
+
+        The group's destructor waits for them with the GIL held, which they need for that (torch
+        2.13): occasionally both wait forever.
+        """
+        reduced = self._context.traits.reduced_by_ddp and dist.is_initialized()
+        if reduced and "gloo" in dist.get_backend(group):
+            time.sleep(_TEARDOWN_PAUSE_SECONDS)

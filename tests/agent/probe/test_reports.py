@@ -1,0 +1,41 @@
+"""What the probe reports of itself reaches the ring, whether noted before or after there is one."""
+
+import logging
+
+from mp_agent.probe.reports import ProbeReports
+from mp_agent.ring.reader import RingReader
+
+
+def state_of(writer):
+    reader = RingReader.open(writer.path)
+    try:
+        return reader.state
+    finally:
+        reader.close()
+
+
+def test_failures_and_features_from_before_the_ring_are_in_it(writer):
+    reports = ProbeReports()
+    for _ in range(2):
+        reports.count_failure()
+    reports.note_unsupported("this")
+    reports.note_rest("clipping")
+    reports.write_to(writer)
+    reports.count_failure()
+    reports.note_capture()
+    reports.note_unsupported("this")
+    state = state_of(writer)
+    assert state.probe_errors == 3
+    assert state.unsupported == ("this", "clipping, which keeps failing", "CUDA graph capture")
+
+
+def test_each_feature_is_logged_once(writer, caplog):
+    reports = ProbeReports()
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        for _ in range(2):
+            reports.note_unsupported("this")
+        reports.write_to(writer)
+        reports.note_unsupported("this")
+    assert [record.getMessage() for record in caplog.records] == [
+        "mp_agent does not measure this: this; the rest of it goes on"
+    ]
