@@ -1,8 +1,7 @@
 """What a node agent tells the root agent: its ranks' rows, reduced to those of one node.
 
 A report stands for itself: it names its columns, shares and layers, so that the root needs no
-earlier one to read it. Sums travel as *parts*, floats whose exact sum is meant: adding the parts of
-all nodes gives the same bits however the ranks are spread over nodes.
+earlier one to read it. NaN stands for a value that no rank of the node observed.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from mp_agent.records.flight import FlightRequest
 from mp_agent.records.row_checks import check_report
 from mp_agent.records.steps import EndReason, Phase
 
-FORMAT = 2
+FORMAT = 3
 """Rises with every change that an agent of another version would read wrongly."""
 
 REPORT_BYTES_MAX = 64 * 2**20
@@ -33,8 +32,6 @@ Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Sequence_ = Annotated[int, Meta(ge=0, lt=2**53)]
 Text = Annotated[str, Meta(max_length=4096)]
 Digest = Annotated[int, Meta(ge=0, lt=2**32)]
-Parts = Annotated[tuple[float, ...], Meta(max_length=4096)]
-"""Floats whose exact sum is the value. One for a MAX or MIN. None when nothing was observed."""
 
 
 class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -64,7 +61,7 @@ class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     ranks: Ranks
     """The ranks whose rows these are: one per replica and shard, replica after replica; ascending
     for an assumed share."""
-    columns: tuple[Parts, ...]
+    columns: tuple[float, ...]
     """In the order of `NodeReport.gradient_columns`."""
     digests: tuple[Digest, ...] = ()
     """Of the row of each shard, before summing; none where there are no replicas to compare."""
@@ -74,8 +71,9 @@ class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     """One step column, merged over the ranks of a node by its algebra."""
 
     count: Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
-    """Ranks that observed it; what a MEAN is divided by."""
-    parts: Parts
+    """Ranks that observed it; the weight of a MEAN."""
+    value: float
+    """NaN where `count` is 0."""
 
 
 class WeightDigest(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -130,8 +128,7 @@ class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     replicas: Ranks
     ranks: Ranks
     values: bytes
-    """Little-endian float64, column after column, each with one value per layer; NaN in every
-    column of a layer that was not observed."""
+    """Little-endian float64, column after column, each with one value per layer."""
 
 
 class NodeLayers(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

@@ -42,6 +42,8 @@ LAYER_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.LAYER,
         help="NaN and Inf gradient elements of the layer, in the steps that were sampled.",
-        count=lambda layer: layer.values["nan_elements"] + layer.values["inf_elements"],
+        count=lambda layer: (
+            layer.values.get("nan_elements", 0.0) + layer.values.get("inf_elements", 0.0)
+        ),
     ),
 )
