@@ -129,6 +129,11 @@ NORM_COLUMNS = ("sum_squares", "abs_max", "zero_elements", "elements")
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)
 GRADIENT_COLUMN_NAMES = tuple(column.name for column in GRADIENT_COLUMNS)
 
+GRADIENT_POSITIONS: Mapping[str, int] = {
+    name: position for position, name in enumerate(GRADIENT_COLUMN_NAMES)
+}
+"""Where a column stands in the rows that the probe writes and the merge holds."""
+
 COLUMNS: Mapping[str, Column] = {
     column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
 }

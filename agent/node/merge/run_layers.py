@@ -15,7 +15,13 @@ from mp_agent.node.merge.coverage import (
 )
 from mp_agent.node.merge.layer_names import LayerNames, LayerSource
 from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, NORM_COLUMNS, by_name
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENT_COLUMNS,
+    GRADIENT_POSITIONS,
+    NORM_COLUMNS,
+    by_name,
+)
 from mp_agent.records.rows import LayerBlock, Layout, NodeLayers, NodeShare
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import LayerView
@@ -82,7 +88,7 @@ class ReportLayerColumns:
         fitted = np.full((len(GRADIENT_COLUMN_NAMES), table.shape[1]), np.nan)
         for index, name in enumerate(self.gradient_columns):
             if name in GRADIENT_COLUMN_NAMES:
-                fitted[GRADIENT_COLUMN_NAMES.index(name)] = table[index]
+                fitted[GRADIENT_POSITIONS[name]] = table[index]
         return fitted
 
 
@@ -133,12 +139,12 @@ class LayerMerge:
         )
         values = _spread([table.values for *_, table in tables], plan.targets, len(plan.labels))
         finite = np.isfinite(values)
-        needed = [GRADIENT_COLUMN_NAMES.index(name) for name in NORM_COLUMNS]
+        needed = [GRADIENT_POSITIONS[name] for name in NORM_COLUMNS]
         return MergedLayers(
             names=plan.labels,
             columns=GRADIENT_COLUMN_NAMES,
             values=np.where(finite, values, np.nan).T,
-            sound=finite[needed].all(axis=0),
+            sound=np.logical_and.reduce(finite[needed], axis=0),
             complete=all(
                 expected_shares.complete(whole, (optimizer,))
                 for optimizer in {"", *plan.optimizers}

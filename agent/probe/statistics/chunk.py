@@ -9,7 +9,7 @@ Inf, or elements that squaring cannot represent: such a chunk takes the careful 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import frexp, ldexp, sqrt
 from struct import pack, unpack
 from sys import float_info
@@ -19,7 +19,7 @@ import torch
 
 @dataclass(slots=True)
 class Tally:
-    """Running statistics of still scaled gradients."""
+    """Running statistics of still scaled gradients; its fields are named as the columns."""
 
     sum_squares: float = 0.0
     abs_max: float = 0.0
@@ -28,17 +28,12 @@ class Tally:
     inf_elements: int = 0
     elements: int = 0
 
-    def row(self, inverse_scale: float) -> tuple[float, ...]:
-        """Return the unscaled gradients' columns, in the order of `GRADIENT_COLUMN_NAMES`."""
-        return (
-            min(self.sum_squares * inverse_scale * inverse_scale, float_info.max),
-            min(self.abs_max * inverse_scale, float_info.max),
-            self.zero_elements,
-            self.nan_elements,
-            self.inf_elements,
-            self.elements,
-        )
+    def by_name(self) -> dict[str, float]:
+        """Return the statistics by column name."""
+        return {name: getattr(self, name) for name in _FIELDS}
 
+
+_FIELDS = tuple(field.name for field in fields(Tally))
 
 CHUNK_ELEMENTS = 64 * 1024
 TRUSTED_SUM_MIN = 2.0**-80

@@ -9,6 +9,7 @@ import torch
 from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.table import bounded_float, in_order
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 PACK_ELEMENTS = 32 * 1024 - 1
@@ -116,5 +117,7 @@ def _plain_arithmetic() -> AbstractContextManager[object]:
 def _table(tallies: Sequence[Tally], inverse_scale: float | torch.Tensor) -> torch.Tensor:
     """Return one row per tally; by way of numpy, which takes in Python's numbers faster."""
     inverse = float(inverse_scale)
-    rows = np.array([tally.row(inverse) for tally in tallies], dtype=np.float64)
+    rows = np.array(
+        [in_order(tally.by_name(), inverse, bounded_float) for tally in tallies], dtype=np.float64
+    )
     return torch.from_numpy(rows.reshape(-1, len(GRADIENT_COLUMN_NAMES)))
