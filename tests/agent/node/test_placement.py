@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
+from tests.agent.gradient_reference import reference_row
 from tests.agent.node.nodes import merge_node_layers, merge_nodes
-from tests.agent.node.placements import Placement, placements, row_of, spread
+from tests.agent.node.placements import Placement, placements, spread
 
 LOSSES = [1e20, 1.0, 1e-24, 3.0, 2.5, 1e17, 1e300, 7.0]
 
@@ -95,7 +96,7 @@ def test_layers_are_the_whole_tensors_on_any_nodes(data, placement):
     assert merged.complete
     for (name, home, _), parts in truth.items():
         label = f"{name}@{home}" if homes[name] > 1 else name
-        expected = row_of(np.concatenate(parts))
+        expected = reference_row(np.concatenate(parts))
         found = merged.values[merged.names.index(label)]
         assert dict(zip(merged.columns, found.tolist(), strict=True)) == pytest.approx(
             dict(

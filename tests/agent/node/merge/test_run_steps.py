@@ -10,9 +10,9 @@ from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
+from tests.agent.gradient_reference import reference_row
 from tests.agent.node.builders import gradient_row, make_record, rank_step
 from tests.agent.node.nodes import merge_nodes
-from tests.agent.node.placements import row_of
 
 NAN = float("nan")
 UNMEASURED = np.full(len(GRADIENT_COLUMN_NAMES), NAN)
@@ -49,12 +49,12 @@ def test_any_layout_of_shards_and_replicas_merges_to_the_whole_tensor(
                 replica_count=replica_count,
             )
             rank = shard * replica_count + replica
-            steps.append(rank_step(rank, make_record(gradients=[row_of(part)]), share))
+            steps.append(rank_step(rank, make_record(gradients=[reference_row(part)]), share))
     order.shuffle(steps)
 
     merged = merge(steps)
 
-    expected = dict(zip(steps[0].schema.gradient_columns, row_of(whole), strict=True))
+    expected = dict(zip(steps[0].schema.gradient_columns, reference_row(whole), strict=True))
     assert {name: merged.get(name) for name in expected} == pytest.approx(expected, rel=1e-12)
     assert merged.gradients_complete
     assert merged.coverage == 1.0
