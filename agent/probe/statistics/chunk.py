@@ -16,11 +16,15 @@ from sys import float_info
 
 import torch
 
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+
 
 @dataclass(slots=True)
 class Tally:
-    """Running statistics of still scaled gradients; its fields are named as the columns."""
+    """Running statistics of still scaled gradients; its other fields are named as the columns."""
 
+    wanted: frozenset[str] = frozenset(GRADIENT_COLUMN_NAMES)
+    """The columns to measure."""
     sum_squares: float = 0.0
     abs_max: float = 0.0
     zero_elements: int = 0
@@ -33,7 +37,7 @@ class Tally:
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = tuple(field.name for field in fields(Tally))
+_FIELDS = tuple(field.name for field in fields(Tally) if field.name != "wanted")
 
 CHUNK_ELEMENTS = 64 * 1024
 TRUSTED_SUM_MIN = 2.0**-80

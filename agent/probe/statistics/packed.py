@@ -15,7 +15,7 @@ from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dt
 from mp_agent.probe.statistics.packed_rows import RawRows, RowStatistics, by_name
 from mp_agent.probe.statistics.packing import Batch, PackedLayout, Shapes, make_packed_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
-from mp_agent.probe.statistics.table import bounded_tensor, in_order
+from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_columns
 
 ROW_ELEMENTS = 8192
 SCRATCH_ROWS = 512
@@ -48,13 +48,14 @@ class PackedStatistics:
         self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [G, C]."""
-        return self._table(groups, inverse_scale)
+        return self._table(groups, inverse_scale, wanted_columns(layers=False))
 
     def layers(
         self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None."""
-        return self._table([() if grad is None else (grad,) for grad in tensors], inverse_scale)
+        groups: list[tuple[torch.Tensor, ...]] = [() if t is None else (t,) for t in tensors]
+        return self._table(groups, inverse_scale, wanted_columns(layers=True))
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -73,7 +74,10 @@ class PackedStatistics:
 
     @torch.no_grad()
     def _table(
-        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+        self,
+        groups: Sequence[Sequence[torch.Tensor]],
+        inverse_scale: float | torch.Tensor,
+        wanted: frozenset[str],
     ) -> torch.Tensor:
         with torch.autocast(self._device.type, enabled=False):
             pieces_by_group = [self._pieces(group) for group in groups]
@@ -81,11 +85,11 @@ class PackedStatistics:
             any_double = any(piece.dtype is torch.float64 for piece in flat)
             dtype = torch.float64 if any_double else torch.float32
             layout = self._layout(dtype, pieces_by_group)
-            rows = self._row_statistics(flat, layout, dtype)
+            rows = self._row_statistics(flat, layout, dtype, wanted)
             if isinstance(inverse_scale, torch.Tensor):
                 inverse_scale = inverse_scale.double()
-            columns = in_order(by_name(rows.folded(layout), layout), inverse_scale, bounded_tensor)
-            return torch.stack(columns, dim=1)
+            results = by_name(rows.folded(layout), layout)
+            return torch.stack(in_order(results, wanted, inverse_scale, bounded_tensor), dim=1)
 
     def _pieces(self, group: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         limit = self._scratch_shape[0] * self._scratch_shape[1]
@@ -104,12 +108,16 @@ class PackedStatistics:
         return layout
 
     def _row_statistics(
-        self, flat: list[torch.Tensor], layout: PackedLayout, dtype: torch.dtype
+        self,
+        flat: list[torch.Tensor],
+        layout: PackedLayout,
+        dtype: torch.dtype,
+        wanted: frozenset[str],
     ) -> RowStatistics:
         raw = RawRows.empty(layout.rows, dtype, self._device)
         start = 0
         for batch in layout.batches:
-            self._reduce(batch, flat, dtype, raw.part(slice(start, start + batch.rows)))
+            self._reduce(batch, flat, raw.part(slice(start, start + batch.rows)), wanted)
             start += batch.rows
         return raw.statistics()
 
@@ -117,10 +125,10 @@ class PackedStatistics:
         self,
         batch: Batch,
         flat: list[torch.Tensor],
-        dtype: torch.dtype,
         out: RawRows,
+        wanted: frozenset[str],
     ) -> None:
-        scratch_RW = self._filled(batch, flat, dtype)
+        scratch_RW = self._filled(batch, flat, out.peaks_R.dtype)
         _norm(scratch_RW, 0, out.nonzero_R)
         _norm(scratch_RW.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf), 0, out.numbers_R)
         _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, out.finite_R)

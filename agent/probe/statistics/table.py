@@ -9,13 +9,24 @@ from typing import TypeVar
 import torch
 
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import GRADIENT_COLUMNS, Unscaling
+from mp_agent.records.columns import GRADIENT_COLUMNS, Tier, Unscaling
 
 Value = TypeVar("Value", float, torch.Tensor)
 
 
+def wanted_columns(*, layers: bool) -> frozenset[str]:
+    """Return the names of the columns to measure, of layers or of a step's totals.
+
+    A kernel may leave out the others; their values are absent either way.
+    """
+    return frozenset(
+        column.name for column in GRADIENT_COLUMNS if layers or column.tier is Tier.EVERY_STEP
+    )
+
+
 def in_order(
     results: Mapping[str, Value],
+    wanted: frozenset[str],
     inverse_scale: Value | float,
     bounded: Callable[[Value], Value],
 ) -> list[Value]:
@@ -26,6 +37,8 @@ def in_order(
     """
     return [
         _unscaled(results[column.name], inverse_scale, column.unscaling, bounded)
+        if column.name in wanted
+        else results["elements"] * nan
         for column in GRADIENT_COLUMNS
     ]
 

@@ -1,6 +1,7 @@
 """Both implementations against an independent float64 reference."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics import GradientStatistics, for_device, table
 from mp_agent.probe.statistics.chunk import Tally
 from mp_agent.probe.statistics.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, Tier
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, by_name, expected_row
 
@@ -44,6 +45,20 @@ def statistics(request: pytest.FixtureRequest) -> GradientStatistics:
 
 def test_a_tally_has_the_columns_by_name() -> None:
     assert set(Tally().by_name()) == set(GRADIENT_COLUMN_NAMES)
+
+
+def test_a_sampled_column_is_measured_of_layers_alone(
+    statistics: GradientStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = tuple(
+        replace(column, tier=Tier.SAMPLED) if column.name == "abs_max" else column
+        for column in GRADIENT_COLUMNS
+    )
+    monkeypatch.setattr(table, "GRADIENT_COLUMNS", columns)
+    gradient = normal(1000)
+    expected = expected_row([gradient])
+    assert_rows(statistics.totals([[gradient]], 1.0), [{**expected, "abs_max": np.nan}])
+    assert_rows(statistics.layers([gradient], 1.0), [expected])
 
 
 def test_the_cpu_gets_the_chunked_and_an_accelerator_the_packed_statistics() -> None:
@@ -172,8 +187,8 @@ def test_autograd_autocast_and_inference_mode_make_no_difference() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert_rows(statistics.totals([gradients], 1.0), expected)
         products = [gradient * 1.0 for gradient in gradients]
-        for table in (statistics.totals([products], 1.0), statistics.layers(products, 1.0)):
-            assert not table.requires_grad
+        for found in (statistics.totals([products], 1.0), statistics.layers(products, 1.0)):
+            assert not found.requires_grad
         assert_rows(statistics.totals([products], 1.0), expected)
 
 
