@@ -11,6 +11,7 @@ Inf, or elements that squaring cannot represent: such a chunk takes the careful 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from math import frexp, ldexp, sqrt
+from operator import attrgetter
 from struct import pack, unpack
 from sys import float_info
 
@@ -32,12 +33,14 @@ class Tally:
     inf_elements: int = 0
     elements: int = 0
 
-    def by_name(self) -> dict[str, float]:
-        """Return the statistics by column name."""
-        return {name: getattr(self, name) for name in _FIELDS}
+    def values(self) -> tuple[float, ...]:
+        """Return the statistics, in the order of `TALLY_COLUMNS`."""
+        found: tuple[float, ...] = _VALUES(self)
+        return found
 
 
-_FIELDS = tuple(field.name for field in fields(Tally) if field.name != "wanted")
+TALLY_COLUMNS = tuple(field.name for field in fields(Tally) if field.name != "wanted")
+_VALUES = attrgetter(*TALLY_COLUMNS)
 
 CHUNK_ELEMENTS = 64 * 1024
 TRUSTED_SUM_MIN = 2.0**-80

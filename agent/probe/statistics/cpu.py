@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter, Tally
+from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.pieces import pieces, stored_values
-from mp_agent.probe.statistics.table import bounded_float, in_order, wanted_columns
+from mp_agent.probe.statistics.table import bounded_array, in_order, wanted_columns
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 PACK_ELEMENTS = 32 * 1024 - 1
@@ -123,8 +123,10 @@ def _table(
 ) -> torch.Tensor:
     """Return one row per tally; by way of numpy, which takes in Python's numbers faster."""
     inverse = float(inverse_scale)
-    rows = np.array(
-        [in_order(tally.by_name(), wanted, inverse, bounded_float) for tally in tallies],
-        dtype=np.float64,
-    )
-    return torch.from_numpy(rows.reshape(-1, len(GRADIENT_COLUMN_NAMES)))
+    if not tallies:
+        return torch.empty((0, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64)
+    values = np.array([tally.values() for tally in tallies], dtype=np.float64).T
+    results = dict(zip(TALLY_COLUMNS, values, strict=True))
+    with np.errstate(over="ignore", under="ignore"):
+        columns = in_order(results, wanted, inverse, bounded_array)
+    return torch.from_numpy(np.stack(columns, axis=1))

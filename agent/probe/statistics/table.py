@@ -6,12 +6,13 @@ from math import nan
 from sys import float_info
 from typing import TypeVar
 
+import numpy as np
 import torch
 
-from mp_agent.records.algebra import Algebra
+from mp_agent.records.algebra import Algebra, FloatArray
 from mp_agent.records.columns import GRADIENT_COLUMNS, Tier, Unscaling
 
-Value = TypeVar("Value", float, torch.Tensor)
+Value = TypeVar("Value", FloatArray, torch.Tensor)
 
 
 def wanted_columns(*, layers: bool) -> frozenset[str]:
@@ -56,9 +57,9 @@ def _unscaled(
     return bounded(value)
 
 
-def bounded_float(value: float) -> float:
-    """Return a number, or the largest float64 if it is beyond that; NaN stays."""
-    return float_info.max if value > float_info.max else value
+def bounded_array(values: FloatArray) -> FloatArray:
+    """Return numbers, the largest float64 in place of those beyond it; NaN stays."""
+    return np.minimum(values, float_info.max)
 
 
 def bounded_tensor(values: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.probe.statistics import GradientStatistics, for_device, table
-from mp_agent.probe.statistics.chunk import Tally
+from mp_agent.probe.statistics.chunk import TALLY_COLUMNS, Tally
 from mp_agent.probe.statistics.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, Tier
@@ -44,7 +44,8 @@ def statistics(request: pytest.FixtureRequest) -> GradientStatistics:
 
 
 def test_a_tally_has_the_columns_by_name() -> None:
-    assert set(Tally().by_name()) == set(GRADIENT_COLUMN_NAMES)
+    assert set(TALLY_COLUMNS) == set(GRADIENT_COLUMN_NAMES)
+    assert len(Tally().values()) == len(TALLY_COLUMNS)
 
 
 def test_a_sampled_column_is_measured_of_layers_alone(
