@@ -120,6 +120,12 @@ GRADIENT_COLUMNS = (
     _gradient("nan_elements", Algebra.SUM, "elements that are NaN"),
     _gradient("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
     _gradient("elements", Algebra.SUM, "elements looked at"),
+    _gradient(
+        "abs_min",
+        Algebra.MIN,
+        "smallest magnitude among the finite elements that are not zero; absent without any",
+        unscaling=Unscaling.LINEAR,
+    ),
 )
 """What is known of a set of gradient elements."""
 

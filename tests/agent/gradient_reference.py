@@ -14,7 +14,7 @@ FLOAT64_MAX = float(np.finfo(np.float64).max)
 EXACT_SUM_ELEMENTS = 300_000
 """Beyond this numpy's pairwise float64 sum, good to 1e-15, stands in for `math.fsum`."""
 
-TOLERANCES = {"sum_squares": 1e-6, "abs_max": 1e-15}
+TOLERANCES = {"sum_squares": 1e-6, "abs_max": 1e-15, "abs_min": 1e-15}
 """Relative ones of what kernels measure; all other columns are counts, and exact."""
 
 
@@ -32,6 +32,9 @@ def reference_columns(
         "nan_elements": float(np.count_nonzero(np.isnan(elements))),
         "inf_elements": float(np.count_nonzero(np.isinf(elements))),
         "elements": float(elements.size),
+        "abs_min": float(np.abs(finite[finite != 0.0]).min(initial=np.inf))
+        if np.count_nonzero(finite)
+        else np.nan,
     }
 
 

@@ -29,6 +29,14 @@ LAYER_METRICS = (
         read=lambda layer: layer.values["abs_max"] if layer.judged else None,
     ),
     Metric(
+        name="mp_agent.layer.grad.abs_min",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        help="Smallest gradient magnitude in the layer other than zero; absent when all are zero.",
+        read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
+    ),
+    Metric(
         name="mp_agent.layer.grad.zero",
         unit="1",
         kind=Kind.GAUGE,

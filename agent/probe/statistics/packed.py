@@ -15,6 +15,7 @@ from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dt
 from mp_agent.probe.statistics.packed_rows import RawRows, RowStatistics, by_name
 from mp_agent.probe.statistics.packing import Batch, PackedLayout, Shapes, make_packed_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.smallest import put_in_order
 from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_columns
 
 ROW_ELEMENTS = 8192
@@ -134,6 +135,9 @@ class PackedStatistics:
         _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, out.finite_R)
         _norm(scratch_RW, torch.inf, out.peaks_R)
         _norm(self._scratch(torch.float64)[: batch.rows].copy_(scratch_RW), 2, out.norms_R)
+        if "abs_min" in wanted:
+            ordered_RW = put_in_order(scratch_RW, scratch_RW.view(out.smallest_R.dtype))
+            torch.amin(ordered_RW, dim=1, out=out.smallest_R)
 
     def _filled(self, batch: Batch, flat: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """Return the rows of the scratch, with the pieces of a batch in them."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from mp_agent.probe.statistics.digest import DIGEST_BITS
 from mp_agent.probe.statistics.packing import PackedLayout
+from mp_agent.probe.statistics.smallest import magnitudes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,16 @@ class RawRows:
     finite_R: torch.Tensor
     """Elements that are neither 0 nor NaN nor Inf."""
     peaks_R: torch.Tensor
+    smallest_R: torch.Tensor
+    """Smallest magnitudes that are not 0, as integers of `smallest.put_in_order`."""
 
     @classmethod
     def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> "RawRows":
         """Return room for so many rows."""
         norms_R = torch.empty(rows, dtype=torch.float64, device=device)
-        return cls(norms_R, *torch.empty((4, rows), dtype=dtype, device=device))
+        nonzero_R, numbers_R, finite_R, peaks_R = torch.empty((4, rows), dtype=dtype, device=device)
+        smallest_R = torch.zeros(rows, dtype=DIGEST_BITS[dtype], device=device)
+        return cls(norms_R, nonzero_R, numbers_R, finite_R, peaks_R, smallest_R)
 
     def part(self, rows: slice) -> "RawRows":
         """Return views of some rows."""
@@ -34,6 +40,7 @@ class RawRows:
             self.numbers_R[rows],
             self.finite_R[rows],
             self.peaks_R[rows],
+            self.smallest_R[rows],
         )
 
     def statistics(self) -> "RowStatistics":
@@ -41,8 +48,12 @@ class RawRows:
         counts_3R = torch.stack((self.nonzero_R, self.numbers_R, self.finite_R)).double()
         return RowStatistics(
             sums_SR=torch.cat((self.norms_R.square_().unsqueeze(0), counts_3R)),
-            maxima_MR=self.peaks_R.double().unsqueeze(0),
+            maxima_MR=torch.stack((self.peaks_R.double(), self._negated_smallest())),
         )
+
+    def _negated_smallest(self) -> torch.Tensor:
+        negated_R = -magnitudes(self.smallest_R, self.peaks_R.dtype).double()
+        return negated_R.masked_fill_(negated_R == 0.0, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class RowStatistics:
     sums_SR: torch.Tensor
     """Sum of squares, and the three counts of `RawRows`."""
     maxima_MR: torch.Tensor
-    """Largest magnitude; -Inf where there is no row."""
+    """Largest magnitude, and the smallest one that is not 0, negated; -Inf where there is none."""
 
     def folded(self, layout: PackedLayout) -> "RowStatistics":
         """Return the statistics of each group."""
@@ -71,7 +82,7 @@ def _padded(table_SR: torch.Tensor, value: float) -> torch.Tensor:
 def by_name(groups: RowStatistics, layout: PackedLayout) -> dict[str, torch.Tensor]:
     """Return [G] by column name, of the gradients as they are."""
     squares_G, nonzero_G, numbers_G, finite_G = groups.sums_SR
-    (peaks_G,) = groups.maxima_MR
+    peaks_G, negated_G = groups.maxima_MR
     return {
         "sum_squares": squares_G,
         "abs_max": peaks_G.clamp(min=0.0),
@@ -79,4 +90,5 @@ def by_name(groups: RowStatistics, layout: PackedLayout) -> dict[str, torch.Tens
         "nan_elements": nonzero_G - numbers_G,
         "inf_elements": numbers_G - finite_G,
         "elements": layout.elements_G,
+        "abs_min": -negated_G.masked_fill(negated_G == -torch.inf, torch.nan),
     }

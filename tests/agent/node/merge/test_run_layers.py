@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mp_agent.node.merge.node_layers import RankLayers
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_schema
 from tests.agent.node.nodes import merge_node_layers
@@ -33,9 +33,9 @@ def test_shards_of_each_layer_add_up_by_the_columns_algebra():
     merged = merge(fsdp_tables([list(r) for r in rows], names))
 
     expected = rows.sum(axis=0)
-    expected[:, GRADIENT_COLUMN_NAMES.index("abs_max")] = rows[
-        ..., GRADIENT_COLUMN_NAMES.index("abs_max")
-    ].max(axis=0)
+    for name, fold in (("abs_max", np.max), ("abs_min", np.min)):
+        position = GRADIENT_POSITIONS[name]
+        expected[:, position] = fold(rows[..., position], axis=0)
     assert merged.names == names
     assert merged.values == pytest.approx(expected)
     assert merged.complete
