@@ -34,6 +34,7 @@ LAYER_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.LAYER,
         help="Smallest gradient magnitude in the layer other than zero; absent when all are zero.",
+        gives_way=True,
         read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
     ),
     Metric(
