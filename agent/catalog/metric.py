@@ -58,6 +58,8 @@ class Metric:
     count: Callable[[Any], Reading] | None = None
     label_values: Callable[[Mapping[str, float]], tuple[tuple[str, ...], ...]] | None = None
     """From the thresholds in force to the label tuples known beforehand."""
+    gives_way: bool = False
+    """Of a layer: whether it is left out, for all layers, before any layer is rolled up."""
     bounds: tuple[float, ...] = ()
     thresholds: tuple[str, ...] = ()
     """Thresholds that the node agent compares against to make it: those are the jobs' to set."""
@@ -75,6 +77,8 @@ class Metric:
             raise CatalogError(f"{self.name}: give exactly one of read and count")
         if unknown := set(self.thresholds) - set(DEFAULTS):
             raise CatalogError(f"{self.name}: {', '.join(sorted(unknown))} is no threshold")
+        if self.gives_way and (self.scope is not Scope.LAYER or self.read is None):
+            raise CatalogError(f"{self.name}: only a gauge of layers gives way")
         if self.kind is Kind.HISTOGRAM and not self.bounds:
             raise CatalogError(f"{self.name}: a histogram needs bounds")
 

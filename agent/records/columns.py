@@ -1,39 +1,65 @@
-"""The columns of a ring record: what each number is, and how ranks' values become one.
+"""The columns of a ring record: what each number is, and how it is computed with.
 
-A column is declared here once. The probe fills it, the ring stores it as a float64, the merge
-applies its algebra. In the ring NaN means "not observed on this step"; no exporter ever sees it.
+A column is declared here once. The probe's kernels fill it under its name, the ring stores it as a
+float64, the merge applies its algebra. NaN means "not observed": in the ring, on the wire and in
+tables. Where values go by name, an absent one is not there; no exporter ever sees NaN.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import isnan
+
+from mp_agent.errors import CatalogError
+from mp_agent.records.algebra import Algebra
 
 
-class Algebra(Enum):
-    """How the values of several ranks become one; every member is associative and commutative."""
+class Family(Enum):
+    """What a column is of."""
 
-    SUM = "sum"
-    """Add the shards; of equal replicas take one."""
+    STEP = "step"
+    """A rank's step as a whole."""
 
-    MAX = "max"
-    """The largest. Also for flags (any rank) and for values that are equal on all ranks."""
+    GRADIENT = "gradient"
+    """A set of gradient elements: one share of a rank, or one layer on a rank."""
 
-    MIN = "min"
-    """The smallest."""
 
-    MEAN = "mean"
-    """The mean over the ranks that observed a value."""
+class Tier(Enum):
+    """How often a gradient column is measured."""
 
-    OWN = "own"
-    """Belongs to its rank; never merged."""
+    EVERY_STEP = "every step"
+
+    SAMPLED = "sampled"
+    """When layers are looked at; absent from the totals of other steps."""
+
+
+class Unscaling(Enum):
+    """How the value of scaled gradients follows the loss scale: the power of it to divide by."""
+
+    NONE = 0
+    LINEAR = 1
+    SQUARED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One float64 of a record: its name (with unit), algebra and meaning."""
+    """One float64 of a record: its name (with unit), algebra and meaning.
+
+    Raises CatalogError for a gradient column whose algebra cannot be folded at every stage.
+    """
 
     name: str
     algebra: Algebra
     meaning: str
+    family: Family = Family.STEP
+    tier: Tier = Tier.EVERY_STEP
+    unscaling: Unscaling = Unscaling.NONE
+
+    def __post_init__(self) -> None:
+        if self.family is Family.GRADIENT and self.algebra in (Algebra.MEAN, Algebra.OWN):
+            raise CatalogError(
+                f"{self.name}: algebra {self.algebra.value} does not exist for gradient columns"
+            )
 
 
 STEP_COLUMNS = (
@@ -65,15 +91,61 @@ STEP_COLUMNS = (
 )
 """What a rank knows of a step as a whole."""
 
+
+def _gradient(
+    name: str,
+    algebra: Algebra,
+    meaning: str,
+    *,
+    tier: Tier = Tier.EVERY_STEP,
+    unscaling: Unscaling = Unscaling.NONE,
+) -> Column:
+    return Column(name, algebra, meaning, Family.GRADIENT, tier, unscaling)
+
+
 GRADIENT_COLUMNS = (
-    Column("sum_squares", Algebra.SUM, "sum of squares of the finite elements, unscaled, pre-clip"),
-    Column("abs_max", Algebra.MAX, "largest magnitude among the finite elements"),
-    Column("zero_elements", Algebra.SUM, "elements equal to zero (either sign)"),
-    Column("nan_elements", Algebra.SUM, "elements that are NaN"),
-    Column("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
-    Column("elements", Algebra.SUM, "elements looked at"),
+    _gradient(
+        "sum_squares",
+        Algebra.SUM,
+        "sum of squares of the finite elements, unscaled, pre-clip",
+        unscaling=Unscaling.SQUARED,
+    ),
+    _gradient(
+        "abs_max",
+        Algebra.MAX,
+        "largest magnitude among the finite elements",
+        unscaling=Unscaling.LINEAR,
+    ),
+    _gradient("zero_elements", Algebra.SUM, "elements equal to zero (either sign)"),
+    _gradient("nan_elements", Algebra.SUM, "elements that are NaN"),
+    _gradient("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
+    _gradient("elements", Algebra.SUM, "elements looked at"),
+    _gradient(
+        "abs_min",
+        Algebra.MIN,
+        "smallest magnitude among the finite elements that are not zero; absent without any",
+        unscaling=Unscaling.LINEAR,
+    ),
 )
-"""What is known of a set of gradient elements: one share of a rank, or one layer on a rank."""
+"""What is known of a set of gradient elements."""
+
+NORM_COLUMNS = ("sum_squares", "abs_max", "zero_elements", "elements")
+"""What is always there of gradients whose norm counts."""
 
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)
 GRADIENT_COLUMN_NAMES = tuple(column.name for column in GRADIENT_COLUMNS)
+
+GRADIENT_POSITIONS: Mapping[str, int] = {
+    name: position for position, name in enumerate(GRADIENT_COLUMN_NAMES)
+}
+"""Where a column stands in the rows that the probe writes and the merge holds."""
+
+COLUMNS: Mapping[str, Column] = {
+    column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
+}
+"""All of them by name."""
+
+
+def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
+    """Return the values that were observed, by name."""
+    return {name: value for name, value in zip(names, values, strict=True) if not isnan(value)}

@@ -1,7 +1,6 @@
 """Consistency checks of a decoded report: indices, lengths and numbers."""
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from math import inf, isnan
 from operator import ge
 
@@ -47,10 +46,9 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
         raise ReportError(f"{what} has {len(step.values)} values, not {len(report.step_columns)}")
     _below((step.holding,), len(report.holdings), f"holding of {what}")
     present = set(step.ranks)
-    _not_nan(chain.from_iterable(value.parts for value in step.values), what)
     for value in step.values:
-        if bool(value.count) != bool(value.parts):
-            raise ReportError(f"{what} has {value.count} observations in {len(value.parts)} parts")
+        if bool(value.count) == isnan(value.value):
+            raise ReportError(f"{what} has the value {value.value} of {value.count} observations")
     for ranks in (step.nonfinite_loss_ranks, *(digest.ranks for digest in step.digests)):
         if not present.issuperset(ranks):
             raise ReportError(f"{what} names ranks that did not deliver it")
@@ -64,9 +62,8 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
             raise ReportError(f"{what} has a row of {len(row.columns)} columns")
         if row.digests and len(row.digests) != len(row.shards):
             raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
-        _not_nan(chain.from_iterable(row.columns), what)
-        # Squares, magnitudes and counts; their parts may be negative, where they correct rounding.
-        if any(sum(parts) < 0.0 for parts in row.columns):
+        # Squares, magnitudes and counts.
+        if any(value < 0.0 for value in row.columns):
             raise ReportError(f"{what} has a row with a negative value")
 
 
@@ -115,8 +112,3 @@ def _within(
 def _finite(number: float, what: str) -> None:
     if isnan(number) or number in (inf, -inf):
         raise ReportError(f"{what} is {number}")
-
-
-def _not_nan(numbers: Iterable[float], what: str) -> None:
-    if any(map(isnan, numbers)):
-        raise ReportError(f"{what} has a value that is NaN")

@@ -1,8 +1,7 @@
 """The report of a node agent to the root agent: its ranks' rows, reduced to those of one node.
 
 A report is self-contained: it names its columns, shares and layers, so that the root needs no
-earlier one to decode it. Sums are sent as *parts*, floats whose exact sum is the value: adding the
-parts of all nodes gives the same bits however the ranks are spread over nodes.
+earlier one to decode it. NaN stands for a value that no rank of the node observed.
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Sequence_ = Annotated[int, Meta(ge=0, lt=2**53)]
 Text = Annotated[str, Meta(max_length=4096)]
 Digest = Annotated[int, Meta(ge=0, lt=2**32)]
-Parts = Annotated[tuple[float, ...], Meta(max_length=4096)]
-"""Floats whose exact sum is the value. One for a MAX or MIN. None when nothing was observed."""
 
 
 class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -57,7 +54,7 @@ class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     ranks: Ranks
     """The ranks whose rows these are: one per replica and shard, replica after replica; ascending
     for an assumed share."""
-    columns: tuple[Parts, ...]
+    columns: tuple[float, ...]
     """In the order of `NodeReport.gradient_columns`."""
     digests: tuple[Digest, ...] = ()
     """Of the row of each shard, before summing; none where there are no replicas to compare."""
@@ -67,8 +64,9 @@ class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     """One step column, merged over the ranks of a node by its algebra."""
 
     count: Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
-    """Ranks that observed it; the divisor of a MEAN."""
-    parts: Parts
+    """Ranks that observed it; the weight of a MEAN."""
+    value: float
+    """NaN where `count` is 0."""
 
 
 class WeightDigest(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -123,8 +121,7 @@ class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     replicas: Ranks
     ranks: Ranks
     values: bytes
-    """Little-endian float64, column after column, each with one value per layer; NaN in every
-    column of a layer that was not observed."""
+    """Little-endian float64, column after column, each with one value per layer."""
 
 
 class NodeLayers(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

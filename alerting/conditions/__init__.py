@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
 from mp_agent.alerting.conditions.coverage_low import COVERAGE_LOW
+from mp_agent.alerting.conditions.gradient_at_floor import GRADIENT_AT_FLOOR
 from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradient_underflow import GRADIENT_UNDERFLOW
 from mp_agent.alerting.conditions.gradient_vanishing import GRADIENT_VANISHING
@@ -41,6 +42,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         GRADIENT_EXPLOSION,
         GRADIENT_VANISHING,
         GRADIENT_UNDERFLOW,
+        GRADIENT_AT_FLOOR,
         LAYER_GRADIENT_DEAD,
         LAYER_GRADIENT_EXPLOSION,
         NONFINITE_UPDATE,

@@ -92,6 +92,25 @@ GRADIENTS = {
         samples=("underflow_share", "overflowing_layer"),
         panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),
     ),
+    "MpAgentGradientAtFloor": Guidance(
+        harm="A small part of the gradient is rounded to zero in some layers; the run goes on. "
+        "Look when you next tune the loss scale, sooner if MpAgentGradientUnderflow follows.",
+        query='mp_agent_grad_abs_min{run="RUN",optimizer=""} '
+        '* ignoring(optimizer) mp_agent_loss_scale{run="RUN"}',
+        reading="The smallest gradient as FP16 held it. 5.96e-8 is the smallest number of FP16: "
+        "all smaller ones became zero. mp_agent_layer_grad_abs_min shows in which layers.",
+        causes=(
+            "The loss scale has fallen, or was given too low at the start.",
+            "The loss is divided by a large number before its backward in FP16.",
+            "Layers behind a very small loss weight.",
+        ),
+        false_positives=(
+            "New zeros of another origin, such as rarely used embedding rows, in a run with so "
+            "many gradients that its smallest one is always at the limit.",
+        ),
+        samples=("underflow_share",),
+        panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),
+    ),
     "MpAgentNonFiniteUpdate": Guidance(
         harm="The weights are very likely destroyed, and every further step and checkpoint is "
         "worthless: stop the run now.",

@@ -114,12 +114,14 @@ _TABLE = Row(
                     width=180,
                     steps=ANY_IS_NOTABLE,
                 ),
+                Column(name="Value #E", title="Smallest element", width=150),
             ),
             queries=(
                 _of_the_worst("mp_agent_layer_grad_norm"),
                 _of_the_worst("mp_agent_layer_grad_abs_max"),
                 _of_the_worst("mp_agent_layer_grad_zero_ratio"),
                 _of_the_worst("mp_agent_layer_grad_nonfinite_elements_total"),
+                _of_the_worst("mp_agent_layer_grad_abs_min"),
             ),
         ),
         Panel(

@@ -21,6 +21,7 @@ _SEVERITIES = {
     "MpAgentGradientExplosion": (_C, _W, _I),
     "MpAgentGradientVanishing": (_C, _W, _I),
     "MpAgentGradientUnderflow": (_W,),
+    "MpAgentGradientAtFloor": (_I,),
     "MpAgentLayerGradientDead": (_W,),
     "MpAgentNonFiniteUpdate": (_C,),
     "MpAgentLossNonFinite": (_C,),

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
+from tests.agent.gradient_reference import reference_row
 from tests.agent.probe.rings import RingContents, make_identity, read_ring
 
 pytestmark = [
@@ -57,15 +58,7 @@ class Job:
     def expected_totals(self, index: int) -> list[float]:
         scale = self.scales[index].item() if self.scales else 1.0
         values = torch.cat([grad.flatten() for grad in self.gradients[index]]).double() / scale
-        finite = values[values.isfinite()]
-        return [
-            finite.square().sum().item(),
-            finite.abs().max().item() if finite.numel() else 0.0,
-            (values == 0).sum().item(),
-            values.isnan().sum().item(),
-            values.isinf().sum().item(),
-            values.numel(),
-        ]
+        return reference_row(values.cpu().numpy()).tolist()
 
 
 @pytest.fixture

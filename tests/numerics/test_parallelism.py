@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS
+from tests.agent.gradient_reference import reference_row
 from tests.agent.probe.rings import (
     RingContents,
     merge_layer_tables,
@@ -61,15 +62,17 @@ def reference(trained, name) -> Reference:
     return found
 
 
+NO_ELEMENTS = reference_row(np.empty(0))
+
+
 def _total(rows) -> np.ndarray:
     rows_LC = np.stack(list(rows.values()))
-    total_C = rows_LC.sum(axis=0)
-    total_C[1] = rows_LC[:, 1].max()
-    return total_C
+    columns = zip(GRADIENT_COLUMNS, rows_LC.T.tolist(), strict=True)
+    return np.array([column.algebra.merged(values) for column, values in columns])
 
 
 def _columns(values) -> list[float]:
-    return [values[column] for column in GRADIENT_COLUMN_NAMES]
+    return [values.get(column, np.nan) for column in GRADIENT_COLUMN_NAMES]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -104,7 +107,7 @@ class TestEverySplit:
             assert set(expected) <= set(found)
             for layer, row in found.items():
                 np.testing.assert_allclose(
-                    row, expected.get(layer, np.zeros(6)), rtol=RELATIVE_ERROR, err_msg=layer
+                    row, expected.get(layer, NO_ELEMENTS), rtol=RELATIVE_ERROR, err_msg=layer
                 )
 
     def test_nobody_is_said_to_diverge(self, rings, name):

@@ -130,6 +130,16 @@ GRADIENT_METRICS = (
         read=lambda run: _judged(run, lambda step: step.values.get("abs_max")),
     ),
     Metric(
+        name="mp_agent.grad.abs_min",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Smallest gradient magnitude other than zero, same step as the norm; absent when all "
+        "are zero.",
+        optional_labels=OPTIMIZER,
+        read=lambda run: _judged(run, lambda step: step.values.get("abs_min")),
+    ),
+    Metric(
         name="mp_agent.grad.zero",
         unit="1",
         kind=Kind.GAUGE,

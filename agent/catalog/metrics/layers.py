@@ -29,6 +29,15 @@ LAYER_METRICS = (
         read=lambda layer: layer.values["abs_max"] if layer.judged else None,
     ),
     Metric(
+        name="mp_agent.layer.grad.abs_min",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        help="Smallest gradient magnitude in the layer other than zero; absent when all are zero.",
+        gives_way=True,
+        read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
+    ),
+    Metric(
         name="mp_agent.layer.grad.zero",
         unit="1",
         kind=Kind.GAUGE,
@@ -42,6 +51,8 @@ LAYER_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.LAYER,
         help="NaN and Inf gradient elements of the layer, in the steps that were sampled.",
-        count=lambda layer: layer.values["nan_elements"] + layer.values["inf_elements"],
+        count=lambda layer: (
+            layer.values.get("nan_elements", 0.0) + layer.values.get("inf_elements", 0.0)
+        ),
     ),
 )

@@ -66,7 +66,7 @@ def is_troubled(step: NodeStep, gradient_columns: Sequence[str]) -> bool:
     places = [
         gradient_columns.index(name) for name in _NONFINITE_COLUMNS if name in gradient_columns
     ]
-    return any(any(row.columns[place]) for row in step.rows for place in places)
+    return any(row.columns[place] > 0.0 for row in step.rows for place in places)
 
 
 STEPS_KEPT = 2048

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from mp_agent.node.merge.node_layers import fold
-from mp_agent.node.merge.schema_index import ALGEBRA
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, Algebra
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS
 from mp_agent.records.rows import LayerBlock, Layout
 from mp_agent.records.steps import FloatArray
 
@@ -106,8 +107,5 @@ def _times(values: FloatArray, count: int) -> FloatArray:
     """Return a table [C, L] as if `count` ranks had one each."""
     if count == 1:
         return values
-    many = values.copy()
-    for index, name in enumerate(GRADIENT_COLUMN_NAMES):
-        if ALGEBRA[name] is Algebra.SUM:
-            many[index] *= count
-    return many
+    columns = zip(GRADIENT_COLUMNS, values, strict=True)
+    return np.stack([column.algebra.repeated(own, count) for column, own in columns])

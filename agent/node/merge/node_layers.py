@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mp_agent.node.merge.node_steps import fitted
-from mp_agent.node.merge.schema_index import ALGEBRA, SchemaIndex, SchemaMapping, SharePlace
-from mp_agent.records.columns import Algebra
+from mp_agent.node.merge.schema_index import SchemaIndex, SchemaMapping, SharePlace
+from mp_agent.records.columns import COLUMNS
 from mp_agent.records.rows import LayerBlock, NodeLayers
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
-
-_FOLD = {Algebra.SUM: np.add, Algebra.MAX: np.fmax, Algebra.MIN: np.fmin}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,20 +62,13 @@ def reduce_layers(
 
 
 def fold(rows: Sequence[FloatArray], columns: Sequence[str]) -> FloatArray:
-    """Return tables [C, L] folded into one by their columns' algebra, without what is NaN."""
+    """Return tables [C, L] folded into one by their columns' algebra."""
     if len(rows) == 1:
         return rows[0]
     stacked = np.stack(rows)
     folded = np.empty_like(rows[0])
     for index, name in enumerate(columns):
-        algebra = ALGEBRA[name]
-        column = stacked[:, index]
-        if algebra is Algebra.SUM:
-            observed = ~np.isnan(column)
-            total = np.where(observed, column, 0.0).sum(axis=0)
-            folded[index] = np.where(observed.any(axis=0), total, np.nan)
-        else:
-            folded[index] = _FOLD[algebra].reduce(column, axis=0)
+        folded[index] = COLUMNS[name].algebra.folded(stacked[:, index])
     return folded
 
 

@@ -7,15 +7,13 @@ from zlib import crc32
 
 import numpy as np
 
-from mp_agent.node.merge.exact_sums import exact_parts
-from mp_agent.node.merge.schema_index import ALGEBRA, SchemaIndex, SchemaMapping, SharePlace
-from mp_agent.records.columns import Algebra
+from mp_agent.node.merge.schema_index import SchemaIndex, SchemaMapping, SharePlace
+from mp_agent.records.columns import COLUMNS
 from mp_agent.records.rows import NodeRow, NodeStep, StepValue, WeightDigest
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 
 _NANOSECONDS = 1e9
-_NOTHING = StepValue(count=0, parts=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +71,6 @@ def observed_columns(schema: Schema, record: StepRecord) -> dict[str, float]:
     return {name: value for name, value in pairs if isfinite(value)}
 
 
-def combine(algebra: Algebra, values: Sequence[float]) -> tuple[float, ...]:
-    """Return the parts that stand for some values of one column."""
-    if algebra in (Algebra.SUM, Algebra.MEAN):
-        return exact_parts(values)
-    if not values:
-        return ()
-    return (min(values),) if algebra is Algebra.MIN else (max(values),)
-
-
 def _step_values(
     values: Sequence[list[float]], plans: Sequence[SchemaMapping], schema_index: SchemaIndex
 ) -> tuple[StepValue, ...]:
@@ -90,15 +79,12 @@ def _step_values(
         for plan, own in zip(plans, values, strict=True)
     ]
     return tuple(
-        _step_value(ALGEBRA[name], [value for value in column if not isnan(value)])
+        StepValue(
+            count=sum(not isnan(value) for value in column),
+            value=COLUMNS[name].algebra.merged(column),
+        )
         for name, column in zip(schema_index.step_columns, zip(*ranks, strict=True), strict=True)
     )
-
-
-def _step_value(algebra: Algebra, observed: Sequence[float]) -> StepValue:
-    if not observed:
-        return _NOTHING
-    return StepValue(count=len(observed), parts=combine(algebra, observed))
 
 
 def _rows(
@@ -156,7 +142,9 @@ def _observed(
     rows = 0.0 + np.concatenate(
         [fitted(s.record.gradients, p) for s, p in zip(steps, plans, strict=True)]
     )
-    observed = np.flatnonzero(~np.isnan(rows).all(axis=1))
+    absent = np.isnan(rows)
+    rows[absent] = nan  # the same bits for all
+    observed = np.flatnonzero(~absent.all(axis=1))
     bits, size = rows.tobytes(), rows.shape[1] * rows.itemsize
     for index, values in zip(observed.tolist(), rows[observed].tolist(), strict=True):
         own = bits[index * size : (index + 1) * size]
@@ -171,11 +159,11 @@ def fitted(rows: FloatArray, plan: SchemaMapping) -> FloatArray:
     return np.concatenate([rows, absent], axis=1)[:, plan.gradient_columns]
 
 
-def _columns(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[tuple[float, ...], ...]:
-    """Return the parts of each column of some shards; none where one of them has no value."""
+def _columns(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[float, ...]:
+    """Return each column of some shards together."""
     columns = zip(*(row.values for row in rows), strict=True)
     return tuple(
-        () if any(map(isnan, column)) else combine(ALGEBRA[name], column)
+        COLUMNS[name].algebra.merged(column)
         for name, column in zip(schema_index.gradient_columns, columns, strict=True)
     )
 

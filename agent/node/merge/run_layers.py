@@ -15,8 +15,13 @@ from mp_agent.node.merge.coverage import (
 )
 from mp_agent.node.merge.layer_names import LayerNames, LayerSource
 from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup
-from mp_agent.node.merge.schema_index import ALGEBRA
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, Algebra
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENT_COLUMNS,
+    GRADIENT_POSITIONS,
+    NORM_COLUMNS,
+    by_name,
+)
 from mp_agent.records.rows import LayerBlock, Layout, NodeLayers, NodeShare
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import LayerView
@@ -26,7 +31,8 @@ from mp_agent.records.views import LayerView
 class MergedLayers:
     """The layers of the run at one sampled step, in module order.
 
-    values: [L, C] finite. sound: [L] whether all of the layer's numbers could be represented.
+    values: [L, C] finite, NaN where absent or beyond float64. sound: [L] whether all that a norm
+    that counts comes with is there.
     """
 
     names: tuple[str, ...]
@@ -51,7 +57,7 @@ class MergedLayers:
         """Return one view per layer; norms count only where those of the step do."""
         judged = (self.sound & (step_judged and self.complete)).tolist()
         return tuple(
-            LayerView(name=name, values=dict(zip(self.columns, row, strict=True)), judged=counts)
+            LayerView(name=name, values=by_name(self.columns, row), judged=counts)
             for name, row, counts in zip(self.names, self.values.tolist(), judged, strict=True)
         )
 
@@ -61,15 +67,8 @@ class MergedLayers:
         Backward runs from the output, so that is where a value born in backward began.
         """
         indices = [self.columns.index(name) for name in ("nan_elements", "inf_elements")]
-        found = np.flatnonzero(self.values[:, indices].sum(axis=1))
+        found = np.flatnonzero(np.nansum(self.values[:, indices], axis=1))
         return self.names[found[-1]] if found.size else ""
-
-
-_FOLD = {
-    Algebra.SUM: (np.add, 0.0),
-    Algebra.MAX: (np.fmax, np.nan),
-    Algebra.MIN: (np.fmin, np.nan),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class ReportLayerColumns:
         fitted = np.full((len(GRADIENT_COLUMN_NAMES), table.shape[1]), np.nan)
         for index, name in enumerate(self.gradient_columns):
             if name in GRADIENT_COLUMN_NAMES:
-                fitted[GRADIENT_COLUMN_NAMES.index(name)] = table[index]
+                fitted[GRADIENT_POSITIONS[name]] = table[index]
         return fitted
 
 
@@ -139,14 +138,13 @@ class LayerMerge:
             ]
         )
         values = _spread([table.values for *_, table in tables], plan.targets, len(plan.labels))
-        observed = ~np.isnan(values).all(axis=1)
-        columns = np.flatnonzero(observed if observed.any() else ~observed)
-        finite = np.isfinite(values[columns])
+        finite = np.isfinite(values)
+        needed = [GRADIENT_POSITIONS[name] for name in NORM_COLUMNS]
         return MergedLayers(
             names=plan.labels,
-            columns=tuple(GRADIENT_COLUMN_NAMES[column] for column in columns),
-            values=np.where(finite, values[columns], 0.0).T,
-            sound=np.logical_and.reduce(finite, axis=0),
+            columns=GRADIENT_COLUMN_NAMES,
+            values=np.where(finite, values, np.nan).T,
+            sound=np.logical_and.reduce(finite[needed], axis=0),
             complete=all(
                 expected_shares.complete(whole, (optimizer,))
                 for optimizer in {"", *plan.optimizers}
@@ -164,12 +162,6 @@ def _spread(
     if not tables:
         return merged
     rows, into = np.concatenate(tables, axis=1), np.concatenate(targets)
-    for index, name in enumerate(GRADIENT_COLUMN_NAMES):
-        function, identity = _FOLD[ALGEBRA[name]]
-        merged[index] = identity
-        observed = ~np.isnan(rows[index])
-        function.at(merged[index], into[observed], rows[index][observed])
-        unobserved = np.ones(layers, dtype=np.bool_)
-        unobserved[into[observed]] = False
-        merged[index][unobserved] = np.nan
+    for index, column in enumerate(GRADIENT_COLUMNS):
+        merged[index] = column.algebra.folded_into(rows[index], into, layers)
     return merged

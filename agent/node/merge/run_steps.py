@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 
 import numpy as np
 
@@ -13,15 +13,14 @@ from mp_agent.node.merge.coverage import (
     assumed_name,
     group_key,
 )
-from mp_agent.node.merge.exact_sums import exact_sum
 from mp_agent.node.merge.replica_digests import ReplicaDigests
-from mp_agent.node.merge.schema_index import ALGEBRA
-from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
+from mp_agent.records.algebra import Algebra
+from mp_agent.records.columns import COLUMNS, GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep, OptimizerStep
-from mp_agent.records.rows import NodeRow, NodeShare, NodeStep
+from mp_agent.records.rows import NodeRow, NodeShare, NodeStep, StepValue
 
-Columns = tuple[tuple[float, ...], ...]
-"""The parts of each gradient column."""
+Columns = tuple[float, ...]
+"""The gradient columns of a row, in the order of `GRADIENT_COLUMN_NAMES`."""
 
 
 @dataclass(slots=True)
@@ -61,9 +60,6 @@ class RowGroup:
         return max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards))[1].rows
 
 
-_COLUMNS = tuple(column.name for column in GRADIENT_COLUMNS)
-
-
 @dataclass(frozen=True, slots=True)
 class ReportColumns:
     """What the rows of a node refer to."""
@@ -73,18 +69,18 @@ class ReportColumns:
     shares: Sequence[NodeShare]
 
     def fit(self, columns: Columns) -> Columns:
-        """Return a row's columns in the order of this agent's; none where they are not there."""
-        if self.gradient_columns == _COLUMNS:
-            return columns
+        """Return a row's columns in the order of this agent's; NaN where they are not there."""
         found = dict(zip(self.gradient_columns, columns, strict=True))
-        return tuple(found.get(name, ()) for name in _COLUMNS)
+        values = (found.get(name, nan) for name in GRADIENT_COLUMN_NAMES)
+        # One object stands for all that is absent: rows that are equal compare equal.
+        return tuple(nan if isnan(value) else value for value in values)
 
 
 class StepMerge:
     """One step of the run as it comes in, node by node, in any order.
 
-    Of equal replicas one is taken, shards add up. The result is the same, to the bit, however the
-    ranks are spread over nodes.
+    Of equal replicas one is taken, shards add up. The result is the same, but for rounding, however
+    the ranks are spread over nodes.
     """
 
     def __init__(self, sequence: int, world_size: int) -> None:
@@ -95,8 +91,7 @@ class StepMerge:
         self._trainer_step: tuple[int, int] | None = None
         """The lowest rank of a node that was told the trainer's step, and that step."""
         self._time_unix_seconds = nan
-        self._counts: dict[str, int] = {}
-        self._parts: dict[str, list[float]] = {}
+        self._values: dict[str, list[StepValue]] = {}
         self._groups: dict[GroupKey, RowGroup] = {}
         self._assumed: dict[GroupKey, dict[Columns, list[int]]] = {}
         self._nonfinite_loss_ranks: list[int] = []
@@ -122,9 +117,8 @@ class StepMerge:
         if told and (self._trainer_step is None or ranks[0] < self._trainer_step[0]):
             self._trainer_step = (ranks[0], step.step)
         for name, value in zip(terms.step_columns, step.values, strict=True):
-            if value.count:
-                self._counts[name] = self._counts.get(name, 0) + value.count
-                self._parts.setdefault(name, []).extend(value.parts)
+            if name in COLUMNS:
+                self._values.setdefault(name, []).append(value)
         for row in step.rows:
             self._add_row(row, terms)
         self._replicas.add_weights(step.digests)
@@ -225,9 +219,9 @@ class StepMerge:
 
     def _step_values(self) -> dict[str, float]:
         values = {
-            name: _value(ALGEBRA[name], parts, self._counts[name])
-            for name, parts in self._parts.items()
-            if ALGEBRA.get(name, Algebra.OWN) is not Algebra.OWN
+            name: COLUMNS[name].algebra.merged([v.value for v in found], [v.count for v in found])
+            for name, found in self._values.items()
+            if COLUMNS[name].algebra is not Algebra.OWN
         }
         return {name: value for name, value in values.items() if isfinite(value)}
 
@@ -243,21 +237,12 @@ def _of_lowest_rank(rows: Mapping[Columns, Sequence[int]]) -> Columns:
 def _gradients(
     chosen: Mapping[GroupKey, Iterable[Columns]], optimizers: Collection[str]
 ) -> dict[str, float]:
-    """Return the merged gradient columns of some optimizers; without those that a row lacks."""
+    """Return the merged gradient columns of some optimizers; without those that no row has."""
     rows = [row for key, rows in chosen.items() if key[1] in optimizers for row in rows]
     if not rows:
         return {}
-    values: dict[str, float] = {}
-    for name, column in zip(_COLUMNS, zip(*rows, strict=True), strict=True):
-        if all(column):
-            terms = [part for parts in column for part in parts]
-            values[name] = _value(ALGEBRA[name], terms, 1)
+    values = {
+        name: COLUMNS[name].algebra.merged(column)
+        for name, column in zip(GRADIENT_COLUMN_NAMES, zip(*rows, strict=True), strict=True)
+    }
     return {name: value for name, value in values.items() if isfinite(value)}
-
-
-def _value(algebra: Algebra, parts: Sequence[float], count: int) -> float:
-    if algebra is Algebra.SUM:
-        return exact_sum(parts)
-    if algebra is Algebra.MEAN:
-        return exact_sum(parts, count)
-    return min(parts) if algebra is Algebra.MIN else max(parts)

@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mp_agent.node.merge.coverage import assumed_name
-from mp_agent.records.columns import GRADIENT_COLUMNS, STEP_COLUMNS, Algebra
+from mp_agent.records.algebra import Algebra
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMNS
 from mp_agent.records.rows import Layout, NodeShare
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.text import as_utf8
-
-ALGEBRA = {column.name: column.algebra for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)}
 
 _SCHEMAS_KEPT = 4096
 
@@ -60,7 +59,7 @@ class SchemaIndex:
     step_columns: tuple[str, ...] = tuple(
         column.name for column in STEP_COLUMNS if column.algebra is not Algebra.OWN
     )
-    gradient_columns: tuple[str, ...] = tuple(column.name for column in GRADIENT_COLUMNS)
+    gradient_columns: tuple[str, ...] = GRADIENT_COLUMN_NAMES
     shares: list[NodeShare] = field(default_factory=list)
     holdings: list[tuple[int, ...]] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)

@@ -1,10 +1,9 @@
 """Layers that stand for others: the union of the children of a module."""
 
 from collections.abc import Iterable, Sequence
-from math import fsum
+from math import isfinite, nan
 
-from mp_agent.node.merge.schema_index import ALGEBRA
-from mp_agent.records.columns import Algebra
+from mp_agent.records.columns import COLUMNS, NORM_COLUMNS
 from mp_agent.records.views import LayerView
 
 EVERYTHING = "*"
@@ -33,18 +32,11 @@ def union(name: str, layers: Sequence[LayerView]) -> LayerView:
     """Return layers as one: the norm of their union, of those whose norms count, if any do."""
     judged = [layer for layer in layers if layer.judged]
     of = judged or layers
-    columns = [column for column in of[0].values if all(column in each.values for each in of)]
-    return LayerView(
-        name=name,
-        values={
-            column: _combine(column, [each.values[column] for each in of]) for column in columns
-        },
-        judged=bool(judged),
-    )
-
-
-def _combine(column: str, values: Sequence[float]) -> float:
-    algebra = ALGEBRA.get(column, Algebra.MAX)
-    if algebra is Algebra.SUM:
-        return fsum(values)
-    return min(values) if algebra is Algebra.MIN else max(values)
+    columns = dict.fromkeys(column for each in of for column in each.values)
+    values = {
+        column: COLUMNS[column].algebra.merged([each.values.get(column, nan) for each in of])
+        for column in columns
+    }
+    values = {column: value for column, value in values.items() if isfinite(value)}
+    sound = all(column in values for column in NORM_COLUMNS)
+    return LayerView(name=name, values=values, judged=bool(judged) and sound)

@@ -18,6 +18,9 @@ _KEPT_OF_FADED_RANKS = {
     BY_PROMETHEUS_NAME[name] for name in ("mp_agent_rank_up", "mp_agent_rank_info")
 }
 _LAYER_METRICS = tuple(metric for metric in METRICS if metric.scope is Scope.LAYER)
+_GIVING_WAY = tuple(metric for metric in _LAYER_METRICS if metric.gives_way)
+_SPACE = 1.2
+"""How much more room than needed there must be before metrics that gave way come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,14 +92,17 @@ class SnapshotBuilder:
 
     thresholds: Mapping[str, float]
     max_series: int
+    _tight: bool = False
+    """Whether the layer metrics that give way do so."""
     _dropped: dict[str, int] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
 
     def build(self, exports: Sequence[RunExport], time_unix_seconds: float) -> Snapshot:
         """Return the families of all runs in the catalog's order.
 
-        Beyond `max_series` only the worst layers have their own series, the others are rolled up
-        by module.
+        Where all layers do not fit into `max_series`, the layer metrics that give way are left out
+        first. Beyond it only the worst layers have their own series, the others are rolled up by
+        module.
         """
         families = {
             metric: self._family(metric, exports)
@@ -104,8 +110,12 @@ class SnapshotBuilder:
             if metric.scope is not Scope.LAYER
         }
         room = self.max_series - sum(map(_series_count, families.values()))
-        governed = self._govern_layers(exports, max(room, 0) // self._series_per_layer())
-        families |= {metric: self._family(metric, governed) for metric in _LAYER_METRICS}
+        shown = self._layer_metrics(exports, room)
+        governed = self._govern_layers(exports, room, self._series_per_layer(shown))
+        families |= {
+            metric: self._family(metric, governed) if metric in shown else Family(metric, ())
+            for metric in _LAYER_METRICS
+        }
         return Snapshot(tuple(families[metric] for metric in METRICS), time_unix_seconds)
 
     def take_dropped(self, run: str) -> int:
@@ -125,9 +135,25 @@ class SnapshotBuilder:
                     log.exception("%s cannot be read", metric.name)
         return Family(metric, tuple(samples))
 
-    def _govern_layers(self, exports: Sequence[RunExport], room: int) -> Sequence[RunExport]:
-        """Return the exports with at most `room` layers and roll-ups in all."""
+    def _layer_metrics(self, exports: Sequence[RunExport], room: int) -> tuple[Metric, ...]:
+        """Return the layer metrics to export; those that gave way come back when there is space."""
         layers = sum(len(export.layers) for export in exports)
+        needed = layers * self._series_per_layer(_LAYER_METRICS)
+        self._tight = needed * (_SPACE if self._tight else 1.0) > room
+        if not self._tight:
+            return _LAYER_METRICS
+        left_out = self._series_per_layer(_GIVING_WAY)
+        for export in exports:
+            if export.layers and left_out:
+                self._drop(export.run, len(export.layers) * left_out)
+        return tuple(metric for metric in _LAYER_METRICS if not metric.gives_way)
+
+    def _govern_layers(
+        self, exports: Sequence[RunExport], room: int, series_per_layer: int
+    ) -> Sequence[RunExport]:
+        """Return the exports with layers and roll-ups of at most `room` series in all."""
+        layers = sum(len(export.layers) for export in exports)
+        room = max(room, 0) // series_per_layer
         governed = []
         for export in exports:
             share = room * len(export.layers) // layers if layers else 0
@@ -137,14 +163,14 @@ class SnapshotBuilder:
             own = {layer.name for layer in shown}
             hidden = sum(layer.name not in own for layer in export.layers)
             if hidden:
-                self._drop(export.run, hidden * self._series_per_layer())
+                self._drop(export.run, hidden * series_per_layer)
             governed.append(replace(export, layers=shown, counters=counters))
         return governed
 
-    def _series_per_layer(self) -> int:
+    def _series_per_layer(self, metrics: Sequence[Metric]) -> int:
         return sum(
             len(metric.label_values(self.thresholds)) if metric.label_values else 1
-            for metric in _LAYER_METRICS
+            for metric in metrics
         )
 
     def _drop(self, run: str, series: int) -> None:

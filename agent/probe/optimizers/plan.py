@@ -23,13 +23,9 @@ from mp_agent.probe.optimizers.live_objects import LiveObjects
 from mp_agent.probe.optimizers.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.parameter_names import named_parameters
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
-from mp_agent.records.columns import GRADIENT_COLUMNS, Algebra
+from mp_agent.probe.statistics.table import folded_rows
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
-
-_MAX_COLUMNS = tuple(
-    index for index, column in enumerate(GRADIENT_COLUMNS) if column.algebra is Algebra.MAX
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,9 +113,9 @@ class MeasurementPlan:
     def totals(self, rows_LC: torch.Tensor) -> torch.Tensor:
         """Return [G, C]: the columns' algebra applied to the layers of each share, on device."""
         if len(self.shares) == 1:
-            return _reduce(rows_LC)[None]
+            return folded_rows(rows_LC)[None]
         return torch.stack(
-            [_reduce(rows_LC.index_select(0, index)) for index in self.row_index_of_share]
+            [folded_rows(rows_LC.index_select(0, index)) for index in self.row_index_of_share]
         )
 
 
@@ -262,11 +258,3 @@ def signature_of(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:
     """Return what changes when the optimizer's groups do."""
     held = [group["params"] for group in optimizer.param_groups]
     return tuple([(id(parameters), len(parameters)) for parameters in held])
-
-
-def _reduce(rows_NC: torch.Tensor) -> torch.Tensor:
-    """Return [C]: N rows as one, in a fixed order, with no constant to send to the device."""
-    total_C = rows_NC.sum(dim=0)
-    for column in _MAX_COLUMNS:
-        total_C[column] = rows_NC[:, column].amax()
-    return total_C

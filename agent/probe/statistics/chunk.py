@@ -5,46 +5,58 @@ The ordinary chunk costs three passes, two of them in cache: square, smallest an
 tells that there may be zeros to count; the largest is the rounded square of the largest magnitude,
 whose rounded root is that magnitude again. `torch.sum` adds pairwise; `torch.dot` does not, and is
 off by 1e-5 where all elements are equal. A sum that is not a number of ordinary size tells of NaN,
-Inf, or elements that squaring cannot represent: such a chunk takes the careful path.
+Inf, or elements that squaring cannot represent: such a chunk takes the careful path. The smallest
+square gives the smallest magnitude likewise, at no cost, unless it is zero or subnormal.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import frexp, ldexp, sqrt
+from dataclasses import dataclass, fields
+from math import frexp, inf, ldexp, nan, sqrt
+from operator import attrgetter
 from struct import pack, unpack
 from sys import float_info
 
 import torch
 
+from mp_agent.probe.statistics.smallest import magnitudes, put_in_order
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+
 
 @dataclass(slots=True)
 class Tally:
-    """Running statistics of still scaled gradients."""
+    """Running statistics of still scaled gradients; its other fields are named as the columns."""
 
+    wanted: frozenset[str] = frozenset(GRADIENT_COLUMN_NAMES)
+    """The columns to measure."""
     sum_squares: float = 0.0
     abs_max: float = 0.0
     zero_elements: int = 0
     nan_elements: int = 0
     inf_elements: int = 0
     elements: int = 0
+    abs_min: float = nan
 
-    def row(self, inverse_scale: float) -> tuple[float, ...]:
-        """Return the unscaled gradients' columns, in the order of `GRADIENT_COLUMN_NAMES`."""
-        return (
-            min(self.sum_squares * inverse_scale * inverse_scale, float_info.max),
-            min(self.abs_max * inverse_scale, float_info.max),
-            self.zero_elements,
-            self.nan_elements,
-            self.inf_elements,
-            self.elements,
-        )
+    def note_smallest(self, magnitude: float) -> None:
+        """Take in a magnitude; zero and what is not finite is none."""
+        if 0.0 < magnitude < inf and not magnitude >= self.abs_min:
+            self.abs_min = magnitude
 
+    def values(self) -> tuple[float, ...]:
+        """Return the statistics, in the order of `TALLY_COLUMNS`."""
+        found: tuple[float, ...] = _VALUES(self)
+        return found
+
+
+TALLY_COLUMNS = tuple(field.name for field in fields(Tally) if field.name != "wanted")
+_VALUES = attrgetter(*TALLY_COLUMNS)
 
 CHUNK_ELEMENTS = 64 * 1024
 TRUSTED_SUM_MIN = 2.0**-80
 """Squares that vanish below the smallest float32 change a chunk's sum above this by under 2^-30."""
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_NO_BITS = 2**63 - 1
+
 _FORMATS = {torch.float32: ("=i", "=f"), torch.float64: ("=q", "=d")}
 """`struct` formats of the bits and of the number."""
 
@@ -58,19 +70,26 @@ class ChunkMeter:
             self._work = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
         self._work_bits = self._work.view(_BITS[dtype])
         self._dtype, self._formats = dtype, _FORMATS[dtype]
+        self._normal_bits = self._bits_of(torch.finfo(dtype).tiny)
 
     def add(self, chunks: Iterable[torch.Tensor], tally: Tally) -> None:
         """Add chunks of any floating dtype and layout, each of 1 to `CHUNK_ELEMENTS` elements."""
-        largest = 0
+        largest, smallest = 0, _NO_BITS
         for chunk in chunks:
             count = chunk.numel()
             if chunk.dtype is not self._dtype or not chunk.is_contiguous():
                 chunk = self._copy[:count].view(chunk.shape).copy_(chunk).view(-1)
-            largest = max(largest, self._add_chunk(chunk, count, tally))
+            low, high = self._add_chunk(chunk, count, tally)
+            largest, smallest = max(largest, high), min(smallest, low)
         tally.abs_max = max(tally.abs_max, self._root(largest))
+        if smallest != _NO_BITS:
+            tally.note_smallest(self._root(smallest))
 
-    def _add_chunk(self, chunk: torch.Tensor, count: int, tally: Tally) -> int:
-        """Add a contiguous chunk; return the bits of its largest square, 0 if tallied otherwise."""
+    def _add_chunk(self, chunk: torch.Tensor, count: int, tally: Tally) -> tuple[int, int]:
+        """Add a contiguous chunk; return the bits of its smallest and its largest square.
+
+        `_NO_BITS` and 0 where the chunk's magnitudes are in the tally already.
+        """
         squares, bits = self._work, self._work_bits
         if count != CHUNK_ELEMENTS:
             squares, bits = squares[:count], bits[:count]
@@ -81,16 +100,31 @@ class ChunkMeter:
         zeros = self._count_zeros(chunk) if low.item() == 0 else 0
         if zeros < count and not TRUSTED_SUM_MIN <= sum_squares <= float_info.max:
             self._add_carefully(chunk, tally)
-            return 0
+            return _NO_BITS, 0
         tally.zero_elements += zeros
         tally.sum_squares += sum_squares
-        return int(high.item())
+        smallest = int(low.item())
+        if smallest < self._normal_bits:
+            if zeros < count:
+                self._note_smallest(chunk, tally)
+            smallest = _NO_BITS
+        return smallest, int(high.item())
+
+    def _note_smallest(self, chunk: torch.Tensor, tally: Tally) -> None:
+        """Take in the smallest magnitude of a chunk with zeros, or whose squares are too small."""
+        if "abs_min" in tally.wanted:
+            ordered = put_in_order(chunk, self._work_bits[: chunk.numel()])
+            tally.note_smallest(magnitudes(ordered.amin(), self._dtype).item())
 
     def _root(self, square_bits: int) -> float:
         """Return the rounded root, in the scratch's dtype, of the number with these bits."""
         integer, real = self._formats
         square = unpack(real, pack(integer, square_bits))[0]
         return float(unpack(real, pack(real, sqrt(square)))[0])
+
+    def _bits_of(self, number: float) -> int:
+        integer, real = self._formats
+        return int(unpack(integer, pack(real, number))[0])
 
     def _add_carefully(self, chunk: torch.Tensor, tally: Tally) -> None:
         """Add a contiguous chunk that holds NaN, Inf, or elements too large or small to square."""
@@ -103,12 +137,13 @@ class ChunkMeter:
         tally.inf_elements += infinities
         if zeros + nans + infinities == chunk.numel():
             return
-        magnitudes = torch.abs(chunk, out=work)
+        self._note_smallest(chunk, tally)
+        absolute = torch.abs(chunk, out=work)
         if nans or infinities:
-            magnitudes.nan_to_num_(nan=0.0, posinf=0.0)
-        abs_max = magnitudes.max().item()
+            absolute.nan_to_num_(nan=0.0, posinf=0.0)
+        abs_max = absolute.max().item()
         tally.abs_max = max(tally.abs_max, abs_max)
-        tally.sum_squares += _scaled_sum_squares(magnitudes, abs_max)
+        tally.sum_squares += _scaled_sum_squares(absolute, abs_max)
 
     def _count_zeros(self, chunk: torch.Tensor) -> int:
         """Count zeros of either sign; overwrites the scratch.

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, ChunkMeter, Tally
+from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.table import bounded_array, in_order, wanted_columns
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 PACK_ELEMENTS = 32 * 1024 - 1
@@ -30,14 +31,18 @@ class CpuStatistics:
     ) -> torch.Tensor:
         """Return float64 [G, C]; small tensors of a group and dtype are measured together."""
         with _plain_arithmetic():
-            return _table([self._group_tally(group) for group in groups], inverse_scale)
+            wanted = wanted_columns(layers=False)
+            tallies = [self._group_tally(group, wanted) for group in groups]
+            return _table(tallies, wanted, inverse_scale)
 
     def layers(
         self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None."""
         with _plain_arithmetic():
-            return _table([self._tensor_tally(tensor) for tensor in tensors], inverse_scale)
+            wanted = wanted_columns(layers=True)
+            tallies = [self._tensor_tally(tensor, wanted) for tensor in tensors]
+            return _table(tallies, wanted, inverse_scale)
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -51,14 +56,14 @@ class CpuStatistics:
                 total += int(bits.sum(dtype=torch.int64).item())
         return torch.tensor(total & DIGEST_MASK, dtype=torch.float64, device="cpu")
 
-    def _tensor_tally(self, gradient: torch.Tensor | None) -> Tally:
-        tally = Tally()
+    def _tensor_tally(self, gradient: torch.Tensor | None, wanted: frozenset[str]) -> Tally:
+        tally = Tally(wanted)
         if gradient is not None:
             self._add(stored_values(gradient), tally)
         return tally
 
-    def _group_tally(self, gradients: Sequence[torch.Tensor]) -> Tally:
-        tally = Tally()
+    def _group_tally(self, gradients: Sequence[torch.Tensor], wanted: frozenset[str]) -> Tally:
+        tally = Tally(wanted)
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for gradient in gradients:
             values = stored_values(gradient)
@@ -113,8 +118,15 @@ def _plain_arithmetic() -> AbstractContextManager[object]:
     return context
 
 
-def _table(tallies: Sequence[Tally], inverse_scale: float | torch.Tensor) -> torch.Tensor:
+def _table(
+    tallies: Sequence[Tally], wanted: frozenset[str], inverse_scale: float | torch.Tensor
+) -> torch.Tensor:
     """Return one row per tally; by way of numpy, which takes in Python's numbers faster."""
     inverse = float(inverse_scale)
-    rows = np.array([tally.row(inverse) for tally in tallies], dtype=np.float64)
-    return torch.from_numpy(rows.reshape(-1, len(GRADIENT_COLUMN_NAMES)))
+    if not tallies:
+        return torch.empty((0, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64)
+    values = np.array([tally.values() for tally in tallies], dtype=np.float64).T
+    results = dict(zip(TALLY_COLUMNS, values, strict=True))
+    with np.errstate(over="ignore", under="ignore"):
+        columns = in_order(results, wanted, inverse, bounded_array)
+    return torch.from_numpy(np.stack(columns, axis=1))

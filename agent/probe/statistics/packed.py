@@ -8,13 +8,15 @@ and then Inf became zero, gives all counts without a mask. Results stay on the d
 """
 
 from collections.abc import Sequence
-from sys import float_info
 
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.packed_rows import RawRows, RowStatistics, by_name
 from mp_agent.probe.statistics.packing import Batch, PackedLayout, Shapes, make_packed_layout
 from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.smallest import put_in_order
+from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_columns
 
 ROW_ELEMENTS = 8192
 SCRATCH_ROWS = 512
@@ -47,13 +49,14 @@ class PackedStatistics:
         self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [G, C]."""
-        return self._table(groups, inverse_scale)
+        return self._table(groups, inverse_scale, wanted_columns(layers=False))
 
     def layers(
         self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None."""
-        return self._table([() if grad is None else (grad,) for grad in tensors], inverse_scale)
+        groups: list[tuple[torch.Tensor, ...]] = [() if t is None else (t,) for t in tensors]
+        return self._table(groups, inverse_scale, wanted_columns(layers=True))
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -72,7 +75,10 @@ class PackedStatistics:
 
     @torch.no_grad()
     def _table(
-        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+        self,
+        groups: Sequence[Sequence[torch.Tensor]],
+        inverse_scale: float | torch.Tensor,
+        wanted: frozenset[str],
     ) -> torch.Tensor:
         with torch.autocast(self._device.type, enabled=False):
             pieces_by_group = [self._pieces(group) for group in groups]
@@ -80,9 +86,11 @@ class PackedStatistics:
             any_double = any(piece.dtype is torch.float64 for piece in flat)
             dtype = torch.float64 if any_double else torch.float32
             layout = self._layout(dtype, pieces_by_group)
-            return _finish(
-                _fold(self._row_statistics(flat, layout, dtype), layout), layout, inverse_scale
-            )
+            rows = self._row_statistics(flat, layout, dtype, wanted)
+            if isinstance(inverse_scale, torch.Tensor):
+                inverse_scale = inverse_scale.double()
+            results = by_name(rows.folded(layout), layout)
+            return torch.stack(in_order(results, wanted, inverse_scale, bounded_tensor), dim=1)
 
     def _pieces(self, group: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         limit = self._scratch_shape[0] * self._scratch_shape[1]
@@ -101,35 +109,35 @@ class PackedStatistics:
         return layout
 
     def _row_statistics(
-        self, flat: list[torch.Tensor], layout: PackedLayout, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return float64 [5, R]: sum of squares, three counts of non-zeros, largest magnitude."""
-        rows = layout.rows
-        norms_R = torch.empty(rows, dtype=torch.float64, device=self._device)
-        others_4R = torch.empty((4, rows), dtype=dtype, device=self._device)
+        self,
+        flat: list[torch.Tensor],
+        layout: PackedLayout,
+        dtype: torch.dtype,
+        wanted: frozenset[str],
+    ) -> RowStatistics:
+        raw = RawRows.empty(layout.rows, dtype, self._device)
         start = 0
         for batch in layout.batches:
-            part = slice(start, start + batch.rows)
-            self._reduce(batch, flat, dtype, norms_R[part], others_4R[:, part])
+            self._reduce(batch, flat, raw.part(slice(start, start + batch.rows)), wanted)
             start += batch.rows
-        return torch.cat((norms_R.square_().unsqueeze(0), others_4R.double()))
+        return raw.statistics()
 
     def _reduce(
         self,
         batch: Batch,
         flat: list[torch.Tensor],
-        dtype: torch.dtype,
-        norms_R: torch.Tensor,
-        others_4R: torch.Tensor,
+        out: RawRows,
+        wanted: frozenset[str],
     ) -> None:
-        """Write the rows' norms; counts of elements not 0, nor NaN, nor Inf; largest magnitudes."""
-        scratch_RW = self._filled(batch, flat, dtype)
-        nonzero_R, numbers_R, finite_R, peaks_R = others_4R
-        _norm(scratch_RW, 0, nonzero_R)
-        _norm(scratch_RW.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf), 0, numbers_R)
-        _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, finite_R)
-        _norm(scratch_RW, torch.inf, peaks_R)
-        _norm(self._scratch(torch.float64)[: batch.rows].copy_(scratch_RW), 2, norms_R)
+        scratch_RW = self._filled(batch, flat, out.peaks_R.dtype)
+        _norm(scratch_RW, 0, out.nonzero_R)
+        _norm(scratch_RW.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf), 0, out.numbers_R)
+        _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, out.finite_R)
+        _norm(scratch_RW, torch.inf, out.peaks_R)
+        _norm(self._scratch(torch.float64)[: batch.rows].copy_(scratch_RW), 2, out.norms_R)
+        if "abs_min" in wanted:
+            ordered_RW = put_in_order(scratch_RW, scratch_RW.view(out.smallest_R.dtype))
+            torch.amin(ordered_RW, dim=1, out=out.smallest_R)
 
     def _filled(self, batch: Batch, flat: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """Return the rows of the scratch, with the pieces of a batch in them."""
@@ -149,29 +157,3 @@ class PackedStatistics:
 
 def _norm(matrix_RW: torch.Tensor, order: float, out_R: torch.Tensor) -> None:
     torch.linalg.vector_norm(matrix_RW, order, dim=1, out=out_R)
-
-
-def _fold(table_5R: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
-    """Return float64 [5, G]: the rows of each group added up, and their largest magnitude."""
-    for level in layout.fold_levels:
-        blocks_5BW = torch.nn.functional.pad(table_5R, (0, 1))[:, level]
-        table_5R = torch.cat((blocks_5BW[:4].sum(dim=2), blocks_5BW[4:].amax(dim=2)))
-    return table_5R
-
-
-def _finish(
-    table_5G: torch.Tensor, layout: PackedLayout, inverse_scale: float | torch.Tensor
-) -> torch.Tensor:
-    """Return [G, C] in the order of `GRADIENT_COLUMN_NAMES`, of the unscaled gradients."""
-    squares_G, nonzero_G, numbers_G, finite_G, peaks_G = table_5G
-    if isinstance(inverse_scale, torch.Tensor):
-        inverse_scale = inverse_scale.double()
-    columns = (
-        (squares_G * inverse_scale * inverse_scale).clamp(max=float_info.max),
-        (peaks_G * inverse_scale).clamp(max=float_info.max),
-        layout.elements_G - nonzero_G,
-        nonzero_G - numbers_G,
-        numbers_G - finite_G,
-        layout.elements_G,
-    )
-    return torch.stack(columns, dim=1)

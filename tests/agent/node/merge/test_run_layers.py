@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mp_agent.node.merge.node_layers import RankLayers
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_schema
 from tests.agent.node.nodes import merge_node_layers
@@ -33,7 +33,9 @@ def test_shards_of_each_layer_add_up_by_the_columns_algebra():
     merged = merge(fsdp_tables([list(r) for r in rows], names))
 
     expected = rows.sum(axis=0)
-    expected[:, GRADIENT_COLUMN_NAMES.index("abs_max")] = rows[:, :, 1].max(axis=0)
+    for name, fold in (("abs_max", np.max), ("abs_min", np.min)):
+        position = GRADIENT_POSITIONS[name]
+        expected[:, position] = fold(rows[..., position], axis=0)
     assert merged.names == names
     assert merged.values == pytest.approx(expected)
     assert merged.complete
@@ -81,7 +83,7 @@ def test_layers_of_equal_name_in_different_stages_become_their_union():
     merged = merge(tables)
 
     assert merged.names == ("0.weight", "own0", "own1")
-    assert merged.values[0, 0] == 3.0
+    assert merged.views(step_judged=True)[0].values["sum_squares"] == 3.0
 
 
 def test_the_nonfinite_layer_nearest_the_output_is_the_last_in_module_order():
@@ -103,11 +105,13 @@ def test_a_sum_beyond_float64_is_shown_as_uncounted_and_finite():
 
 
 def test_a_layer_that_was_not_observed_does_not_count():
-    table = RankLayers(0, make_schema(layers=("w",)), np.full((1, 6), np.nan))
+    table = RankLayers(
+        0, make_schema(layers=("w",)), np.full((1, len(GRADIENT_COLUMN_NAMES)), np.nan)
+    )
     (view,) = merge([table]).views(step_judged=True)
 
     assert not view.judged
-    assert view.values["elements"] == 0.0
+    assert view.values == {}
 
 
 def test_names_that_cannot_be_written_as_utf8_are_made_so():
@@ -117,7 +121,7 @@ def test_names_that_cannot_be_written_as_utf8_are_made_so():
 
 
 def test_no_layers_at_all_merge_to_none():
-    table = RankLayers(0, make_schema(layers=()), np.empty((0, 6)))
+    table = RankLayers(0, make_schema(layers=()), np.empty((0, len(GRADIENT_COLUMN_NAMES))))
     merged = merge([table])
 
     assert merged.views(step_judged=True) == ()

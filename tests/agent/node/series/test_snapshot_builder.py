@@ -171,8 +171,23 @@ class TestMaxSeries:
         builder, kept = self.build(layers, 3, CounterStore())
 
         assert kept == ["block.l3", "block.l4", "block.*"]
-        assert builder.take_dropped("llama") == 2 * 4
+        gave_way = len(layers)
+        assert builder.take_dropped("llama") == 2 * 4 + gave_way
         assert builder.take_dropped("llama") == 0
+
+    def test_metrics_that_give_way_do_so_before_any_layer(self):
+        layers = [layer(f"block.l{norm}", norm) for norm in (3, 1, 4, 2)]
+        layers = [replace(own, values={**own.values, "abs_min": 1e-9}) for own in layers]
+        fixed = sum(
+            self.count(f) for f in SnapshotBuilder(resolve({}), 10**6).build([export(layers=[])], 0)
+        )
+        for room, shown in ((5 * 4, 4), (5 * 4 - 1, 0), (4 * 4, 0)):
+            builder = SnapshotBuilder(resolve({}), fixed + room)
+            snapshot = builder.build([export(layers=layers)], 0.0)
+
+            assert len(series(snapshot, "mp_agent_layer_grad_norm")) == 4
+            assert len(series(snapshot, "mp_agent_layer_grad_abs_min")) == shown
+            assert builder.take_dropped("llama") == (0 if shown else 4)
 
     def test_two_runs_share_the_room_by_their_layers(self):
         layers = [layer(f"block.l{norm}", norm) for norm in range(8)]

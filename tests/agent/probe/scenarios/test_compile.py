@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from mp_agent.records.columns import GRADIENT_POSITIONS
+
 dynamo = pytest.importorskip("torch._dynamo")
 testing = pytest.importorskip("torch._dynamo.testing")
 
@@ -198,7 +200,9 @@ class TestWholeStep:
             expected.append(self.squares(model, inputs))
             step(inputs)
         contents = watched.read()
-        seen = [record.gradients[0, 0] for record in contents.records]
+        seen = [
+            record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+        ]
         assert isnan(seen[0]), "clipping was found while it was compiled, after backward"
         assert seen[1:] == pytest.approx(expected[1:], rel=1e-5)
         assert contents.schema.fact("measuring_point") == "backward"

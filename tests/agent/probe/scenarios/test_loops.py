@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from mp_agent.records.columns import GRADIENT_POSITIONS
 from mp_agent.records.steps import Phase
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
@@ -59,7 +60,9 @@ def test_a_loop_with_everything_shows_what_it_computes_itself(watch, tmp_path):
     script.run(tmp_path / "checkpoint.pt")
     contents = watched.read()
     assert contents.column("loss") == pytest.approx(script.losses)
-    assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(script.squares)
+    assert [
+        record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+    ] == pytest.approx(script.squares)
     assert contents.column("clip_norm") == pytest.approx([s**0.5 for s in script.squares])
     assert [record.step for record in contents.records] == list(range(1, _STEPS + 1))
     assert script.phases == {Phase.EVAL, Phase.CHECKPOINT}

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.utils import clip_grad_norm_
 
+from mp_agent.records.columns import GRADIENT_POSITIONS
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
@@ -73,7 +74,9 @@ class TestSharpnessAware:
                 optimizer.second_step()
         contents = watched.read()
         assert len(contents.records) == 4
-        seen = [record.gradients[0, 0] for record in contents.records]
+        seen = [
+            record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+        ]
         assert seen[1:] == pytest.approx(squares[1:], rel=1e-6)
         assert contents.column("loss")[1:] == pytest.approx(losses[1:])
         if clips:
@@ -97,7 +100,9 @@ class TestGradientsThatAreThrownAway:
             optimizer.step()
             optimizer.zero_grad()
         contents = watched.read()
-        seen = [record.gradients[0, 0] for record in contents.records]
+        seen = [
+            record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+        ]
         assert seen == pytest.approx(expected)
         assert contents.column("loss")[1:] == pytest.approx(losses[1:])
 
@@ -204,7 +209,9 @@ class TestDistributedCheckpoint:
         set_state_dict(model, optimizer, model_state_dict=models, optim_state_dict=optimizers)
         contents = watched.read()
         assert watched.steps_told == 3
-        seen = [record.gradients[0, 0] for record in contents.records]
+        seen = [
+            record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+        ]
         assert seen == pytest.approx(squares)
         assert not any(isnan(value) for value in contents.column("loss"))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.records.columns import STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_POSITIONS, STEP_COLUMN_NAMES
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
@@ -13,7 +13,9 @@ _CHANGED = "gradients before the script itself changed them"
 
 
 def _squares(contents) -> list[float]:
-    return [float(record.gradients[0, 0]) for record in contents.records]
+    return [
+        float(record.gradients[0, GRADIENT_POSITIONS["sum_squares"]]) for record in contents.records
+    ]
 
 
 def _squares_of_first(contents) -> list[float]:

@@ -5,6 +5,7 @@ from math import sqrt
 import pytest
 import torch
 
+from mp_agent.records.columns import GRADIENT_POSITIONS
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
@@ -47,10 +48,15 @@ class TestAnotherModelIsTrainedInAHook:
             scaler.update()
         contents = contents_of(watched)
         assert watched.steps_told == len(contents.records) == STEPS
-        assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
+        assert [
+            record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+        ] == pytest.approx(squares)
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.column("skipped") == [0.0] * STEPS
-        own = [record.gradients[1, 0] for record in contents.records[1:-1]]
+        own = [
+            record.gradients[1, GRADIENT_POSITIONS["sum_squares"]]
+            for record in contents.records[1:-1]
+        ]
         assert own == pytest.approx(inner_squares[1:-1])
         assert contents.state.records_dropped == 0
         assert watched.state().probe_errors == 0
@@ -81,7 +87,9 @@ class TestItsOwnModelIsDifferentiatedInAHook:
             optimizer.step()
         contents = contents_of(watched)
         assert watched.steps_told == len(contents.records) == STEPS
-        assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
+        assert [
+            record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+        ] == pytest.approx(squares)
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.state.records_dropped == 0
 
@@ -112,7 +120,9 @@ def test_a_second_pass_within_the_step_makes_no_step_of_its_own(watch):
         optimizer.step(compute_loss=lambda: make_loss(model, 70))
     contents = contents_of(watched)
     assert watched.steps_told == len(contents.records) == STEPS
-    assert [record.gradients[0, 0] for record in contents.records] == pytest.approx(squares)
+    assert [
+        record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+    ] == pytest.approx(squares)
     assert contents.column("loss") == pytest.approx(losses)
     assert contents.state.records_dropped == 0
 
@@ -140,5 +150,7 @@ def test_a_step_that_raised_after_a_step_within_it_is_followed_by_others(watch):
             assert len(norms) == 2
     contents = contents_of(watched)
     assert watched.steps_told == len(contents.records) == STEPS
-    seen = [sqrt(record.gradients[0, 0]) for record in contents.records]
+    seen = [
+        sqrt(record.gradients[0, GRADIENT_POSITIONS["sum_squares"]]) for record in contents.records
+    ]
     assert seen == pytest.approx(norms)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from mp_agent.records.columns import GRADIENT_POSITIONS
 from mp_agent.ring import locations
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
@@ -72,7 +73,7 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
     contents = read_ring(watched.writer.path, one_schema=False)
     assert watched.steps_told == len(contents.records) == _STEPS
     assert contents.state.probe_errors == 0
-    seen = [record.gradients[0, 0] for record in contents.records]
+    seen = [record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records]
     first = min(threads, key=lambda thread: abs(thread.squares[1] - seen[1]))
     assert seen == pytest.approx(first.squares, rel=1e-6)
     assert contents.column("loss")[1:] == pytest.approx(first.losses[1:])

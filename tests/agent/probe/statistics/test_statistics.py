@@ -1,6 +1,7 @@
 """Both implementations against an independent float64 reference."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mp_agent.probe.statistics import GradientStatistics, for_device
-from mp_agent.probe.statistics.chunk import Tally
+from mp_agent.probe.statistics import GradientStatistics, for_device, table
+from mp_agent.probe.statistics.chunk import TALLY_COLUMNS, Tally
 from mp_agent.probe.statistics.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, Tier
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
-from tests.agent.probe.statistics.reference import assert_rows, expected_row
+from tests.agent.probe.statistics.reference import assert_rows, by_name, expected_row
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -42,8 +43,23 @@ def statistics(request: pytest.FixtureRequest) -> GradientStatistics:
     return IMPLEMENTATIONS[request.param]()
 
 
-def test_columns_stand_in_the_order_of_the_catalog() -> None:
-    assert tuple(Tally.__dataclass_fields__) == GRADIENT_COLUMN_NAMES
+def test_a_tally_has_the_columns_by_name() -> None:
+    assert set(TALLY_COLUMNS) == set(GRADIENT_COLUMN_NAMES)
+    assert len(Tally().values()) == len(TALLY_COLUMNS)
+
+
+def test_a_sampled_column_is_measured_of_layers_alone(
+    statistics: GradientStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = tuple(
+        replace(column, tier=Tier.SAMPLED) if column.name == "abs_max" else column
+        for column in GRADIENT_COLUMNS
+    )
+    monkeypatch.setattr(table, "GRADIENT_COLUMNS", columns)
+    gradient = normal(1000)
+    expected = expected_row([gradient])
+    assert_rows(statistics.totals([[gradient]], 1.0), [{**expected, "abs_max": np.nan}])
+    assert_rows(statistics.layers([gradient], 1.0), [expected])
 
 
 def test_the_cpu_gets_the_chunked_and_an_accelerator_the_packed_statistics() -> None:
@@ -101,15 +117,15 @@ def test_values_are_divided_by_the_loss_scale(
 ) -> None:
     gradients = [normal(1000) * 65536, normal(40, 50, dtype=torch.float16)]
     expected = expected_row(gradients, float(inverse_scale))
-    row = statistics.totals([gradients], inverse_scale).tolist()[0]
-    np.testing.assert_allclose(row, expected, rtol=1e-6)
+    row = by_name(statistics.totals([gradients], inverse_scale)[0])
+    assert row == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_absurd_scale_gives_the_largest_number_and_not_infinity(
     statistics: GradientStatistics,
 ) -> None:
     row = statistics.totals([[torch.full((10,), 1e300, dtype=torch.float64)]], 1e300)
-    assert torch.isfinite(row).all()
+    assert not torch.isinf(row).any()
 
 
 ELEMENTS = st.one_of(
@@ -141,14 +157,14 @@ def test_any_gradients_agree_with_the_reference(gradients: list[torch.Tensor]) -
 @settings(deadline=None, max_examples=60)
 @given(st.floats(min_value=1.0, max_value=2.0, width=32), st.integers(1, 200_000))
 def test_equal_elements_add_up_without_drift(element: float, count: int) -> None:
-    sum_squares = CpuStatistics().totals([[torch.full((count,), element)]], 1.0)[0, 0].item()
-    assert sum_squares == pytest.approx(element * element * count, rel=1e-6)
+    (row,) = CpuStatistics().totals([[torch.full((count,), element)]], 1.0)
+    assert by_name(row)["sum_squares"] == pytest.approx(element * element * count, rel=1e-6)
 
 
 def test_the_largest_magnitude_is_exact_for_every_float32_mantissa() -> None:
     mantissas = torch.arange(1 << 23, 1 << 24, 997, dtype=torch.float32).split(1)
     table = CpuStatistics().layers(mantissas, 1.0)
-    assert table[:, 1].tolist() == [mantissa.item() for mantissa in mantissas]
+    assert [by_name(row)["abs_max"] for row in table] == [mantissa.item() for mantissa in mantissas]
 
 
 def test_gradients_are_only_read(statistics: GradientStatistics) -> None:
@@ -172,8 +188,8 @@ def test_autograd_autocast_and_inference_mode_make_no_difference() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert_rows(statistics.totals([gradients], 1.0), expected)
         products = [gradient * 1.0 for gradient in gradients]
-        for table in (statistics.totals([products], 1.0), statistics.layers(products, 1.0)):
-            assert not table.requires_grad
+        for found in (statistics.totals([products], 1.0), statistics.layers(products, 1.0)):
+            assert not found.requires_grad
         assert_rows(statistics.totals([products], 1.0), expected)
 
 
@@ -269,7 +285,7 @@ def test_a_hundred_million_elements_agree_to_a_millionth() -> None:
         float(np.square(part.astype(np.float64)).sum()) for part in np.array_split(values, 100)
     )
     for make in (CpuStatistics, lambda: PackedStatistics(CPU)):
-        row = make().totals([[gradient]], 1.0)[0]
-        assert row[0].item() == pytest.approx(sum_squares, rel=1e-6)
-        assert row[1].item() == float(np.abs(values).max())
-        assert row[5].item() == 100_000_000
+        row = by_name(make().totals([[gradient]], 1.0)[0])
+        assert row["sum_squares"] == pytest.approx(sum_squares, rel=1e-6)
+        assert row["abs_max"] == float(np.abs(values).max())
+        assert row["elements"] == 100_000_000

@@ -1,0 +1,97 @@
+"""From a kernel's results by name to a table of columns: the only place that knows their order."""
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from math import nan
+from sys import float_info
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from mp_agent.records.algebra import Algebra, FloatArray
+from mp_agent.records.columns import GRADIENT_COLUMNS, Tier, Unscaling
+
+Value = TypeVar("Value", FloatArray, torch.Tensor)
+
+
+def wanted_columns(*, layers: bool) -> frozenset[str]:
+    """Return the names of the columns to measure, of layers or of a step's totals.
+
+    A kernel may leave out the others; their values are absent either way.
+    """
+    return frozenset(
+        column.name for column in GRADIENT_COLUMNS if layers or column.tier is Tier.EVERY_STEP
+    )
+
+
+def in_order(
+    results: Mapping[str, Value],
+    wanted: frozenset[str],
+    inverse_scale: Value | float,
+    bounded: Callable[[Value], Value],
+) -> list[Value]:
+    """Return the columns of unscaled gradients, in the order of `GRADIENT_COLUMNS`.
+
+    results: by column name, of the gradients as they are; NaN where there is none.
+    bounded: limits a value to at most the largest float64.
+    """
+    return [
+        _unscaled(results[column.name], inverse_scale, column.unscaling, bounded)
+        if column.name in wanted
+        else results["elements"] * nan
+        for column in GRADIENT_COLUMNS
+    ]
+
+
+def _unscaled(
+    value: Value,
+    inverse_scale: Value | float,
+    unscaling: Unscaling,
+    bounded: Callable[[Value], Value],
+) -> Value:
+    if unscaling is Unscaling.NONE:
+        return value
+    for _ in range(unscaling.value):
+        value = value * inverse_scale
+    return bounded(value)
+
+
+def bounded_array(values: FloatArray) -> FloatArray:
+    """Return numbers, the largest float64 in place of those beyond it; NaN stays."""
+    return np.minimum(values, float_info.max)
+
+
+def bounded_tensor(values: torch.Tensor) -> torch.Tensor:
+    """Return numbers, the largest float64 in place of those beyond it; NaN stays."""
+    return values.clamp(max=float_info.max)
+
+
+def _stretches() -> tuple[tuple[slice, Algebra], ...]:
+    """Return the runs of neighbouring columns of one algebra."""
+    found, start = [], 0
+    for algebra, columns in groupby(column.algebra for column in GRADIENT_COLUMNS):
+        end = start + sum(1 for _ in columns)
+        found.append((slice(start, end), algebra))
+        start = end
+    return tuple(found)
+
+
+_STRETCHES = _stretches()
+
+
+def folded_rows(rows_NC: torch.Tensor) -> torch.Tensor:
+    """Return [C]: N rows as one, in a fixed order, with no constant to send to the device."""
+    total_C = torch.cat([_FOLDS[algebra](rows_NC[:, part]) for part, algebra in _STRETCHES])
+    return total_C.masked_fill_(rows_NC.isnan().all(dim=0), nan)
+
+
+_FOLDS: Mapping[Algebra, Callable[[torch.Tensor], torch.Tensor]] = {
+    Algebra.SUM: lambda values_NC: values_NC.nansum(dim=0),
+    Algebra.MAX: lambda values_NC: _without_nan(values_NC, Algebra.MAX).amax(dim=0),
+    Algebra.MIN: lambda values_NC: _without_nan(values_NC, Algebra.MIN).amin(dim=0),
+}
+
+
+def _without_nan(values_NC: torch.Tensor, algebra: Algebra) -> torch.Tensor:
+    return values_NC.nan_to_num(nan=algebra.identity, posinf=torch.inf, neginf=-torch.inf)
