@@ -14,7 +14,7 @@ from mp_agent.errors import CatalogError
 from mp_agent.records.algebra import Algebra
 
 
-class Family(Enum):
+class ColumnFamily(Enum):
     """What a column is of."""
 
     STEP = "step"
@@ -51,12 +51,12 @@ class Column:
     name: str
     algebra: Algebra
     meaning: str
-    family: Family = Family.STEP
+    family: ColumnFamily = ColumnFamily.STEP
     tier: Tier = Tier.EVERY_STEP
     unscaling: Unscaling = Unscaling.NONE
 
     def __post_init__(self) -> None:
-        if self.family is Family.GRADIENT and self.algebra in (Algebra.MEAN, Algebra.OWN):
+        if self.family is ColumnFamily.GRADIENT and self.algebra in (Algebra.MEAN, Algebra.OWN):
             raise CatalogError(
                 f"{self.name}: algebra {self.algebra.value} does not exist for gradient columns"
             )
@@ -100,7 +100,7 @@ def _gradient(
     tier: Tier = Tier.EVERY_STEP,
     unscaling: Unscaling = Unscaling.NONE,
 ) -> Column:
-    return Column(name, algebra, meaning, Family.GRADIENT, tier, unscaling)
+    return Column(name, algebra, meaning, ColumnFamily.GRADIENT, tier, unscaling)
 
 
 GRADIENT_COLUMNS = (

@@ -17,7 +17,7 @@ from mp_agent.node.series.rollup import union
 from mp_agent.probe.statistics import table as kernel_table
 from mp_agent.records import columns
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import COLUMNS, GRADIENT_COLUMN_NAMES, Column, Family
+from mp_agent.records.columns import COLUMNS, GRADIENT_COLUMN_NAMES, Column, ColumnFamily
 from mp_agent.records.schema import Share
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_step
@@ -230,7 +230,7 @@ def test_a_step_column_at_every_stage(declare, algebra, stage):
 @pytest.mark.parametrize("algebra", [Algebra.MEAN, Algebra.OWN])
 def test_an_algebra_that_cannot_be_folded_is_refused_for_gradients(algebra):
     with pytest.raises(CatalogError, match=f"grad_mean: algebra {algebra.value} does not exist"):
-        Column("grad_mean", algebra, "a mean of elements", Family.GRADIENT)
+        Column("grad_mean", algebra, "a mean of elements", ColumnFamily.GRADIENT)
 
 
 @pytest.mark.parametrize("algebra", [Algebra.SUM, Algebra.MAX, Algebra.MIN])
