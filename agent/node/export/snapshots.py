@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from mp_agent.alerting.site import usable_values
 from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
 from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.status import status_routes
@@ -34,7 +34,7 @@ class SnapshotProvider:
         """pushes: results of the exporters' pushes."""
         self.scrape_seconds: float | None = None
         """Time that rendering the last scrape took."""
-        self._thresholds = resolve(settings.thresholds)
+        self._thresholds = usable_values(settings)[0].limits
         self._builder = SnapshotBuilder(self._thresholds, settings.max_series)
         self._registry = registry
         self._push_service = push_service

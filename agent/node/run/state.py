@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from mp_agent.alerting.site import usable_values
-from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.pace import Standstill
@@ -38,7 +37,7 @@ class RunState:
         values, self.ignored_settings = usable_values(settings, time_scale=settings.time_scale)
         ledger = read_ledger(self._path)
         self.launches = Launches(set(ledger.launches), ledger.newest_unix_ns, ledger.read_launches)
-        self.thresholds = resolve(settings.thresholds)
+        self.thresholds = values.limits
         account = Accumulator(
             self.thresholds,
             progress=ledger.progress,

@@ -1,6 +1,8 @@
 """A run that goes from one node agent to the next, over a ledger in a real directory."""
 
+from mp_agent.node.run.state import RunState
 from mp_agent.records.steps import EndReason
+from mp_agent.settings import Settings
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import MERGE_DEADLINE_SECONDS, shown
 
@@ -118,3 +120,10 @@ def test_a_successor_knows_since_when_its_counters_count_and_how_often_the_run_w
     assert successor.export(0.0, 450.0).agent.counting_seconds == 350.0
     assert values["run_attempts_total"] == 2
     assert (values["attempt_step"], values["steps_total"]) == (2, 5)
+
+
+def test_thresholds_set_among_the_alerts_count_as_those_set_by_themselves(tmp_path):
+    by_themselves = RunState(tmp_path, Settings(thresholds={"grad_norm_high": 7.0}))
+    among_alerts = RunState(tmp_path, Settings(alerts={"grad_norm_high": "7"}))
+    assert among_alerts.thresholds == by_themselves.thresholds
+    assert among_alerts.thresholds["grad_norm_high"] == 7.0
