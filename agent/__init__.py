@@ -54,7 +54,7 @@ def init(
     harmless and changes nothing.
 
     `process_group`, a process group or a device mesh, makes a run of its ranks alone: on other
-    ranks the call does nothing. They are numbered anew, in ascending order, and should hold all
+    ranks the call does nothing. They are renumbered in ascending order, and should hold all
     shards of what they train. Groups of one job are runs of their own: the ranks are added to the
     run's name, unless this call gives `run`, a different one for each group then.
 
@@ -79,9 +79,9 @@ def observe(
     lr: float | None = None,
     tokens: int | None = None,
 ) -> None:
-    """Tell what the hooks cannot know of the step under way; optional, on any rank.
+    """Report what the hooks cannot know of the step under way; optional, on any rank.
 
-    Call it before the optimizer's step; after it, what is told counts for the next step.
+    Call it before the optimizer's step; after it, what is reported counts for the next step.
     `loss` (0-dim, stays on its device) replaces the sum of what backward was called on; `step` is
     the trainer's own count; `lr` the learning rate; `tokens` are added up over ranks. Never raises.
     """
@@ -169,14 +169,14 @@ def declare(
     after wrapping, before the first step (later it counts from the next one on)::
 
         mp_agent.declare(layer.weight, shard=tensor_group, replicate=data_group)
-        mp_agent.declare(norm, replicate=tensor_group)      # DDP's copies are known beside it
+        mp_agent.declare(norm, replicate=tensor_group)      # DDP's copies are known as well
         mp_agent.declare(experts, replicate=expert_data_group)
-        mp_agent.declare(stage)                             # this rank's own, as nobody else's
+        mp_agent.declare(stage)                             # of this rank alone
         mp_agent.declare(head.weight, counted=False)        # a copy that another rank counts
 
     Shards add up to one tensor of the run; of copies one is taken, and they are compared. With
     neither, the parameters are this rank's alone. What is said of a parameter, then of the closest
-    module around it, counts; what a DTensor says of itself stands beside it.
+    module around it, counts; what a DTensor says of itself is added to it.
 
     Raises SettingError, naming the argument and its value, and leaves everything as it was.
     """

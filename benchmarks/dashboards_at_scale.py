@@ -91,7 +91,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     prometheus, promtool = servers.find("prometheus"), servers.find("promtool")
     if prometheus is None or promtool is None:
-        raise SystemExit("prometheus and promtool are neither on PATH nor to be had by apt")
+        raise SystemExit("prometheus and promtool are neither on PATH nor available from apt")
     size = Size(**options)
     with tempfile.TemporaryDirectory(prefix="mp_agent-scale-") as place:
         directory = Path(place)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 CONTENT_TYPE = "application/json"
 STALE_SECONDS = 600.0
-"""A file that nobody has refreshed for so long is of a run that died with its root."""
+"""A file that was not refreshed for so long is of a run that died with its root."""
 
 _FILE_MODE = 0o644
 _PREFIX = "mp_agent-"
@@ -86,7 +86,7 @@ class TargetsFile:
     def remove_stale(self) -> list[Path]:
         """Delete the files of roots that went without deleting them; return which.
 
-        Their age is told by this file's own time stamp, so clocks of nodes do not matter. What
+        Their age is taken from this file's own time stamp, so clocks of nodes do not matter. What
         may not be deleted, in a directory of several users, stays.
         """
         now = self.path.stat().st_mtime

@@ -243,7 +243,7 @@ def _has_many_series(panel: Panel) -> bool:
 
 
 def _legend(*, shown: bool, many: bool = False) -> common.VizLegendOptions:
-    """Return a list below; of many series, a table beside, where ten lines have room."""
+    """Return a list below; of many series, a table next to it, where ten lines have room."""
     made = common.VizLegendOptions().show_legend(shown)
     if many:
         return made.display_mode(LegendDisplayMode.TABLE).placement(LegendPlacement.RIGHT)

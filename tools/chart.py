@@ -62,7 +62,7 @@ def _secret(*more: str) -> dict[str, Any]:
 
 
 def _schema_by_path() -> dict[str, Any]:
-    """Return the schemas of values whose default does not tell their type, by path."""
+    """Return the schemas of values whose default does not show their type, by path."""
     return {
         "nameOverride": _NAME_OR_NONE,
         "fullnameOverride": _NAME_OR_NONE,
@@ -187,7 +187,7 @@ def _inferred(value: Any, path: str, known: dict[str, Any]) -> dict[str, Any]:
             return _closed(
                 {name: _inferred(item, prefix + name, known) for name, item in value.items()}
             )
-    raise SystemExit(f"values.yaml: the type of {path} cannot be told; say it in tools/chart.py")
+    raise SystemExit(f"values.yaml: the type of {path} is unknown; declare it in tools/chart.py")
 
 
 _MARK = re.compile(r"@(\w+(?:\+\w+)*#?)@")

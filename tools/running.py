@@ -126,7 +126,7 @@ def read_json(url: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How a server is told its address, and the path that answers once it is ready."""
+    """How a server is given its address, and the path that answers once it is ready."""
 
     option: str = "--web.listen-address"
     ready_path: str = "/-/ready"
@@ -145,7 +145,7 @@ def serving(
 ) -> Iterator[str]:
     """Run a server on a free port, wait until it is ready, yield its URL, end it.
 
-    What it keeps in `data` beside its log is removed at the end.
+    What it keeps in `data` apart from its log is removed at the end.
     """
     process, url = _start(binary, arguments, log_file, listening)
     try:
@@ -158,7 +158,7 @@ def serving(
 def _start(
     binary: Path, arguments: Sequence[str], log_file: Path, listening: Listening
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a server; a port that somebody took in the meantime is exchanged for another."""
+    """Start a server; a port that was taken in the meantime is exchanged for another."""
     for _ in range(_PORT_ATTEMPTS):
         address = f"{_HOST}:{free_port()}"
         with log_file.open("wb") as log:

@@ -152,7 +152,7 @@ def prometheus_over(
         # The blocks may reach beyond now, and what the rules record comes before their end.
         "storage": {"tsdb": {"out_of_order_time_window": "6h"}},
     }
-    # What a server keeps beside its log is removed when it ends; the blocks are to stay.
+    # What a server keeps apart from its log is removed when it ends; the blocks are to stay.
     own = directory / "server"
     own.mkdir(exist_ok=True)
     configuration_file = own / "prometheus.yaml"

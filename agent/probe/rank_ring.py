@@ -116,7 +116,7 @@ def _of_this_start(identity: RankIdentity) -> RankIdentity:
 def _after_earlier_start(run_dir: Path, identity: RankIdentity) -> RankIdentity:
     """Return the identity under a launch of its own where a dead process has left its ring.
 
-    A launcher may restart its ranks without any sign of it, and a program execute itself anew.
+    A launcher may restart its ranks without any sign of it, and a program may execute itself again.
     """
     launch = identity.launch
     for number in range(1, _STARTS_AT_MOST):

@@ -31,7 +31,7 @@ class ConditionNews:
     """The last events of a run, oldest first."""
 
     epoch: str
-    """Identifies the process that numbers the events; another one starts anew."""
+    """Identifies the process that numbers the events; another one starts again from 1."""
     events: tuple[NumberedEvent, ...] = ()
     format: int = FORMAT
 

@@ -8,7 +8,7 @@ on the same samples, but for what follows from having more of them:
 * The increase of a counter is exact. Prometheus extrapolates it to the ends of the range where
   samples do not reach them, and sees no change from a sample before the range to the first in it.
 * A series is there as long as readings hold it, and gone with the first that does not. Prometheus
-  looks back 5 minutes for one whose end nobody marked.
+  looks back 5 minutes for one whose end is not marked.
 * What node agents count of themselves (MpAgentTelemetryDegraded) is read here of the root's node
   alone; Prometheus scrapes all of them.
 * A counter that was first seen and was reset within one window counts both parts; there, the last.

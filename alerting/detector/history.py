@@ -96,7 +96,7 @@ class History:
         """Last reading, and the extremes of the present round."""
 
     def add(self, value: float, now_seconds: float, round_: int) -> None:
-        """Take a reading. Extremes start anew with each `round_`; times never go back."""
+        """Take a reading. Extremes start again with each `round_`; times never go back."""
         if not self.stretches and not self._known_before:
             self._born_seconds, self._born_value = now_seconds, value
         self._count(value)

@@ -73,7 +73,7 @@ class Readings:
         self._add(readings, now_seconds)
 
     def begin_round(self) -> None:
-        """Let extremes start anew: what was read so far has been judged."""
+        """Restart the extremes: what was read so far has been judged."""
         self._round += 1
 
     def series(self, name: str) -> Mapping[Labels, History]:

@@ -154,7 +154,7 @@ async def drive(plan: Plan) -> None:
 
 
 def main() -> None:
-    """Play as told on stdin."""
+    """Play what stdin requests."""
     facts = json.loads(sys.stdin.readline())
     lists = {name: tuple(facts[name]) for name in ("numbers", "sampled", "marks")}
     asyncio.run(drive(Plan(**{**facts, **lists, "model": Model(**facts["model"])})))

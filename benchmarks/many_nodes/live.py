@@ -207,7 +207,7 @@ def measure(model: Model, load: Load) -> LiveResult:
 
 
 def _scrape(root: RootAgent) -> tuple[float, Sequence[Scrape], float]:
-    """Return the processor time per second at rest, the scrapes, and what one took beside it."""
+    """Return the processor time per second at rest, the scrapes, and the time of one more."""
     before, begun = root.processor_seconds(), time.monotonic()
     time.sleep(_REST_SECONDS)
     idle = (root.processor_seconds() - before) / (time.monotonic() - begun)

@@ -87,7 +87,7 @@ class SimulatedAttempt(LocalAttempt):
         for sequence in range(known + 1, known + steps + 1):
             for ring in self._rings:
                 ring.written = sequence
-            # What each rank observed is for the metrics of its own node, which nobody reads here.
+            # What each rank observed is for the metrics of its own node, which is not read here.
             items = [
                 replace(item, ranks={}) if isinstance(item, LocalStep) else item
                 for item in super().poll(0.0)
@@ -120,7 +120,7 @@ class SimulatedAttempt(LocalAttempt):
 
 
 def _share_plans(schema_index: SchemaIndex, schemas: Sequence[Schema]) -> None:
-    """Spare the book to look at equal layers rank by rank: a real one has eight ranks, not 10 000.
+    """Spare the index from reading equal layers by rank: a real one has eight ranks, not 10 000.
 
     The ranks of a simulated run differ in their place within one share.
     """

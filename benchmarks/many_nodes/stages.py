@@ -151,7 +151,7 @@ class Rendering:
     size_bytes: int
     series: int
     snapshot_anew_seconds: float
-    """After a layer table: the governor arranges the layers anew."""
+    """After a layer table: the layer budget selects the layers again."""
     snapshot_seconds: float
     """Else. Taken in the agent's loop."""
     render_seconds: float

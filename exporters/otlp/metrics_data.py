@@ -37,7 +37,7 @@ LABEL_CHARACTERS_MAX = 700_000
 PROCESS_METRICS = frozenset(
     metric.name for metric in (*EXPORT_METRICS, *TRANSPORT_METRICS, *FLIGHT_METRICS)
 )
-"""Metrics of the node agent's own work, which start anew with each process."""
+"""Metrics of the node agent's own work, which restart with each process."""
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _NANOSECONDS = 1e9

@@ -13,7 +13,7 @@ _SHORTEST_PERCENT = 15.0
 
 @dataclass(frozen=True, slots=True)
 class LayerBar:
-    """A layer's name, the length of its bar in percent, its class, and the text beside it."""
+    """A layer's name, the length of its bar in percent, its class, and the text next to it."""
 
     name: str
     percent: float

@@ -40,7 +40,7 @@ class ExpectedShares:
         return self.joint | {""}
 
     def name_of(self, optimizer: str) -> str | None:
-        """Return the name under which an optimizer is shown beside the run; None: not at all."""
+        """Return the name of an optimizer next to the run; None where it is not shown."""
         return optimizer or (FIRST if self.joint else None)
 
     def complete(self, whole: Collection[GroupKey], optimizers: Collection[str] = ("",)) -> bool:

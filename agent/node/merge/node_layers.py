@@ -38,7 +38,7 @@ def reduce_layers(
     """Return what the tables of a node's ranks say together.
 
     Shards are added up per replica. Where the node has every shard of a replica, no other replica
-    is told of; of an assumed share, equal tables are told of once.
+    is reported; of an assumed share, equal tables are reported once.
     """
     tables = sorted(tables, key=lambda table: table.rank)
     parts: dict[tuple[int, int], list[_Part]] = {}

@@ -152,7 +152,7 @@ def _observed(
 
 
 def fitted(rows: FloatArray, plan: SchemaMapping) -> FloatArray:
-    """Return rows [N, C] with the book's columns; NaN in those that the schema lacks."""
+    """Return rows [N, C] with the index's columns; NaN in those that the schema lacks."""
     if plan.gradient_columns is None:
         return rows
     absent = np.full((len(rows), 1), np.nan)
@@ -171,7 +171,7 @@ def _columns(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[float, ..
 def _row_digests(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[int, ...]:
     """Return what replicas must have in common: every bit, or the counts where not all is finite.
 
-    How a sum over the finite elements comes out beside a NaN is nobody's promise.
+    Replicas may differ in a sum over the finite elements where there is a NaN.
     """
     nans, infs, elements = (
         schema_index.gradient_columns.index(name)
@@ -205,6 +205,6 @@ def _own(values: Sequence[list[float]], plans: Sequence[SchemaMapping], name: st
 
 
 def _trainer_step(steps: Sequence[RankStep]) -> int:
-    """Return the trainer's own step if any rank was told it, else the count since attach."""
+    """Return the trainer's own step if any rank knows it, else the count since attach."""
     told = (step.record.step for step in steps if step.record.step != step.record.sequence)
     return next(told, steps[0].record.step)

@@ -19,13 +19,13 @@ class ReplicaDigests:
         """By what is held, and which groups of that are assumed."""
 
     def add_gradients(self, group: tuple[str, str], row: NodeRow) -> None:
-        """Take in what a row says of each of its shards."""
+        """Add the digest of each shard of a row."""
         for place, (shard, digest) in enumerate(zip(row.shards, row.digests, strict=False)):
             votes = self._gradients.setdefault((*group, shard), {})
             votes.setdefault(digest, []).extend(row.ranks[place :: len(row.shards)])
 
     def add_weights(self, digests: Iterable[WeightDigest]) -> None:
-        """Take in what ranks say of their weights."""
+        """Add the digests of the ranks' weights."""
         for digest in digests:
             votes = self._weights.setdefault((digest.of, digest.assumed), {})
             votes.setdefault(digest.digest, []).extend(digest.ranks)

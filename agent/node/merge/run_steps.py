@@ -89,7 +89,7 @@ class StepMerge:
         self._present = np.zeros(world_size, dtype=np.bool_)
         self._compute_seconds = np.full(world_size, nan)
         self._trainer_step: tuple[int, int] | None = None
-        """The lowest rank of a node that was told the trainer's step, and that step."""
+        """The lowest rank of a node that knows the trainer's step, and that step."""
         self._time_unix_seconds = nan
         self._values: dict[str, list[StepValue]] = {}
         self._groups: dict[GroupKey, RowGroup] = {}

@@ -41,11 +41,11 @@ class SchemaMapping:
     schema: Schema
     places: tuple[SharePlace, ...]
     step_columns: tuple[int, ...]
-    """Position of each of the book's step columns in a record; -1 where the schema lacks it."""
+    """Position of each of the index's step columns in a record; -1 where the schema lacks it."""
     own_columns: Mapping[str, int]
     """Position of every column in a record."""
     gradient_columns: Indices | None
-    """The same for gradient columns; None where they are the book's own."""
+    """The same for gradient columns; None where they are the index's own."""
     held: frozenset[int]
     weights: str
     """Names what the rank holds of the model; "" where no other rank can hold the same."""

@@ -41,7 +41,7 @@ class RunExport:
     """Decides which layers are exported by themselves when there are too many."""
 
     def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
-        """Yield (labels after `run` that the scope gives, view) of all that a metric is told of."""
+        """Yield (labels after `run` that the scope gives, view) of all that a metric covers."""
         if metric.scope is Scope.LAYER:
             yield from (((layer.name,), layer) for layer in self.layers)
         elif metric.scope is Scope.RANK:

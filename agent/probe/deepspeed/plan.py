@@ -53,7 +53,7 @@ class EnginePlan(MeasurementPlan):
         return [None if each is None or not each.numel() else each for each in gradients]
 
     def weights(self) -> list[torch.Tensor]:
-        """Return the whole weights where every rank keeps them; ZeRO gathers its own anew."""
+        """Return the whole weights where every rank keeps them; ZeRO gathers its own again."""
         owner = self.owner()
         if self.split or owner is None or not self.held:
             return []

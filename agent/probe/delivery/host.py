@@ -14,7 +14,7 @@ class HostDelivery:
         self._open: ObservedStep | None = None
 
     def offer(self, step: ObservedStep, *, complete: bool) -> None:
-        """Write the step. Layers go first, at its end: whoever closes the step then has both."""
+        """Write the step. Layers go first: the reader that closes the step then has both."""
         self._open = None if complete else step
         if complete:
             self._write_layers(step)

@@ -1,4 +1,4 @@
-"""Copies from a device into pinned memory that nobody waits for."""
+"""Copies from a device into pinned memory, without waiting for them."""
 
 import time
 from collections import deque

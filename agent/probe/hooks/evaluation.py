@@ -1,6 +1,6 @@
 """Hooks on the signs of evaluation: a model's mode, stretches without gradients, generation.
 
-All sit on classes, none on a module: hooks on modules make `torch.compile` compile anew. Torch's
+All sit on classes, none on a module: hooks on modules make `torch.compile` recompile. Torch's
 own stretches without gradients, such as FSDP's all-gathers within a forward, are none of training's
 loop and are left alone.
 """

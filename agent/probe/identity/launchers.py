@@ -11,7 +11,7 @@ from mp_agent.ring.address import is_loopback
 log = logging.getLogger("mp_agent")
 
 _LAUNCHERS = (
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),  # torchrun, and whoever follows it
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),  # torchrun, and launchers that follow it
     ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"),  # DeepSpeed
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH, Intel MPI

@@ -65,7 +65,7 @@ def launch_name(environ: Mapping[str, str], launcher: str) -> str:
 
     An elastic launcher starts all its ranks again when nodes join or leave, perhaps under other
     numbers, and its restart count stays as it was. What differs then is the group, and how old the
-    directory is that torchrun makes anew for the logs of each start.
+    directory is that torchrun creates for the logs of each start.
     """
     group = (environ.get("WORLD_SIZE", ""), environ.get("GROUP_RANK", ""))
     return _short_name(f"{launcher}:{':'.join(group)}:{_log_directory_unix_ns(environ)}")

@@ -44,7 +44,7 @@ class Members:
 def members_of(process_group: object, *, named: bool) -> Members | None:
     """Return the members of a process group or mesh; None when this rank is not one of them.
 
-    named: whether the run was given a name by whoever gave the group. Raises SettingError for
+    named: whether the run was given a name along with the group. Raises SettingError for
     anything that is neither.
     """
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:

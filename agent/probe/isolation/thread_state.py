@@ -3,7 +3,7 @@
 Grad mode, autocast and the user's modes (`TorchFunctionMode`, `TorchDispatchMode`) act on every
 operation of a thread, the probe's among them: a mode that counts operations would count ours, one
 that raises would stop us. Signal handlers may raise between any two lines, so nothing here relies
-on having got to the end of something: `restore` compares with what was found and mends the rest.
+on having got to the end of something: `restore` compares with what was found and repairs the rest.
 """
 
 from collections.abc import Callable, Sequence

@@ -75,7 +75,7 @@ def _is_hooked(ancestors: tuple[type, ...]) -> bool:
 def _young_objects() -> list[Any]:
     youngest = gc.get_objects(0)  # first: a collection in between moves them on to the next
     young = gc.get_objects(1)
-    return youngest + young  # made after both, lest it should hold itself, and all in it, alive
+    return youngest + young  # made after both, so that it does not keep itself and its items alive
 
 
 def _all_objects() -> list[Any]:

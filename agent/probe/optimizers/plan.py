@@ -30,7 +30,7 @@ from mp_agent.ring.interruptions import pass_on
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasurementPlan:
-    """The layers of one optimizer on this rank. Made once, and anew when its groups change.
+    """The layers of one optimizer on this rank. Made once, and again when its groups change.
 
     label, joint: of the optimizer, as in `Share`.
     identities: `id` of each parameter of the optimizer; they live as long as the plan.
@@ -230,7 +230,7 @@ def _strategy(verdicts: Iterable[ParameterPlacement]) -> str:
 
 
 def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
-    """Return the dtype in which FSDP2 computes, as far as its internals tell."""
+    """Return the dtype in which FSDP2 computes, as far as its internals show."""
     for module in modules:
         if not issubclass(type(module), FSDPModule):
             continue  # others may answer to every name

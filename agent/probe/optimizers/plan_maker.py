@@ -96,7 +96,7 @@ class PlanMaker:
         return self._live
 
     def forget_live_objects(self) -> None:
-        """Walk anew at the next plan; keep nothing alive until then."""
+        """Walk again at the next plan; keep nothing alive until then."""
         self._live = None
 
     def _root_of(

@@ -97,7 +97,7 @@ class WatchedOptimizer:
         self._plan = None
 
     def become(self, role: Role) -> None:
-        """Change the role; the plan is made anew if it depends on that."""
+        """Change the role; the plan is made again if it depends on that."""
         joint, first = self.joint, self.role is Role.FIRST
         self.role = role
         if role is Role.FIRST:
@@ -115,7 +115,7 @@ class WatchedOptimizer:
         return None if optimizer is None else optimizer.param_groups[0].get("lr")
 
     def plan(self) -> MeasurementPlan | None:
-        """Return what to measure, made anew when needed; None once the optimizer is gone."""
+        """Return what to measure, made again when needed; None once the optimizer is gone."""
         optimizer = self._optimizer()
         if optimizer is None:
             return None

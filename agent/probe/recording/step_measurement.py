@@ -52,7 +52,7 @@ class StepMeasurement:
     def fill_in(self, step: OpenStep, plans: Sequence[ScaledPlan], *, at_all_layers: bool) -> None:
         """Measure all gradients; once more without those that turn out not to be measurable.
 
-        at_all_layers: measure the layers of every step, because the host cannot tell which.
+        at_all_layers: measure the layers of every step, because the host cannot know which.
         """
         try:
             self._measure(step, plans, at_all_layers=at_all_layers)

@@ -2,9 +2,9 @@
 
 The ordinary chunk costs three passes, two of them in cache: square, smallest and largest square
 (as integers, which is three times faster and orders squares alike), sum. A smallest square of zero
-tells that there may be zeros to count; the largest is the rounded square of the largest magnitude,
+shows that there may be zeros to count; the largest is the rounded square of the largest magnitude,
 whose rounded root is that magnitude again. `torch.sum` adds pairwise; `torch.dot` does not, and is
-off by 1e-5 where all elements are equal. A sum that is not a number of ordinary size tells of NaN,
+off by 1e-5 where all elements are equal. A sum that is not a number of ordinary size shows NaN,
 Inf, or elements that squaring cannot represent: such a chunk takes the careful path. The smallest
 square gives the smallest magnitude likewise, at no cost, unless it is zero or subnormal.
 """

@@ -45,7 +45,7 @@ class OpenStep:
     """Another optimizer has used the gradients, or they were cleared: if another backward follows,
     the loss so far is not this step's."""
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
-    """What was last told to clear its gradients while it was not known which are the run's."""
+    """What last cleared its gradients while the run's optimizers were not known yet."""
     loss_since_cleared: Scalar | None = None
     measured: set[str] = field(default_factory=set)
     """Optimizers whose gradients as they stand now were looked at; a backward empties this."""

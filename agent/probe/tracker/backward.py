@@ -79,7 +79,7 @@ class BackwardTracking:
                 self._measuring.measure(watched, "backward", context.inverse_scale(watched))
 
     def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:
-        """Tell gradients that are thrown away from those of a first pass, and keep these.
+        """Distinguish discarded gradients from those of a first pass, and keep the latter.
 
         Where the weights have been changed since backward, though no optimizer has stepped, the
         next backward is taken at other weights and gives no other step (SAM).
