@@ -20,11 +20,11 @@ _AT_FLOOR = all_of(
 )
 
 _FIRES = Example(
-    title="a scale of 512 that leaves the smallest gradients at FP16's smallest number",
+    title="gradients that shrink until the smallest are FP16's smallest number",
     minutes=20,
     tracks=(
-        Track(LOSS_SCALE, (*flat(65536, 4), 512)),
-        Track(GRAD_ABS_MIN, (*flat(3e-11, 4), _FLOOR / 512)),
+        Track(LOSS_SCALE, (65536,)),
+        Track(GRAD_ABS_MIN, (*flat(3e-11, 4), _FLOOR / 65536)),
         Track(LAYERS_UNDERFLOWING, (*flat(0, 4), 0.02)),
     ),
     fires={

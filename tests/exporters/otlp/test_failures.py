@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mp_agent.exporters.otlp import lane
+from mp_agent.exporters.otlp import signal_pusher
 from tests.exporters.otlp.receiver import Answer, OtlpReceiver
 from tests.exporters.otlp.samples import PHASE, event, everything, family, snapshot, steps
 from tests.exporters.otlp.service_loop import started
@@ -18,21 +18,7 @@ from tests.waiting import wait_until
 
 STEPS = ("mp_agent_steps_total", labels({"run": "llama"}))
 
-
-@pytest.fixture(autouse=True)
-def short_timeout(monkeypatch) -> None:
-    """Give up before the first repetition, which the exporters make after a second."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
-
-
-@pytest.fixture
-def answers(receiver) -> Callable[..., None]:
-    """Let the receiver answer every request alike from now on."""
-
-    def let(**answer: object) -> None:
-        receiver.answer = lambda path: Answer(**answer)
-
-    return let
+pytestmark = pytest.mark.usefixtures("short_timeout")
 
 
 @contextmanager
@@ -104,57 +90,6 @@ def test_a_rejection_is_counted_and_training_data_stays(status, receiver, answer
         answers(status=200)
         loop.push(steps(3.0))
     assert stored(receiver.messages())[STEPS] == 3.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ({"status": 302, "headers": {"Location": "/login?key=s3cret"}}, "redirect"),
-        ({"headers": {"Content-Type": "text/html"}, "body": b"<html>sign in</html>"}, "web page"),
-        ({"body": b"\xff\xff\xff"}, "no OTLP"),
-        # ExportMetricsServiceResponse{partial_success{rejected_data_points: 7, "too old"}}
-        ({"body": b"\n\x0b\x08\x07\x12\x07too old"}, "took all but 7: too old"),
-    ],
-)
-def test_a_refusal_that_looks_like_success_is_a_failure(answer, said, answers, tmp_path, caplog):
-    answers(**answer)
-    with started(tmp_path) as loop:
-        loop.push()
-    assert loop.account().failures == 1
-    assert said in caplog.text and "s3cret" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body", "said"),
-    [
-        ("application/x-protobuf", b"\x08\x03\x12\x07too old", "too old"),
-        (
-            "text/plain",
-            b"out of order:\n  mp_agent_step\x1b[0m\n",
-            "out of order: mp_agent_step?[0m",
-        ),
-        ("text/html", b"<html>so sorry</html>", ""),
-        ("application/x-protobuf", b"\xff\xff\xff", ""),
-    ],
-)
-def test_what_an_error_says_besides_its_status_is_told(
-    content_type, body, said, answers, tmp_path, caplog
-):
-    answers(status=400, headers={"Content-Type": content_type}, body=body)
-    with started(tmp_path) as loop:
-        loop.push()
-    (record,) = caplog.records
-    assert record.getMessage().endswith(f"reason: Bad Request{said and f'; {said}'}")
-
-
-@pytest.mark.parametrize(
-    "answer", [{"body": b""}, {"headers": {"Content-Type": "application/json"}, "body": b"{}"}]
-)
-def test_success_without_a_word_of_otlp_is_success(answer, answers, tmp_path):
-    answers(**answer)
-    with started(tmp_path) as loop:
-        loop.push()
-    assert loop.account().failures == 0 and loop.delivered == 1
 
 
 def test_who_is_busy_is_left_alone_for_as_long_as_he_asks(receiver, answers, tmp_path):
@@ -272,7 +207,7 @@ def test_a_push_to_one_who_never_stops_answering_is_given_up(tmp_path, monkeypat
         while not over.wait(0.05):
             connection.sendall(b"x")
 
-    monkeypatch.setattr(lane, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(signal_pusher, "_GRACE_SECONDS", 0.2)
     monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", "200")
     with raw_server(trickle) as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
@@ -280,31 +215,6 @@ def test_a_push_to_one_who_never_stops_answering_is_given_up(tmp_path, monkeypat
             for failures in (1, 2):
                 loop.push(steps(float(failures)))
                 assert loop.account().failures == failures
-
-
-def test_given_up_pushes_do_not_pile_up(tmp_path, monkeypatch):
-    over = threading.Event()
-
-    class StuckClient:
-        def send(self, requests: object, *, limit_seconds: float) -> None:
-            over.wait(30)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(lane, "_GRACE_SECONDS", 0.0)
-    stuck = lane.SignalPusher(
-        "otlp", lambda timeout_seconds=None: StuckClient(), limit_seconds=0.01
-    )
-    before = set(threading.enumerate())
-    for _ in range(4):
-        assert stuck.free
-        stuck.begin(lambda: [])
-        wait_until(stuck.settle)
-    assert not stuck.free
-    assert len(set(threading.enumerate()) - before) == 4
-    over.set()
-    wait_until(lambda: stuck.free)
 
 
 def test_an_event_waits_for_its_endpoint(receiver, answers, tmp_path):
@@ -395,7 +305,7 @@ def test_no_secret_is_ever_shown(
         loop.service.on_condition(event())
         loop.push()
         loop.stop(seconds=1.0)
-        shown = f"{loop.service!r} {vars(loop.service)!r} {loop.service._lanes!r}"
+        shown = f"{loop.service!r} {vars(loop.service)!r} {loop.service._pushers!r}"
     output = capfd.readouterr()
     for text in (caplog.text, output.out, output.err, shown):
         assert "hunter2secret" not in text

@@ -53,7 +53,9 @@ def _rings(directory: Path, world_size: int) -> dict[int, RingContents]:
 
 def _total(rows_LC: np.ndarray) -> np.ndarray:
     total_C = rows_LC.sum(axis=0)
-    total_C[1] = rows_LC[:, 1].max()
+    for name, extreme in (("abs_max", np.max), ("abs_min", np.nanmin)):
+        column = GRADIENT_COLUMN_NAMES.index(name)
+        total_C[column] = extreme(rows_LC[:, column])
     return total_C
 
 

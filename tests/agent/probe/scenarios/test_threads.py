@@ -60,6 +60,8 @@ class Training(threading.Thread):
             self.squares.append(sum_squares(self._model))
             clip_grad_norm_(self._model.parameters(), 1e-3)
             optimizer.step()
+        # Once a thread has ended, the run goes on with the training that is left.
+        self._together.wait()
 
 
 def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch):
