@@ -17,6 +17,7 @@ from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.conditions import tracker
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity
@@ -64,7 +65,7 @@ class Training:
         self.sequence = 0
         self.now_seconds = 0.0
 
-    def fold(self, **values: float) -> None:
+    def fold(self, **changes: float) -> None:
         """Take one more step into the account."""
         self.sequence += 1
         self.now_seconds += STEP_SECONDS
@@ -73,20 +74,23 @@ class Training:
             "loss_scale": 65536.0,
             "skipped": 0.0,
             "step_seconds": STEP_SECONDS,
+        }
+        gradients = {
             "sum_squares": 1.0 + self.sequence % 5 / 10,
             "nan_elements": 0.0,
             "inf_elements": 0.0,
-            **values,
+            **changes,
         }
         self.account.fold_step(
             MergedStep(
                 sequence=self.sequence,
                 step=self.sequence,
                 time_unix_seconds=self.now_seconds,
-                values=columns,
+                columns=columns,
+                families={GRADIENTS.name: gradients},
+                complete=frozenset({GRADIENTS.name}),
                 world_size=8,
                 present_ranks=frozenset(range(8)),
-                gradients_complete=True,
                 compute_seconds=dict.fromkeys(range(8), 0.1),
             )
         )

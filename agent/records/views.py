@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.health import Health
 from mp_agent.records.merged import MergedStep, OptimizerStep
@@ -92,12 +93,14 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerView:
-    """One layer merged over the ranks of the latest sampled step. `values` by gradient column."""
+    """One layer merged over the ranks of the latest sampled step, in one family of columns."""
 
     name: str
     values: Mapping[str, float]
+    """By column."""
     judged: bool
     """Whether the sampled step's norms count (complete, finite, not skipped)."""
+    family: str = GRADIENTS.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from mp_agent.node.run.views import ServiceCounts, agent_view, rank_view, run_vi
 from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.node.transport.wire import pack, unpack
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.report_codec import decode_receipt, encode_receipt
@@ -108,7 +109,8 @@ class Root:
             self.account.fold_step(item)
             self.last_step = item
         else:
-            self.account.fold_layers(item.sequence, item.layers, step_judged=True)
+            for layers in item.families.values():
+                self.account.fold_layers(item.sequence, layers, step_judged=True)
 
     def judge(self, now_seconds: float) -> None:
         """Judge the run's conditions, if a second has passed since the last time."""
@@ -121,8 +123,8 @@ class Root:
 
     def take_layers_anew(self) -> "Root":
         """Let the layers be of another table, with equal values."""
-        for name, view in self.account.layers.items():
-            self.account.layers[name] = replace(view)
+        for own in self.account.layers.values():
+            own.update({name: replace(view) for name, view in own.items()})
         return self
 
     def _export(self) -> RunExport:
@@ -132,7 +134,7 @@ class Root:
             run=self.node.name,
             node_rank=0,
             view=view,
-            layers=tuple(self.account.layers.values()),
+            layers=tuple(view for own in self.account.layers.values() for view in own.values()),
             ranks=[rank_view(source) for source in attempt.sources.values()],
             faded_ranks=frozenset(),
             agent=agent_view(
@@ -295,7 +297,7 @@ def _check(model: Model, root: Root) -> None:
     norm = step.grad_norm
     if step.coverage != 1.0 or norm is None or norm != model.norm(step.sequence):
         raise AssertionError(f"step {step.sequence}: {norm}, not {model.norm(step.sequence)}")
-    layers = [root.account.layers[name] for name in model.layer_names]
+    layers = [root.account.layers[GRADIENTS.name][name] for name in model.layer_names]
     found = [layer.values["sum_squares"] ** 0.5 for layer in layers]
     truth = model.layer_norms(_SAMPLED).tolist()
     exact = all(abs(a - b) <= 1e-12 * b for a, b in zip(found, truth, strict=True))

@@ -16,6 +16,7 @@ from mp_agent.node.accounting.pace import Pace
 from mp_agent.node.accounting.stragglers import StragglerTracker
 from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
 from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.health import Health, Laggard, NormStanding, Straggler
 from mp_agent.records.merged import MergedStep, StepTransition
 from mp_agent.records.views import DivergenceView, LayerView, OptimizerView
@@ -90,8 +91,8 @@ class Accumulator:
         self.counters = counters
         self.norms = norms
         self.optimizer_norms = optimizer_norms or OptimizerWindows(norms.window_seconds)
-        self.layers: dict[str, LayerView] = {}
-        """The latest view of each layer whose norms count, else the latest view."""
+        self.layers: dict[str, dict[str, LayerView]] = {}
+        """By family, the latest view of each layer whose norms count, else the latest view."""
         self._layer_health = LayerHealth(progress.layers)
         self._stragglers = StragglerTracker(progress.straggler)
 
@@ -137,15 +138,18 @@ class Accumulator:
 
     def fold_layers(self, sequence: int, layers: MergedLayers, *, step_judged: bool) -> None:
         """Update the layers with a sampled step. A layer keeps its last norm that counts."""
+        shown = self.layers.setdefault(layers.family.name, {})
         for name in layers.retired:
-            self.layers.pop(name, None)
-        self._layer_health.retire(layers.retired)
+            shown.pop(name, None)
         views = layers.views(step_judged=step_judged)
-        self._layer_health.fold(views, self._thresholds)
         for view in views:
             self.counters.count(Scope.LAYER, (view.name,), view)
-            if view.judged or not self._shows_norm(view.name):
-                self.layers[view.name] = view
+            if view.judged or not (view.name in shown and shown[view.name].judged):
+                shown[view.name] = view
+        if layers.family is not GRADIENTS:
+            return
+        self._layer_health.retire(layers.retired)
+        self._layer_health.fold(views, self._thresholds)
         if nearest_output := layers.nonfinite_nearest_output():
             self.progress.incident.set_layer(sequence, nearest_output)
 
@@ -197,9 +201,6 @@ class Accumulator:
         trouble = broken or progress.losses.spiking or bool(progress.norms.exploded)
         if progress.learning.confirm(trouble=trouble):
             progress.losses.reference.disturb(severe=True)
-
-    def _shows_norm(self, layer: str) -> bool:
-        return layer in self.layers and self.layers[layer].judged
 
     def _fold_loss_scale(self, step: MergedStep) -> None:
         progress, scale = self.progress, step.loss_scale

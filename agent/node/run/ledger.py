@@ -23,7 +23,7 @@ from mp_agent.ring.files import open_private, replace_atomically
 
 log = logging.getLogger("mp_agent.node")
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

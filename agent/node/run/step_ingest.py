@@ -4,6 +4,7 @@ from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.collect.attempt import LocalStep
+from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
 
 _JUDGEMENTS_KEPT = 4096
@@ -19,8 +20,8 @@ class StepIngest:
         """The last steps, for the status page."""
         self.counted_sequence = counted_sequence
         """Steps up to this one are in the counters of this node's ranks."""
-        self._judged: dict[int, frozenset[str]] = {}
-        """By step, for its layers that follow: the optimizers whose norms counted in it."""
+        self._judged: dict[int, dict[str, frozenset[str]]] = {}
+        """By step, for its layers that follow, and family: the optimizers whose norms counted."""
 
     def begin_attempt(self) -> None:
         """Count the next attempt's steps from its first on; counters continue."""
@@ -40,17 +41,27 @@ class StepIngest:
         """Add a step of the run."""
         self.account.fold_step(step)
         self.history.add(step)
-        judged = {
-            name
-            for name, own in step.optimizers.items()
-            if (step.gradients_judged if own.joint else own.judged)
+        self._judged[step.sequence] = {
+            family.name: _judged_optimizers(step, family) for family in FAMILIES
         }
-        self._judged[step.sequence] = frozenset(judged | ({""} if step.gradients_judged else set()))
         if len(self._judged) > _JUDGEMENTS_KEPT:
             del self._judged[next(iter(self._judged))]
 
     def fold_layers(self, table: MergedTable) -> None:
         """Add the layers of a sampled step; the step itself came before."""
-        judged = self._judged.get(table.sequence, frozenset())
-        layers = table.layers.judged_of(judged)
-        self.account.fold_layers(table.sequence, layers, step_judged=bool(judged))
+        for name, layers in table.families.items():
+            judged = self._judged.get(table.sequence, {}).get(name, frozenset())
+            self.account.fold_layers(
+                table.sequence, layers.judged_of(judged), step_judged=bool(judged)
+            )
+
+
+def _judged_optimizers(step: MergedStep, family: ColumnFamily) -> frozenset[str]:
+    """Return the optimizers whose rows of a family count; "" stands for the run's own."""
+    whole = step.counts(family)
+    judged = {
+        name
+        for name, own in step.optimizers.items()
+        if (whole if own.joint else own.counts(family))
+    }
+    return frozenset(judged | ({""} if whole else set()))

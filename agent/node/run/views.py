@@ -60,7 +60,9 @@ def run_export(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
         view=view,
-        layers=tuple(account.layers.values()) if exported else (),
+        layers=tuple(view for own in account.layers.values() for view in own.values())
+        if exported
+        else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
         faded_ranks=state.departed_ranks.expired(now_seconds),
         agent=agent_view(

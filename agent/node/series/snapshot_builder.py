@@ -43,7 +43,8 @@ class RunExport:
     def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
         """Yield (labels after `run` that the scope gives, view) of all that a metric covers."""
         if metric.scope is Scope.LAYER:
-            yield from (((layer.name,), layer) for layer in self.layers)
+            own = (layer for layer in self.layers if layer.family == metric.family)
+            yield from (((layer.name,), layer) for layer in own)
         elif metric.scope is Scope.RANK:
             for rank in self.ranks:
                 if rank.identity.rank not in self.faded_ranks or metric in _KEPT_OF_FADED_RANKS:

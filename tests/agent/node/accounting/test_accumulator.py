@@ -11,7 +11,7 @@ from mp_agent.node.accounting.accumulator import Accumulator, Progress
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.merge.run_layers import MergedLayers
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENTS
 from tests.agent.node.builders import gradient_row, make_run_view, merged_step
 
 
@@ -34,7 +34,7 @@ def fold_scales(account: Accumulator, *scales: float) -> None:
 def layers(**columns_by_layer: dict[str, float]) -> MergedLayers:
     return MergedLayers(
         names=tuple(columns_by_layer),
-        columns=GRADIENT_COLUMN_NAMES,
+        family=GRADIENTS,
         values=np.stack([gradient_row(**columns) for columns in columns_by_layer.values()]),
         sound=np.ones(len(columns_by_layer), dtype=bool),
         complete=True,
@@ -108,8 +108,9 @@ def test_a_layer_counts_its_elements_and_keeps_its_last_good_norm(account):
     bad = layers(w={"sum_squares": 9.0, "nan_elements": 3.0})
     account.fold_layers(2, bad, step_judged=False)
 
-    assert account.layers["w"].judged
-    assert account.layers["w"].values["sum_squares"] == 4.0
+    shown = account.layers[GRADIENTS.name]["w"]
+    assert shown.judged
+    assert shown.values["sum_squares"] == 4.0
     assert total(account, "mp_agent_layer_grad_nonfinite_elements_total", "w") == 3
 
 
