@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.conditions import tracker
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.series.snapshot_builder import RunExport
@@ -59,7 +59,7 @@ class Training:
 
     def __init__(self, run_dir: Path) -> None:
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+            resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
         )
         self.tracker = ConditionTracker(run_dir, values_in_force(), memory=ConditionMemory())
         self.sequence = 0
@@ -97,11 +97,9 @@ class Training:
 
     def judge(self) -> None:
         """Judge the step that was folded last."""
-        self.tracker.after_step(self.account.progress, self.now_seconds, self._export)
+        self.tracker.after_step(self.account, self.now_seconds, self._export)
 
     def _export(self) -> RunExport:
-        progress = self.account.progress
-        extremes = self.account.norms.extremes(self.now_seconds)
         view = RunView(
             identity=IDENTITY,
             facts={},
@@ -109,14 +107,7 @@ class Training:
             active=True,
             end_reason=EndReason.RUNNING,
             phase_name="forward",
-            last=progress.last,
-            judged=progress.judged,
-            loss=progress.loss,
-            loss_scale=progress.loss_scale,
-            loss_scale_initial=progress.loss_scale_initial,
-            loss_scale_calibrated=progress.loss_scale_calibrated,
-            norm_window_max=extremes[0] if extremes else None,
-            health=self.account.health(),
+            **self.account.view(self.now_seconds),
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
         )

@@ -15,9 +15,9 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.agent import POLL_INTERVAL_SECONDS
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS, ConditionTracker
@@ -93,7 +93,7 @@ class Root:
         self.node = SimulatedNode(model, 0, settings, sampled=(_SAMPLED,))
         thresholds = resolve(settings.thresholds)
         self.account = Accumulator(
-            thresholds, progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+            thresholds, progress=Progress(), counters=CounterStore(), window_seconds=120.0
         )
         self.builder = SnapshotBuilder(thresholds, settings.max_series)
         self._layer_budget = LayerBudget()
