@@ -93,6 +93,11 @@ class ColumnFamily:
         """The names of the columns, in the order of a row."""
         return tuple(column.name for column in self.columns)
 
+    @cached_property
+    def sampled(self) -> tuple[str, ...]:
+        """The names of the columns that are not measured on every step."""
+        return tuple(column.name for column in self.columns if column.tier is Tier.SAMPLED)
+
     @property
     def cadence(self) -> Tier:
         """How often there is a row of a share; layers are sampled in any case."""
@@ -106,6 +111,14 @@ class ColumnFamily:
     def counts(self, values: Mapping[str, float]) -> bool:
         """Return whether a row, given by name, was measured and is of finite elements only."""
         return self.key in values and self.nonfinite_elements(values) == 0.0
+
+    def with_last_sample(
+        self, values: Mapping[str, float], before: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        """Return a row, by name, with sampled columns from `before` if it has none of its own."""
+        if not self.sampled or any(name in values for name in self.sampled):
+            return values
+        return {**{name: before[name] for name in self.sampled if name in before}, **values}
 
     def merged(self, rows: Iterable[Sequence[float]]) -> dict[str, float]:
         """Return rows, at least one, as one; without what none has or what is beyond float64."""

@@ -54,7 +54,12 @@ class RunView:
     phase_name: str
     last: MergedStep | None = None
     judged: MergedStep | None = None
-    """The last step with `gradients_judged`."""
+    """The last step with `gradients_judged`. Its sampled columns, if it did not measure any, are
+    those of the last such step that did."""
+    families: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same columns of each family, of the last step on which it counts."""
+    sampled_steps: Mapping[str, int] = field(default_factory=dict)
+    """The trainer's step of which sampled columns, and layers, are; by family."""
     loss: float | None = None
     """Last finite merged loss."""
     learning_rate: float | None = None

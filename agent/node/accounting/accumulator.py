@@ -6,7 +6,7 @@ from typing import Any
 from mp_agent.catalog.metric import Scope
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.tracker import AccountContext
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.health import Health, Laggard
 from mp_agent.records.merged import MergedStep, StepTransition
@@ -45,8 +45,13 @@ class Accumulator:
         """Count one rank's own record of a closed step; values: its observed columns."""
         self.counters.count(Scope.RANK, (str(rank),), values)
 
-    def fold_layers(self, sequence: int, layers: MergedLayers, *, step_judged: bool) -> None:
-        """Update the layers with a sampled step. A layer keeps its last norm that counts."""
+    def fold_layers(
+        self, sequence: int, layers: MergedLayers, *, step_judged: bool, step: int | None = None
+    ) -> None:
+        """Update the layers with a sampled step. A layer keeps its last norm that counts.
+
+        step: the trainer's own; `sequence` by default.
+        """
         shown = self.layers.setdefault(layers.family.name, {})
         for name in layers.retired:
             shown.pop(name, None)
@@ -55,8 +60,14 @@ class Accumulator:
             self.counters.count(Scope.LAYER, (view.name,), view)
             if view.judged or not (view.name in shown and shown[view.name].judged):
                 shown[view.name] = view
+        sample = LayerObservation(
+            sequence=sequence,
+            step=sequence if step is None else step,
+            layers=layers,
+            views=views,
+        )
         for tracker in self.progress.trackers:
-            tracker.observe_layers(sequence, layers, views, self._context)
+            tracker.observe_layers(sample, self._context)
 
     def begin_attempt(self) -> None:
         """Drop the state of the attempt that ended; counters continue."""

@@ -1,14 +1,13 @@
 """Finds where non-finite values appeared first, by evidence from before the reduction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.views import FirstNonfinite, LayerView
+from mp_agent.records.views import FirstNonfinite
 
 HEALTHY_STEPS = 100
 """Finite steps after which the next non-finite value starts a new incident."""
@@ -36,16 +35,12 @@ class IncidentTracker(Tracker):
         """Add a closed step."""
         self.fold(step)
 
-    def observe_layers(
-        self,
-        sequence: int,
-        layers: MergedLayers,
-        views: Sequence[LayerView],
-        context: AccountContext,
-    ) -> None:
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Note the layer, if the gradients of the incident's first step show it."""
-        if layers.family is GRADIENTS and (nearest_output := layers.nonfinite_nearest_output()):
-            self.set_layer(sequence, nearest_output)
+        if sample.layers.family is not GRADIENTS:
+            return
+        if nearest_output := sample.layers.nonfinite_nearest_output():
+            self.set_layer(sample.sequence, nearest_output)
 
     def transition(self) -> Mapping[str, Any]:
         """Return for how many steps in a row a non-finite loss was skipped."""

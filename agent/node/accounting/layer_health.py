@@ -13,8 +13,7 @@ from typing import Any
 
 from mp_agent.node.accounting.layer_health_state import LayerHealthState
 from mp_agent.node.accounting.medians import median
-from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
@@ -75,17 +74,11 @@ class LayerHealth(Tracker):
         self._names_known = 0
         self._idle_layers: frozenset[int] = frozenset()
 
-    def observe_layers(
-        self,
-        sequence: int,
-        layers: MergedLayers,
-        views: Sequence[LayerView],
-        context: AccountContext,
-    ) -> None:
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the layers' gradients on a sampled step."""
-        if layers.family is GRADIENTS:
-            self.retire(layers.retired)
-            self.fold(views, context.thresholds)
+        if sample.layers.family is GRADIENTS:
+            self.retire(sample.layers.retired)
+            self.fold(sample.views, context.thresholds)
 
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return the layers in trouble; None before any layer was sampled."""

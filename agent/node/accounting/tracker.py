@@ -29,6 +29,17 @@ class AccountContext:
     """All trackers; those declared earlier have observed the step."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerObservation:
+    """The layers of a sampled step, of one family."""
+
+    sequence: int
+    step: int
+    """The trainer's own."""
+    layers: MergedLayers
+    views: Sequence[LayerView]
+
+
 class Tracker:
     """State that a metric keeps from step to step. Every method but `observe` may be left out."""
 
@@ -40,13 +51,7 @@ class Tracker:
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step; each comes exactly once, in order."""
 
-    def observe_layers(
-        self,
-        sequence: int,
-        layers: MergedLayers,
-        views: Sequence[LayerView],
-        context: AccountContext,
-    ) -> None:
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the layers of a sampled step, of one family; the step itself came before."""
 
     def transition(self) -> Mapping[str, Any]:

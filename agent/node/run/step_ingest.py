@@ -1,5 +1,8 @@
 """Folds the steps and layers of an attempt into the run's account: each once, in order."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.cluster.root import MergedTable
@@ -7,7 +10,15 @@ from mp_agent.node.collect.attempt import LocalStep
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
 
-_JUDGEMENTS_KEPT = 4096
+_STEPS_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedStep:
+    step: int
+    """The trainer's own."""
+    judged: Mapping[str, frozenset[str]]
+    """By family: the optimizers whose norms counted."""
 
 
 class StepIngest:
@@ -20,15 +31,15 @@ class StepIngest:
         """The last steps, for the status page."""
         self.counted_sequence = counted_sequence
         """Steps up to this one are in the counters of this node's ranks."""
-        self._judged: dict[int, dict[str, frozenset[str]]] = {}
-        """By step, for its layers that follow, and family: the optimizers whose norms counted."""
+        self._closed: dict[int, _ClosedStep] = {}
+        """By sequence number, for the layers that follow."""
 
     def begin_attempt(self) -> None:
         """Count the next attempt's steps from its first on; counters continue."""
         self.account.begin_attempt()
         self.history.clear()
         self.counted_sequence = 0
-        self._judged = {}
+        self._closed = {}
 
     def fold_local(self, step: LocalStep) -> None:
         """Count what this node's ranks observed, unless an earlier node agent has."""
@@ -41,18 +52,22 @@ class StepIngest:
         """Add a step of the run."""
         self.account.fold_step(step)
         self.history.add(step)
-        self._judged[step.sequence] = {
-            family.name: _judged_optimizers(step, family) for family in FAMILIES
-        }
-        if len(self._judged) > _JUDGEMENTS_KEPT:
-            del self._judged[next(iter(self._judged))]
+        self._closed[step.sequence] = _ClosedStep(
+            step.step, {family.name: _judged_optimizers(step, family) for family in FAMILIES}
+        )
+        if len(self._closed) > _STEPS_KEPT:
+            del self._closed[next(iter(self._closed))]
 
     def fold_layers(self, table: MergedTable) -> None:
         """Add the layers of a sampled step; the step itself came before."""
+        closed = self._closed.get(table.sequence, _ClosedStep(table.sequence, {}))
         for name, layers in table.families.items():
-            judged = self._judged.get(table.sequence, {}).get(name, frozenset())
+            judged = closed.judged.get(name, frozenset())
             self.account.fold_layers(
-                table.sequence, layers.judged_of(judged), step_judged=bool(judged)
+                table.sequence,
+                layers.judged_of(judged),
+                step_judged=bool(judged),
+                step=closed.step,
             )
 
 
