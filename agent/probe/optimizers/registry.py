@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.optimizers.module_trees import holds_any
-from mp_agent.probe.optimizers.new_optimizers import NewOptimizers
-from mp_agent.probe.optimizers.optimizer_parameters import holders, optimizer_parameters
+from mp_agent.probe.optimizers.lookup.module_trees import holds_any
+from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
+from mp_agent.probe.optimizers.lookup.optimizer_parameters import holders, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
 from mp_agent.probe.optimizers.roles import OptimizerRoles
