@@ -62,7 +62,7 @@ class Metric:
     family: str = GRADIENTS.name
     """Of a layer: the family of columns that it is read or counted from."""
     gives_way: bool = False
-    """Of a layer: whether it is left out, for all layers, before any layer is rolled up."""
+    """Of a layer: whether it is left out first, for all layers; of the last family first of all."""
     bounds: tuple[float, ...] = ()
     thresholds: tuple[str, ...] = ()
     """Thresholds that the node agent compares against to make it: those are the jobs' to set."""
