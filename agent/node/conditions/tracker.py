@@ -140,7 +140,7 @@ class ConditionTracker:
                 active = described(change.finding, observation, self._values, self._series_labels)
                 self._active.begin(change.finding, active)
         for known in over:
-            if known is not None and known.told:
+            if known is not None and known.notified:
                 self._notify("resolved", known.active, observation)
         for active in self._active.pop_unnotified():
             self._notify("firing", active, observation)

@@ -221,5 +221,5 @@ def _own(values: Sequence[list[float]], plans: Sequence[SchemaMapping], name: st
 
 def _trainer_step(steps: Sequence[RankStep]) -> int:
     """Return the trainer's own step if any rank knows it, else the count since attach."""
-    told = (step.record.step for step in steps if step.record.step != step.record.sequence)
-    return next(told, steps[0].record.step)
+    known = (step.record.step for step in steps if step.record.step != step.record.sequence)
+    return next(known, steps[0].record.step)

@@ -63,8 +63,8 @@ class StepMerge:
             self._time_unix_seconds = step.time_unix_seconds
         elif self._time_unix_seconds != self._time_unix_seconds:
             self._time_unix_seconds = arrived_unix_seconds
-        told = step.step != step.sequence
-        if told and (self._trainer_step is None or ranks[0] < self._trainer_step[0]):
+        known = step.step != step.sequence
+        if known and (self._trainer_step is None or ranks[0] < self._trainer_step[0]):
             self._trainer_step = (ranks[0], step.step)
         for name, value in zip(terms.step_columns, step.values, strict=True):
             if name in STEP_COLUMNS_BY_NAME:

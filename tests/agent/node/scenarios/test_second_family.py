@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mp_agent.errors import ReportError
-from mp_agent.flight.archive import read_archive, write_archive
+from mp_agent.flight.record.archive import read_archive, write_archive
 from mp_agent.node.cluster.root import MergedTable, RootMerger
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
