@@ -37,6 +37,7 @@ class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     replica_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
     assumed: bool
     joint: bool = False
+    family: Text = ""
 
 
 class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

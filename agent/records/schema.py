@@ -55,6 +55,9 @@ class Share:
     """Empty for the optimizer that stepped first; others are "1", "2", … as they came."""
     joint: bool = False
     """Another optimizer's, of the model that the first one trains: it counts in the run's norm."""
+    family: str = ""
+    """The family of columns that alone has rows of it, where rows are not of parameters; families
+    that have such shares have no rows of others."""
     home: str = ""
     """Ranks that hold the tensors, such as `0-3`; distinguishes tensors of equal name."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def _parts(table: RankLayers, family: ColumnFamily, plan: SchemaMapping) -> Iter
     if found is None or family.name not in plan.families:
         return
     rows = fitted(found, plan.families[family.name])
-    for place in plan.places:
+    for place in compress(plan.places, plan.has_rows[family.name]):
         yield _Part(table.rank, place, rows[place.layers].T)
 
 

@@ -158,11 +158,12 @@ def _observed(
         return
     ranks = [rank for rank, plan, _ in measured for _ in plan.places]
     places = [place for _, plan, _ in measured for place in plan.places]
+    of_family = np.concatenate([plan.has_rows[family.name] for _, plan, _ in measured])
     # Adding 0 makes -0.0 and 0.0, which are equal, the same bits.
     rows = 0.0 + np.concatenate([rows for _, _, rows in measured])
     absent = np.isnan(rows)
     rows[absent] = nan  # the same bits for all
-    observed = np.flatnonzero(~absent.all(axis=1))
+    observed = np.flatnonzero(~absent.all(axis=1) & of_family)
     bits, size = rows.tobytes(), rows.shape[1] * rows.itemsize
     for index, values in zip(observed.tolist(), rows[observed].tolist(), strict=True):
         own = bits[index * size : (index + 1) * size]

@@ -161,10 +161,13 @@ class LayerMerge:
                 for rank, key, table in tables
             ]
         )
+        optimizers = {
+            name: {"", *(key[1] for _, key, _ in found)} for name, found in chosen.items()
+        }
         complete = {
             name: all(
-                expected_shares.complete(own.whole(assumed, self._world_size), (optimizer,))
-                for optimizer in {"", *plan.optimizers}
+                expected_shares.complete(own.whole(assumed, self._world_size), (optimizer,), name)
+                for optimizer in optimizers[name]
             )
             for name, own in self._families.items()
         }

@@ -180,5 +180,7 @@ def _complete(
 ) -> frozenset[str]:
     """Return the families of which every shard that some optimizers step was there."""
     return frozenset(
-        name for name, own in merged.items() if expected_shares.complete(own.whole, optimizers)
+        name
+        for name, own in merged.items()
+        if expected_shares.complete(own.whole, optimizers, name)
     )

@@ -1,7 +1,7 @@
 """What the rows of a node refer to: columns, shares, holdings and layouts, by their index."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,8 @@ class SharePlace:
     shard: int
     replica: int
     assumed: bool
+    family: str
+    """The family that alone has rows of it; empty for shares of parameters."""
     layout: int
     """Index into `SchemaIndex.layouts`."""
     layers: Indices
@@ -47,6 +49,8 @@ class SchemaMapping:
     families: Mapping[str, Indices | None]
     """Of each family that the schema has, the position of each of the index's columns in a row, the
     row's length where the schema lacks it; None where the columns are the index's own."""
+    has_rows: Mapping[str, npt.NDArray[np.bool_]]
+    """Of each of those families, whether it has rows of a place."""
     held: frozenset[int]
     weights: str
     """Names what the rank holds of the model; "" where no other rank can hold the same."""
@@ -108,9 +112,16 @@ class SchemaIndex:
                 for family in self.families
                 if (found := schema.columns(family.name))
             },
+            has_rows={
+                family.name: _has_rows(family.name, places)
+                for family in self.families
+                if schema.columns(family.name)
+            },
             held=frozenset(place.share for place in places),
-            weights=_weights_name(schema.shares),
-            assumed_groups=tuple(sorted({_verdict(s) for s in schema.shares if s.assumed})),
+            weights=_weights_name([share for share in schema.shares if not share.family]),
+            assumed_groups=tuple(
+                sorted({_verdict(s) for s in schema.shares if s.assumed and not s.family})
+            ),
         )
 
     def _place(self, schema: Schema, index: int) -> SharePlace:
@@ -122,6 +133,7 @@ class SchemaIndex:
             shard=0 if share.assumed else share.shard_index,
             replica=0 if share.assumed else share.replica_index,
             assumed=share.assumed,
+            family=share.family,
             layout=self._layout_index(names, tuple(layers)),
             layers=np.array(layers, dtype=np.intp),
         )
@@ -135,6 +147,7 @@ class SchemaIndex:
             replica_count=share.replica_count,
             assumed=share.assumed,
             joint=share.joint,
+            family=as_utf8(share.family),
         )
         if known not in self._shares:
             self._shares[known] = len(self.shares)
@@ -147,6 +160,12 @@ class SchemaIndex:
             self._layouts[digest] = len(self.layouts)
             self.layouts.append(Layout(digest=digest, names=names, positions=positions))
         return self._layouts[digest]
+
+
+def _has_rows(family: str, places: Sequence[SharePlace]) -> npt.NDArray[np.bool_]:
+    """Return of which places a family has rows: its own, else those of parameters."""
+    wanted = family if any(place.family == family for place in places) else ""
+    return np.array([place.family == wanted for place in places], dtype=np.bool_)
 
 
 def _places(found: tuple[str, ...], wanted: tuple[str, ...]) -> Indices | None:
