@@ -106,7 +106,10 @@ class ColumnFamily:
 
     def nonfinite_elements(self, values: Mapping[str, float]) -> float:
         """Return how many elements of a row, given by name, are not finite."""
-        return sum(values.get(name, 0.0) for name in self.nonfinite)
+        elements = 0.0
+        for name in self.nonfinite:
+            elements += values.get(name, 0.0)
+        return elements
 
     def counts(self, values: Mapping[str, float]) -> bool:
         """Return whether a row, given by name, was measured and is of finite elements only."""
