@@ -153,11 +153,10 @@ def measure_chunks(
     peak = tl.zeros((R,), tl.int32)
     smallest = tl.full((R,), _NO_SMALLEST, tl.uint32)
     zeros = tl.zeros((R,), tl.int32)
+    VALUES: tl.constexpr = 4 if KIND == _FP32 else 8
     if KIND == _FP32:
-        VALUES: tl.constexpr = 4
         elements = address.to(tl.pointer_type(tl.int32)) + tl.load(chunk + 1)
     else:
-        VALUES: tl.constexpr = 8
         elements = address.to(tl.pointer_type(tl.int16)) + tl.load(chunk + 1)
     BLOCK: tl.constexpr = R * VALUES
 
