@@ -142,7 +142,7 @@ def measure_chunks(
     number = tl.load(chunk_numbers + tl.program_id(0)).to(tl.int64)
     chunk = chunks + number * _FIELDS
     address = tl.load(pointers + tl.load(chunk))
-    count = tl.where(address == 0, 0, tl.load(chunk + 2).to(tl.int32))
+    count = tl.load(chunk + 2, mask=address != 0, other=0).to(tl.int32)
     column = tl.load(chunk + 3).to(tl.int32)
     width = tl.load(chunk + 4).to(tl.int32)
     row_stride = tl.load(chunk + 5)
