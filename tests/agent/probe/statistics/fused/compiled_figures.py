@@ -4,8 +4,8 @@ Run by `test_compiled` in a process of its own, in which Triton does not interpr
 
     python -m tests.agent.probe.statistics.fused.compiled_figures
 
-prints JSON: by target and variant the registers and spilled bytes of a thread, and on NVIDIA's GPUs the
-instructions of the innermost loop per element.
+prints JSON: by target and variant the registers and spilled bytes of a thread, and for NVIDIA GPUs
+the instructions of the innermost loop per element.
 """
 
 import json
