@@ -24,6 +24,11 @@ FUSED_VALUES = {
 }
 
 
+LARGE = ("large_gaps", "chunk_plus_one")
+ODD = ("some_subnormal", "negative_nan", "some_zeros", "nan_among_tiny")
+"""Layouts of more than a chunk, and values that are tried at an odd address too."""
+
+
 @pytest.fixture(autouse=True)
 def _wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's time goes by operations, hardly by how many elements each has."""
@@ -50,7 +55,12 @@ def statistics() -> FusedStatistics:
 def test_every_layout_agrees_with_the_reference(
     statistics: FusedStatistics, dtype: torch.dtype
 ) -> None:
-    gradients = [make(dtype) for make in LAYOUTS.values()]
+    large = dtype is torch.float32
+    gradients = [
+        gradient
+        for name, make in LAYOUTS.items()
+        if (gradient := make(dtype)).numel() <= 2000 or (large and name in LARGE)
+    ]
     assert_rows(statistics.layers(gradients, 1.0), [expected_row([each]) for each in gradients])
 
 
@@ -63,14 +73,14 @@ def test_special_values_are_counted_and_never_spoil_the_rest(
     made = [make() for make in FUSED_VALUES.values()]
     plain = [values[:9000] for values in made if values.layout is torch.strided]
     gradients = [values if values.is_complex() else values.to(dtype) for values in plain]
-    gradients += [values[1:600] for values in gradients if values.dim() == 1]
+    gradients += [VALUES[name]().to(dtype)[1:400] for name in ODD]
     gradients += [values for values in made if values.layout is not torch.strided]
     assert_rows(statistics.layers(gradients, 1.0), [expected_row([each]) for each in gradients])
 
 
 @pytest.mark.usefixtures("no_stock")
 def test_groups_of_all_dtypes_are_united(statistics: FusedStatistics) -> None:
-    gradients = [make(dtype) for dtype in FUSED_DTYPES for make in list(LAYOUTS.values())[:11]]
+    gradients = [make(dtype) for dtype in FUSED_DTYPES for make in list(LAYOUTS.values())[3:7]]
     groups = [gradients[::3], [], gradients[1::3], gradients[2::3]]
     assert_rows(statistics.totals(groups, 1.0), [expected_row(group) for group in groups])
     assert_rows(statistics.totals([], 1.0), [])
@@ -112,7 +122,7 @@ def test_a_gradient_that_is_none_at_some_steps_keeps_the_tables(
         "mp_agent.probe.statistics.fused.statistics.make_chunk_tables",
         lambda *_: pytest.fail("the tables were made again"),
     )
-    for missing in range(4):
+    for missing in (0, 3):
         layers = [None if at == missing else each for at, each in enumerate(gradients)]
         rows = [expected_row([]) if at == missing else row for at, row in enumerate(expected)]
         assert_rows(statistics.layers(layers, 1.0), rows)
@@ -137,7 +147,7 @@ def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
     statistics = FusedStatistics(CPU, launches)
     gradient = normal(9001, dtype=dtype)
     expected = statistics.layers([gradient], 1.0)
-    for offset in (1, 2, 3, 7):
+    for offset in (1, 2):
         memory = torch.empty(gradient.numel() + offset, dtype=dtype)
         copy = memory[offset:].copy_(gradient)
         assert torch.equal(statistics.layers([copy], 1.0), expected)
@@ -150,18 +160,16 @@ def test_tensors_of_several_blocks_and_chunks(
     """Sizes around the edges of a block of rows, of a pair of them, and of a chunk."""
     monkeypatch.setattr(measure, "ROWS", 16)
     statistics = FusedStatistics(CPU, launches, chunk_elements=512)
-    sizes = [63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1025]
+    sizes = [63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513]
     gradients = [normal(size, dtype=dtype, seed=size) for size in sizes]
     gradients += [normal(30, 70, dtype=dtype).t()[:, 3:], normal(9, 200, dtype=dtype)[:, ::3]]
     gradients += [normal(7, 5, 4, 9, dtype=dtype)[:, :3, :, ::2]]
-    expected = [expected_row([each]) for each in gradients]
-    assert_rows(statistics.layers(gradients, 1.0), expected)
-    assert_rows(statistics.totals([gradients], 1.0), [expected_row(gradients)])
+    assert_rows(statistics.layers(gradients, 1.0), [expected_row([each]) for each in gradients])
 
 
 @settings(
     deadline=None,
-    max_examples=20,
+    max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(gradients_of_any_kind())
