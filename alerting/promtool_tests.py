@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from mp_agent.alerting import metrics
-from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
@@ -15,6 +15,7 @@ from mp_agent.alerting.links import OF_CLUSTER
 from mp_agent.alerting.promql import label_text, number_text, quoted
 from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.alerting.routine import ROUTINE
+from mp_agent.alerting.triage import headline
 from mp_agent.alerting.values import Values
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.metric import Metric
@@ -176,6 +177,7 @@ def _moments(
             labels = _alert_labels(example)
             annotations = {
                 **condition.annotations(level, values, *bases),
+                "summary": _first_line(condition, level, example),
                 "remedy": " ".join(fitting(condition.remedies, _series_at(example, example.at))),
                 "description": values.fill(example.fires[level.severity]),
                 "step": "",  # of the detectors' own series, which an example does not have
@@ -189,6 +191,14 @@ def _moments(
                 }
             )
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
+
+
+def _first_line(condition: Condition, level: Level, example: Example) -> str:
+    """Return the first line without a step, which the detectors' own series would tell."""
+    if level.triage is None:
+        return condition.summary
+    labels = {key: value for key, value in example.labels.items() if value}
+    return headline(condition.summary, level.triage, since_step=0, labels=labels, active=())
 
 
 def _series_at(example: Example, minute: int) -> Lookup:

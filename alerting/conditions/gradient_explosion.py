@@ -16,6 +16,7 @@ from mp_agent.alerting.predicates import Compare, Joined, Predicate, Seen, all_o
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Limit, Number, Recorded, Series, Where
+from mp_agent.alerting.triage import ROLL_BACK, Triage
 from mp_agent.catalog.metric import Metric
 
 _WINDOW = duration("explosion_window")
@@ -81,6 +82,10 @@ GRADIENT_EXPLOSION = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="probably damaged, since updates of this size were applied",
+                now=ROLL_BACK,
+            ),
             when=unless(
                 happened(_steps_above(EXTREME)),
                 _tamed(EXTREME),

@@ -9,6 +9,7 @@ from mp_agent.alerting.examples import Example, Track, flat, halving, ramp
 from mp_agent.alerting.predicates import Compare, all_of, unless
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import limit
+from mp_agent.alerting.triage import Triage
 
 _BOUND = limit("loss_scale_share_of_initial") * INITIAL
 
@@ -106,6 +107,10 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, since skipped steps do not change them",
+                now="save a checkpoint, before the scale reaches its floor",
+            ),
             when=unless(
                 all_of(Compare(SCALE, "<", _BOUND), FALLEN),
                 hung(),

@@ -9,6 +9,7 @@ from mp_agent.alerting.healthy import noisy
 from mp_agent.alerting.predicates import Compare, Predicate, any_of, unless
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Series, Where, limit
+from mp_agent.alerting.triage import Triage
 
 _CERTAIN = "all gradients 0|loss 0 with non-finite gradients"
 _TEXT = "Run {run} cannot have learned anything for {value|count} steps: {reason}."
@@ -95,6 +96,10 @@ NOTHING_TRAINED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="not trained since {since}",
+                now="stop, and check labels, loss and frozen parameters before you resume",
+            ),
             when=_for(_CERTAIN, "untrained_steps"),
             description=_TEXT,
             reason="No delay: the condition already requires untrained_steps consecutive steps.",

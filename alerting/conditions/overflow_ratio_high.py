@@ -9,6 +9,7 @@ from mp_agent.alerting.examples import Example, Track, flat, ramp
 from mp_agent.alerting.predicates import Compare, Joined, Predicate, all_of, any_of, unless
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Arithmetic, Count, Limit, Recorded, Signal, limit
+from mp_agent.alerting.triage import Triage
 from mp_agent.catalog.metric import Metric
 
 _WINDOW, _LONG = duration("overflow_window"), duration("overflow_long_window")
@@ -239,6 +240,10 @@ OVERFLOW_RATIO_HIGH = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, since skipped steps do not change them",
+                now="save a checkpoint, before the loss scale collapses",
+            ),
             when=_above(limit("overflow_critical")),
             description=_DESCRIPTION,
             reason="No delay: the share covers 15 minutes, or enough slow steps to be "

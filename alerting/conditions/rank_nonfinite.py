@@ -9,6 +9,7 @@ from mp_agent.alerting.examples import Example, Track, Value, flat
 from mp_agent.alerting.predicates import Seen, all_of, unless
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Series, Where
+from mp_agent.alerting.triage import Triage
 
 _WINDOW = duration("incident_window")
 _NAMED = (Where("rank", "!=", ""),)
@@ -108,6 +109,12 @@ RANK_NONFINITE = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="damaged, unless every such step was skipped",
+                weights_updated="damaged, since NaN or Inf was written into them",
+                now="stop, and resume from the last checkpoint before {since}, without the GPU of "
+                "rank {rank} if it reports errors",
+            ),
             when=unless(
                 all_of(Seen(_INCIDENT), Seen(_SEVERAL_RANKS), happened(_LOSSES)), Seen(_KNOWN)
             ),

@@ -7,6 +7,7 @@ from mp_agent.alerting.examples import Example, Track, Value, flat
 from mp_agent.alerting.predicates import Compare, any_of
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Series, limit
+from mp_agent.alerting.triage import Triage
 
 _WINDOW = duration("restarts_window")
 _MANY = limit("restarts")
@@ -79,6 +80,10 @@ RUN_RESTARTING = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="as in the last checkpoint",
+                now="stop the job, since no attempt gets beyond the failure",
+            ),
             when=any_of(Compare(_ATTEMPTS, ">", _MANY), Compare(_FRESH_AGENTS, ">", _MANY)),
             description=_DESCRIPTION,
             reason="No delay: that many attempts within an hour are a restart loop.",

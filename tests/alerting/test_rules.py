@@ -47,7 +47,8 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
     assert rule["labels"]["component"] == "mp-agent"
     links = {"runbook_url", "dashboard_url"}
     assert set(rule["annotations"]) == {"summary", "description", "remedy", "step", *links}
-    assert "{{" not in rule["annotations"]["summary"]
+    templated = "{{" in rule["annotations"]["summary"]
+    assert templated is (rule["labels"]["severity"] == "critical")
     assert "$labels.run }}" in rule["annotations"]["description"]
     assert "var-run={{ $labels.run | urlquery }}" in rule["annotations"]["dashboard_url"]
     assert rule["annotations"]["runbook_url"].endswith(f"/{rule['alert'].lower()}.md")

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from mp_agent.alerting import metrics
@@ -11,6 +11,7 @@ from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.remedies import fitting
+from mp_agent.alerting.triage import headline
 from mp_agent.alerting.values import Values
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.views import RunView
@@ -35,9 +36,16 @@ class Observation(NamedTuple):
 
 
 def described(
-    finding: Finding, observation: Observation, values: Values, lookup: Lookup
+    finding: Finding,
+    observation: Observation,
+    values: Values,
+    lookup: Lookup,
+    names: Collection[str],
 ) -> ActiveCondition:
-    """Return a finding as an active condition; lookup: labels of the run's info metrics."""
+    """Return a finding as an active condition.
+
+    lookup: labels of the run's info metrics. names: of all conditions that the run has now.
+    """
     condition, level = finding.condition, finding.level
     ago_seconds = observation.now_seconds - finding.since_seconds
     labels = {"run": observation.view.identity.run, **finding.labels}
@@ -49,11 +57,20 @@ def described(
         since_step=since_step,
         since_unix_seconds=observation.time_unix_seconds - ago_seconds,
         value=finding.value,
-        summary=condition.summary,
+        summary=_first_line(finding, since_step, labels, names),
         description=plain_text(level.parts, values, labels, finding.value, lookup),
         remedy=" ".join(fitting(condition.remedies, lookup)),
         **place,
     )
+
+
+def _first_line(
+    finding: Finding, since_step: int, labels: Mapping[str, str], names: Collection[str]
+) -> str:
+    summary, triage = finding.condition.summary, finding.level.triage
+    if triage is None:
+        return summary
+    return headline(summary, triage, since_step=since_step, labels=labels, active=names)
 
 
 def log_event(event: StoredConditionEvent) -> None:
@@ -70,6 +87,7 @@ def log_event(event: StoredConditionEvent) -> None:
         "layer": active.layer,
         "phase": active.phase,
         "value": f"{active.value:.6g}",
+        "summary": active.summary,
         "description": active.description,
         "remedy": active.remedy,
     }
