@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mp_agent.alerting.causes import FOLLOWS_FROM
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.examples import Example
@@ -16,7 +17,12 @@ from mp_agent.alerting.predicates import Gone, Predicate, Silent, Unreachable, k
 from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Count, Series
-from mp_agent.alerting.triage import Triage, headline_template, since_step_template
+from mp_agent.alerting.triage import (
+    Triage,
+    causes_template,
+    headline_template,
+    since_step_template,
+)
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.metric import Metric
 from mp_agent.errors import CatalogError
@@ -110,12 +116,18 @@ class Condition:
             "remedy": remedy_template(self.remedies),
             **{name: url for name, url in links.items() if url},
             "step": since_step_template(self.name),
+            **self._cause(level),
         }
+
+    def _cause(self, level: Level) -> Mapping[str, str]:
+        causes = FOLLOWS_FROM.get(self.name, ())
+        return {"cause": causes_template(self.name, causes)} if level.triage and causes else {}
 
     def _first_line(self, level: Level) -> str:
         if level.triage is None:
             return self.summary
-        return headline_template(self.name, self.summary, level.triage)
+        causes = FOLLOWS_FROM.get(self.name, ())
+        return headline_template(self.name, self.summary, level.triage, causes)
 
     def _problems_of_text(self) -> list[str]:
         problems = []

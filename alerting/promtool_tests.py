@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from mp_agent.alerting import metrics
+from mp_agent.alerting.causes import FOLLOWS_FROM
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
@@ -180,7 +181,7 @@ def _moments(
                 "summary": _first_line(condition, level, example),
                 "remedy": " ".join(fitting(condition.remedies, _series_at(example, example.at))),
                 "description": values.fill(example.fires[level.severity]),
-                "step": "",  # of the detectors' own series, which an example does not have
+                **_of_detectors(condition, level),
             }
             alerts.append(
                 {
@@ -193,12 +194,20 @@ def _moments(
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
 
 
+def _of_detectors(condition: Condition, level: Level) -> dict[str, str]:
+    """Return the annotations from the detectors' own series, which an example does not have."""
+    has_cause = level.triage is not None and FOLLOWS_FROM.get(condition.name)
+    return {"step": "", **({"cause": ""} if has_cause else {})}
+
+
 def _first_line(condition: Condition, level: Level, example: Example) -> str:
     """Return the first line without a step, which the detectors' own series would tell."""
     if level.triage is None:
         return condition.summary
     labels = {key: value for key, value in example.labels.items() if value}
-    return headline(condition.summary, level.triage, since_step=0, labels=labels, active=())
+    return headline(
+        condition.summary, level.triage, since_step=0, labels=labels, causes=(), active={}
+    )
 
 
 def _series_at(example: Example, minute: int) -> Lookup:

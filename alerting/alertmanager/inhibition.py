@@ -6,7 +6,7 @@ one that lacks it: an alert that is of no run is never muted by one of a run.
 
 from typing import Any
 
-from mp_agent.alerting.causality import FOLLOWS_FROM
+from mp_agent.alerting.causes import FOLLOWS_FROM
 from mp_agent.alerting.condition import COMPONENT
 from mp_agent.alerting.conditions.run_failed import RUN_FAILED
 from mp_agent.alerting.conditions.run_stalled import RUN_STALLED

@@ -8,7 +8,7 @@ from mp_agent.alerting.examples import Example, Track, flat, ramp
 from mp_agent.alerting.predicates import Compare, all_of
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.signals import Series, limit
-from mp_agent.alerting.triage import ROLL_BACK, Triage
+from mp_agent.alerting.triage import Triage
 
 _TREND = Series(metric=metrics.LOSS_TREND)
 _RISING = Series(metric=metrics.LOSS_RISING_STEPS)
@@ -101,7 +101,8 @@ LOSS_DIVERGING = Condition(
             severity=Severity.CRITICAL,
             triage=Triage(
                 weights="damaged, since the loss does not come back",
-                now=ROLL_BACK,
+                now="stop, and resume from a checkpoint from before the loss rose, earlier than "
+                "{first}",
             ),
             when=happened(_LOST),
             keep=duration("diverging_keep"),

@@ -112,7 +112,7 @@ RANK_NONFINITE = Condition(
             triage=Triage(
                 weights="damaged, unless every such step was skipped",
                 weights_updated="damaged, since NaN or Inf was written into them",
-                now="stop, and resume from the last checkpoint before {since}, without the GPU of "
+                now="stop, and resume from the last checkpoint before {first}, without the GPU of "
                 "rank {rank} if it reports errors",
             ),
             when=unless(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mp_agent.alerting.causes import FOLLOWS_FROM
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.rules import RULES_FILE, render_rules, rendered_files
 from mp_agent.alerting.severity import Severity
@@ -46,7 +47,10 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
 ) -> None:
     assert rule["labels"]["component"] == "mp-agent"
     links = {"runbook_url", "dashboard_url"}
-    assert set(rule["annotations"]) == {"summary", "description", "remedy", "step", *links}
+    optional = {"cause"} if FOLLOWS_FROM.get(rule["alert"]) else set()
+    optional &= {"cause"} if rule["labels"]["severity"] == "critical" else set()
+    expected = {"summary", "description", "remedy", "step", *links, *optional}
+    assert set(rule["annotations"]) == expected
     templated = "{{" in rule["annotations"]["summary"]
     assert templated is (rule["labels"]["severity"] == "critical")
     assert "$labels.run }}" in rule["annotations"]["description"]

@@ -3,10 +3,11 @@
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mp_agent.alerting import metrics
+from mp_agent.alerting.causes import FOLLOWS_FROM
 from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
@@ -40,11 +41,12 @@ def described(
     observation: Observation,
     values: Values,
     lookup: Lookup,
-    names: Collection[str],
+    active: Mapping[str, int],
 ) -> ActiveCondition:
     """Return a finding as an active condition.
 
-    lookup: labels of the run's info metrics. names: of all conditions that the run has now.
+    lookup: labels of the run's info metrics. active: all conditions that the run has now,
+    with their first steps.
     """
     condition, level = finding.condition, finding.level
     ago_seconds = observation.now_seconds - finding.since_seconds
@@ -57,7 +59,7 @@ def described(
         since_step=since_step,
         since_unix_seconds=observation.time_unix_seconds - ago_seconds,
         value=finding.value,
-        summary=_first_line(finding, since_step, labels, names),
+        summary=_first_line(finding, since_step, labels, active),
         description=plain_text(level.parts, values, labels, finding.value, lookup),
         remedy=" ".join(fitting(condition.remedies, lookup)),
         **place,
@@ -65,12 +67,19 @@ def described(
 
 
 def _first_line(
-    finding: Finding, since_step: int, labels: Mapping[str, str], names: Collection[str]
+    finding: Finding, since_step: int, labels: Mapping[str, str], active: Mapping[str, int]
 ) -> str:
-    summary, triage = finding.condition.summary, finding.level.triage
+    condition, triage = finding.condition, finding.level.triage
     if triage is None:
-        return summary
-    return headline(summary, triage, since_step=since_step, labels=labels, active=names)
+        return condition.summary
+    return headline(
+        condition.summary,
+        triage,
+        since_step=since_step,
+        labels=labels,
+        causes=FOLLOWS_FROM.get(condition.name, ()),
+        active=active,
+    )
 
 
 def log_event(event: StoredConditionEvent) -> None:

@@ -171,8 +171,11 @@ class ConditionTracker:
                 self._active.restore(found, known)
 
     def _described(self, finding: Finding, observation: Observation) -> ActiveCondition:
-        names = {found.condition.name for found in self._detector.findings}
-        return described(finding, observation, self._values, self._series_labels, names)
+        active = {
+            found.condition.name: found.since_step
+            for found in sorted(self._detector.findings, key=lambda found: -found.since_step)
+        }
+        return described(finding, observation, self._values, self._series_labels, active)
 
     def _series_labels(self, name: str) -> list[dict[str, str]]:
         return [dict(labels) for labels, _ in self._detector.readings.standing(name)]

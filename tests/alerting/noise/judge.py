@@ -118,12 +118,17 @@ def _test(recordings: Sequence[Recording]) -> Iterator[str]:
     yield f"rule_files: [{RULES_FILE}]\nevaluation_interval: {SCRAPE_SECONDS}s\ntests:\n"
     yield f"- interval: {SCRAPE_SECONDS}s\n  input_series:\n"
     for recording in recordings:
-        for series, values in recording.samples.items():
-            if series[0] in WANTED:
-                yield f"  - series: '{_notation(series)}'\n    values: '{_samples(values)}'\n"
+        yield from series_input(recording)
     query = _FIRST_FIRED.format(seconds=seconds, step=SCRAPE_SECONDS)
     yield f"  promql_expr_test:\n  - expr: {quoted(query)}\n    eval_time: {seconds}s\n"
     yield "    exp_samples: []\n"
+
+
+def series_input(recording: Recording) -> Iterator[str]:
+    """Yield the recorded series that rules look at, as input series of a unit test."""
+    for series, values in recording.samples.items():
+        if series[0] in WANTED:
+            yield f"  - series: '{_notation(series)}'\n    values: '{_samples(values)}'\n"
 
 
 def _notation(series: Series) -> str:
