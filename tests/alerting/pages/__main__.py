@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tests.alerting.pages.faults import NAMES
 from tests.alerting.pages.golden import GOLDEN, pages, text
-from tools import servers
+from tools.servers import binaries
 
 
 def main() -> int:
     """Return 1 when promtool or Alertmanager is not to be had."""
-    found = {name: servers.find(name) for name in ("promtool", "alertmanager")}
+    found = {name: binaries.find(name) for name in ("promtool", "alertmanager")}
     promtool, alertmanager = found["promtool"], found["alertmanager"]
     if promtool is None or alertmanager is None:
         print("promtool and Alertmanager are needed", file=sys.stderr)

@@ -15,7 +15,7 @@ from mp_agent.alerting.alertmanager.channels import Channel, Site
 from tests.alerting.alertmanager.inboxes import Inboxes, inboxes
 from tests.alerting.pages.faults import Fired
 from tests.waiting import wait_until
-from tools.running import alertmanager, read_json
+from tools.servers.running import alertmanager, read_json
 
 _TIME_SCALE = 1 / 20
 _BEGAN = datetime(2026, 1, 2, 3, 0, tzinfo=timezone.utc)
@@ -69,9 +69,9 @@ def _send(url: str, alerts: Sequence[Fired]) -> None:
 
 
 def _delivered(run: str, url: str, inbox: Inboxes, count: int) -> dict[str, Any]:
-    payload = wait_until(lambda: _of_on_call(inbox, run), what=f"the page of {run}")
-    mail = wait_until(lambda: _mail(inbox, run), what=f"the mail of {run}")
-    states = wait_until(lambda: _states(url, run, count), what=f"the states of {run}")
+    payload = wait_until(lambda: _of_on_call(inbox, run), seconds=60, what=f"the page of {run}")
+    mail = wait_until(lambda: _mail(inbox, run), seconds=60, what=f"the mail of {run}")
+    states = wait_until(lambda: _states(url, run, count), seconds=60, what=f"the states of {run}")
     body = mail.get_body(("plain",))
     assert body is not None
     page = [str(mail["Subject"]), *body.get_content().strip().splitlines()]
