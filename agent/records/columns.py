@@ -225,6 +225,11 @@ GRADIENT_POSITIONS: Mapping[str, int] = {
 STEP_COLUMNS_BY_NAME: Mapping[str, Column] = {column.name: column for column in STEP_COLUMNS}
 """The columns of a step as a whole by name."""
 
+COLUMNS: Mapping[str, Column] = {
+    column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
+}
+"""Those and the columns of the gradients by name; other families may use the same names."""
+
 
 def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
     """Return the values that were observed, by name."""
