@@ -16,6 +16,17 @@ _INF = tl.constexpr(0x7F800000)
 _NO_SMALLEST = tl.constexpr(0xFFFFFFFF)
 _FLOAT64_MAX = tl.constexpr(1.7976931348623157e308)
 
+FOLDED_COLUMNS = (
+    "sum_squares",
+    "abs_max",
+    "zero_elements",
+    "nan_elements",
+    "inf_elements",
+    "elements",
+    "abs_min",
+)
+"""What the kernel writes; all gradient columns have to be among them."""
+
 _COLUMNS = tl.constexpr(len(GRADIENT_COLUMN_NAMES))
 _SUM_SQUARES_AT = tl.constexpr(GRADIENT_POSITIONS["sum_squares"])
 _ABS_MAX_AT = tl.constexpr(GRADIENT_POSITIONS["abs_max"])
