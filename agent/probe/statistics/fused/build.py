@@ -27,7 +27,7 @@ from mp_agent.ring.interruptions import pass_on
 log = logging.getLogger("mp_agent")
 
 LOCK_SECONDS_AT_MOST = 60.0
-"""After which a rank compiles for itself: whoever holds the lock may hang."""
+"""After which a rank compiles for itself: the process that holds the lock may hang."""
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 
