@@ -4,7 +4,11 @@ import triton
 import triton.language as tl
 
 from mp_agent.probe.statistics.fused.measure import COUNTS
-from mp_agent.records.columns import COLUMNS, GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENT_COLUMNS,
+    GRADIENT_POSITIONS,
+)
 
 WARPS = 4
 
@@ -35,9 +39,10 @@ _NANS_AT = tl.constexpr(GRADIENT_POSITIONS["nan_elements"])
 _INFS_AT = tl.constexpr(GRADIENT_POSITIONS["inf_elements"])
 _ELEMENTS_AT = tl.constexpr(GRADIENT_POSITIONS["elements"])
 _ABS_MIN_AT = tl.constexpr(GRADIENT_POSITIONS["abs_min"])
-_SUM_SQUARES_POWER = tl.constexpr(COLUMNS["sum_squares"].unscaling.value)
-_ABS_MAX_POWER = tl.constexpr(COLUMNS["abs_max"].unscaling.value)
-_ABS_MIN_POWER = tl.constexpr(COLUMNS["abs_min"].unscaling.value)
+_POWERS = {column.name: column.unscaling.value for column in GRADIENT_COLUMNS}
+_SUM_SQUARES_POWER = tl.constexpr(_POWERS["sum_squares"])
+_ABS_MAX_POWER = tl.constexpr(_POWERS["abs_max"])
+_ABS_MIN_POWER = tl.constexpr(_POWERS["abs_min"])
 
 
 @triton.jit
