@@ -122,7 +122,7 @@ def _evidence(lot: Sequence[str], shared: Path, directory: Path) -> Iterator[tup
 
 
 def _await_stall(shared: Path, settings: Settings) -> None:
-    """Wait until the training stands, and for so long as its judge is told to allow."""
+    """Wait until the training stands, and longer than the judge allows."""
     deadline = time.monotonic() + _JOB_SECONDS
     while time.monotonic() < deadline:
         try:
