@@ -27,8 +27,9 @@ def rings_of(directory: Path) -> dict[int, RingContents]:
     }
 
 
-def seen(directory: Path, rank: int, name: str) -> list:
-    return json.loads((directory / f"seen{rank}.json").read_text())[name]
+def seen(directory: Path, rank: int, name: str) -> list[float]:
+    found: list[float] = json.loads((directory / f"seen{rank}.json").read_text())[name]
+    return found
 
 
 class TestAutomatic:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,9 @@ def logged(directory: Path, name: str) -> list[float]:
     return [entry[name] for entry in state["log_history"] if name in entry and "loss" in entry]
 
 
-def seen(directory: Path, name: str) -> list:
-    return json.loads((directory / "seen.json").read_text())[name]
+def seen(directory: Path, name: str) -> list[Any]:
+    found: list[Any] = json.loads((directory / "seen.json").read_text())[name]
+    return found
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

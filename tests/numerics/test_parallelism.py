@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ class TestEverySplit:
             assert compared == {"gradients", "weights"}
 
     def test_ranks_that_hold_the_same_have_equal_digests_of_their_weights(self, rings, name):
-        digests: dict[object, set[float]] = {}
+        digests: dict[tuple[int, frozenset[tuple[Any, ...]]], set[float]] = {}
         for ring in rings(name).values():
             index = ring.schema.step_columns.index("weight_digest")
             for schema, record in zip(ring.record_schemas, ring.records, strict=True):

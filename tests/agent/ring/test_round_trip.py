@@ -3,6 +3,7 @@
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -131,10 +132,9 @@ def test_arrays_of_other_types_and_layouts_are_written_as_float64(tmp_path: Path
     wanted = schema(shares=2, columns=3)
     writer = RingWriter.create(tmp_path / "rank0.ring", identity())
     writer.write_schema(wanted)
-    transposed = np.arange(6, dtype=np.float32).reshape(3, 2).T
-    record = StepRecord(
-        sequence=1, step=1, time_unix_ns=1, values=np.arange(6)[::2], gradients=transposed
-    )
+    integers: Any = np.arange(6)[::2]
+    transposed: Any = np.arange(6, dtype=np.float32).reshape(3, 2).T
+    record = StepRecord(sequence=1, step=1, time_unix_ns=1, values=integers, gradients=transposed)
     writer.write_step(record)
     reader = RingReader.open(writer.path)
     assert reader.schema == wanted
