@@ -1,4 +1,4 @@
-"""The ring file, byte for byte (format version 1).
+"""The ring file, byte for byte (format version 2).
 
 One file per rank, in shared memory. The rank writes it through a mapping and never waits; the node
 agent reads it. Numbers are in the machine's own byte order (a ring never leaves its machine), all
@@ -50,9 +50,11 @@ A reader accepts a slot only when both numbers and the CRC agree, in whatever or
 made the bytes visible: a torn record is never accepted, and a writer killed in the middle of a
 write leaves the slots before it. The state that counts a record is written after the record.
 
-Payload of a step slot: i64 sequence, i64 step, i64 Unix nanoseconds, f64[S] step columns,
-f64[G, C] gradient columns per share. Payload of a layer slot: i64 sequence, f64[L, C].
-NaN stands for "not observed". Payload of a state slot: see `STATE`.
+Payload of a step slot: i64 sequence, i64 step, i64 Unix nanoseconds, u64 families, f64[S] step
+columns, then of each family of the schema f64[G, C], one row per share. Payload of a layer slot:
+i64 sequence, u64 families, then of each family f64[L, C]. Bit k of `families` is set where family k
+was measured; the numbers of others are to be ignored. NaN stands for "not observed". Payload of a
+state slot: see `STATE`.
 
 The rank holds a POSIX record lock on the whole file while it lives.
 """
@@ -63,7 +65,7 @@ from dataclasses import dataclass
 from mp_agent.ring.format.slots import SlotTable
 
 MAGIC = b"MPAGRING"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 HEAD = struct.Struct("=8s5II")
 """Magic, version, bytes of the head, step slots, layer slots, bytes of the identity, CRC-32."""
@@ -79,8 +81,9 @@ STATE = struct.Struct(f"=IIqqq7QdII{NAME_BYTES_MAX}s")
 layers written, newest body's offset, generation, probe errors, setting errors, records dropped,
 probe seconds, scrape wait, bytes of the phase name, phase name (UTF-8)."""
 
-STEP_HEADER = struct.Struct("=3q")
-LAYER_HEADER = struct.Struct("=q")
+STEP_HEADER = struct.Struct("=3qQ")
+LAYER_HEADER = struct.Struct("=qQ")
+FAMILIES_MAX = 64
 _FLOAT_BYTES = 8
 
 STATE_SLOTS = SlotTable(offset=2048, payload_bytes=STATE.size, count=2)
