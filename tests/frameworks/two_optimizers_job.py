@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,7 @@ def train_with_lightning(directory: Path, *, apart: bool) -> None:
 class NotingTrainer(Trainer):
     """transformers' Trainer with two optimizers in one; notes the gradients before clipping."""
 
-    def __init__(self, both: type[Optimizer], **options) -> None:
+    def __init__(self, both: Callable[[nn.Module], Optimizer], **options) -> None:
         super().__init__(**options)
         self.both, self.reference = both, Reference()
 
@@ -180,12 +180,12 @@ class NotingTrainer(Trainer):
         return self.optimizer
 
     def training_step(self, *arguments, **options) -> torch.Tensor:
-        loss = super().training_step(*arguments, **options)
+        loss: torch.Tensor = super().training_step(*arguments, **options)
         self.reference.note(self.model)
         return loss
 
 
-def train_with_transformers(directory: Path, both: type[Optimizer]) -> None:
+def train_with_transformers(directory: Path, both: Callable[[nn.Module], Optimizer]) -> None:
     trainer = NotingTrainer(
         both,
         model=Model(),

@@ -146,7 +146,8 @@ class ManualBlock(nn.Module):
     @property
     def split(self) -> list[nn.Parameter]:
         """The parameters that are shards."""
-        return [*self.up.parameters(), self.down.weight]
+        weight, _ = self.down.parameters()
+        return [*self.up.parameters(), weight]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = F.gelu(self.up(_Copy.apply(self.norm(inputs), self._group)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, GRADIENTS
 from tests.agent.gradient_reference import reference_row
 from tests.agent.probe.rings import (
     RingContents,
@@ -88,9 +88,9 @@ class TestEverySplit:
                 _columns(step.gradients), _total(expected.pop("")), rtol=RELATIVE_ERROR
             )
             for label, rows in expected.items():
-                assert step.optimizers[label].complete
+                assert GRADIENTS.name in step.optimizers[label].complete
                 np.testing.assert_allclose(
-                    _columns(step.optimizers[label].values), _total(rows), rtol=RELATIVE_ERROR
+                    _columns(step.optimizers[label].gradients), _total(rows), rtol=RELATIVE_ERROR
                 )
             assert set(step.optimizers) == set(expected)
 
