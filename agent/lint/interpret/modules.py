@@ -1,0 +1,151 @@
+"""The definitions of one file: functions, classes, what they mention."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mp_agent.lint.source.text import SourceText
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+FOLLOWED = re.compile(
+    r"backward|autocast|unscale_|clip_grad|[Ss]caler|\.step\(|binary_cross_entropy|BCELoss"
+    r"|_loss\b|cross_entropy|\.half\(|bfloat16|float16|\.item\(|\.cpu\(|\bhalf\b|yield"
+)
+"""What makes a function worth following into."""
+
+
+@dataclass(eq=False, slots=True)
+class FunctionInfo:
+    """One function or method; `qualified_name` is unique in its module."""
+
+    module: ModuleInfo
+    node: FunctionNode
+    qualified_name: str
+    klass: ClassInfo | None = None
+    enclosing: FunctionInfo | None = None
+    _relevant: bool | None = None
+
+    @property
+    def identity(self) -> str:
+        """Name in the project."""
+        return f"{self.module.path}:{self.qualified_name}:{self.node.lineno}"
+
+    def matches(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether the source of the function, decorators included, matches."""
+        first = min((d.lineno for d in self.decorators), default=self.node.lineno)
+        return self.module.source.matches(pattern, first, self.node.end_lineno or first)
+
+    @property
+    def decorators(self) -> list[ast.expr]:
+        """Decorators, outermost first."""
+        return [] if isinstance(self.node, ast.Lambda) else self.node.decorator_list
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether calls of it are followed: it, or what it calls in its module, is relevant."""
+        if self._relevant is None:
+            self._relevant = False
+            called = self.module.called_names(self)
+            self._relevant = self.matches(FOLLOWED) or any(
+                function.is_followed
+                for name in sorted(called)
+                for function in self.module.functions_by_name.get(name, ())
+                if function is not self
+            )
+        return self._relevant
+
+
+@dataclass(eq=False, slots=True)
+class ClassInfo:
+    """One class with its methods."""
+
+    module: ModuleInfo
+    node: ast.ClassDef
+    qualified_name: str
+    methods: dict[str, FunctionInfo] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class ModuleInfo:
+    """One parsed file."""
+
+    path: str
+    name: str
+    is_package: bool
+    source: SourceText
+    tree: ast.Module
+    functions: list[FunctionInfo] = field(default_factory=list)
+    classes: list[ClassInfo] = field(default_factory=list)
+    functions_by_name: dict[str, list[FunctionInfo]] = field(default_factory=dict)
+    identifiers: frozenset[str] = frozenset()
+    by_node: dict[ast.AST, FunctionInfo | ClassInfo] = field(default_factory=dict)
+
+    def called_names(self, function: FunctionInfo) -> set[str]:
+        """Return the last names of what a function calls."""
+        names: set[str] = set()
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.Call):
+                target = node.func
+                if isinstance(target, ast.Attribute):
+                    names.add(target.attr)
+                elif isinstance(target, ast.Name):
+                    names.add(target.id)
+        return names
+
+
+def module_info(path: str, name: str, is_package: bool, source: SourceText) -> ModuleInfo:
+    """Parse a file and list its definitions; raises SyntaxError, ValueError or RecursionError."""
+    tree = ast.parse(source.text)
+    module = ModuleInfo(path, name, is_package, source, tree)
+    _Definitions(module).visit_body(tree.body, "", None, None)
+    for function in module.functions:
+        name = function.qualified_name.rpartition(".")[2]
+        module.functions_by_name.setdefault(name, []).append(function)
+    module.identifiers = frozenset(source.identifiers())
+    return module
+
+
+class _Definitions:
+    """Collects functions and classes, those within blocks and functions included."""
+
+    def __init__(self, module: ModuleInfo) -> None:
+        self._module = module
+
+    def visit_body(
+        self,
+        body: list[ast.stmt],
+        prefix: str,
+        klass: ClassInfo | None,
+        enclosing: FunctionInfo | None,
+    ) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                info = FunctionInfo(self._module, node, prefix + node.name, klass, enclosing)
+                self._module.functions.append(info)
+                self._module.by_node[node] = info
+                if klass is not None:
+                    klass.methods.setdefault(node.name, info)
+                self.visit_body(node.body, f"{prefix}{node.name}.", None, info)
+            elif isinstance(node, ast.ClassDef):
+                found = ClassInfo(self._module, node, prefix + node.name)
+                self._module.classes.append(found)
+                self._module.by_node[node] = found
+                self.visit_body(node.body, f"{prefix}{node.name}.", found, enclosing)
+            else:
+                for block in _blocks(node):
+                    self.visit_body(block, prefix, klass, enclosing)
+
+
+def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+    for case in getattr(node, "cases", ()):
+        yield case.body
