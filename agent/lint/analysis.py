@@ -21,10 +21,14 @@ from mp_agent.lint.source.text import SourceText
 
 RELEVANT = re.compile(
     r"float16|\bhalf\b|autocast|\bamp\b|unscale_|[Ss]caler|clip_grad|\.backward\(|detect_anomaly"
-    r"|(?:Linear|Conv\dd|LSTM|GRU)\(\D{0,40}\d|\.pow\(|square|\*\*\s*2|mean\("
+    r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\("
 )
 """A function, or a file, without any of these cannot break a rule."""
 _SIXTEEN_BITS = frozenset({"autocast", "float16", "bfloat16", "half"})
+
+
+TRAINING = re.compile(r"backward\(|unscale_|[Ss]caler|autocast")
+"""A function is also executed by itself when functions of its module with these are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def _module(path: str, source: SourceText, project: Project) -> ModuleInfo:
 def _traces(module: ModuleInfo, project: Project, followed: set[str]) -> Iterator[Trace]:
     yield trace_module(module, project, followed)
     for function in module.functions:
-        if function.matches(RELEVANT):
+        if function.matches(RELEVANT) or function.reaches(TRAINING):
             yield trace_function(function, project, followed)
 
 

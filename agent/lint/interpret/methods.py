@@ -24,6 +24,11 @@ _KEEPING = frozenset(
     min softmax log_softmax cumsum cumprod prod detach cuda to requires_grad_ unflatten narrow
     select roll flip add_ mul_ div_ sub_ neg_ zero_ fill_ pin_memory logsumexp""".split()
 )
+_HOST = frozenset(
+    "size dim numel nelement stride element_size data_ptr get_device is_contiguous backward "
+    "is_floating_point storage_offset type untyped_storage register_hook items keys".split()
+)
+"""What returns no tensor."""
 _SAME_OBJECT = frozenset(
     "cuda to train eval requires_grad_ contiguous half bfloat16 float double type "
     "share_memory apply to_empty cpu".split()
@@ -165,4 +170,6 @@ def _of_tensor(
             kind=Kind.TENSOR if kept or form else receiver.kind,
             from_autocast=receiver.from_autocast and not asked,
         )
+    if receiver.kind is Kind.TENSOR and method not in _HOST:
+        return Value(Kind.TENSOR, key, form=form, from_autocast=receiver.from_autocast)
     return Value(key=key, form=form)

@@ -16,6 +16,7 @@ FOLLOWED = re.compile(
     r"|_loss\b|cross_entropy|\.half\(|bfloat16|float16|\.item\(|\.cpu\(|\bhalf\b|yield"
 )
 """What makes a function worth following into."""
+_RENAMED = re.compile(r"(?:autocast|binary_cross_entropy|clip_grad_\w+|GradScaler|float16)\s+as\s")
 
 
 @dataclass(eq=False, slots=True)
@@ -27,7 +28,7 @@ class FunctionInfo:
     qualified_name: str
     klass: ClassInfo | None = None
     enclosing: FunctionInfo | None = None
-    _relevant: bool | None = None
+    _reaches: dict[re.Pattern[str], bool] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
@@ -46,17 +47,20 @@ class FunctionInfo:
 
     @property
     def is_followed(self) -> bool:
-        """Whether calls of it are followed: it, or what it calls in its module, is relevant."""
-        if self._relevant is None:
-            self._relevant = False
-            called = self.module.called_names(self)
-            self._relevant = self.matches(FOLLOWED) or any(
-                function.is_followed
-                for name in sorted(called)
+        """Whether calls of it are followed."""
+        return self.module.renames or self.reaches(FOLLOWED)
+
+    def reaches(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether its source, or that of what it calls in its module, matches."""
+        if pattern not in self._reaches:
+            self._reaches[pattern] = False
+            self._reaches[pattern] = self.matches(pattern) or any(
+                function.reaches(pattern)
+                for name in sorted(self.module.called_names(self))
                 for function in self.module.functions_by_name.get(name, ())
                 if function is not self
             )
-        return self._relevant
+        return self._reaches[pattern]
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +86,8 @@ class ModuleInfo:
     classes: list[ClassInfo] = field(default_factory=list)
     functions_by_name: dict[str, list[FunctionInfo]] = field(default_factory=dict)
     identifiers: frozenset[str] = frozenset()
+    renames: bool = False
+    """Whether relevant names have other names here: then every function is followed."""
     by_node: dict[ast.AST, FunctionInfo | ClassInfo] = field(default_factory=dict)
 
     def called_names(self, function: FunctionInfo) -> set[str]:
@@ -105,6 +111,7 @@ def module_info(path: str, name: str, is_package: bool, source: SourceText) -> M
     for function in module.functions:
         name = function.qualified_name.rpartition(".")[2]
         module.functions_by_name.setdefault(name, []).append(function)
+    module.renames = _RENAMED.search(source.text) is not None
     module.identifiers = frozenset(source.identifiers())
     return module
 

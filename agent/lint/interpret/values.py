@@ -115,7 +115,7 @@ def joined(one: Value, other: Value) -> Value:
         dtypes=one.dtypes | other.dtypes if both else frozenset(),
         cast=one.cast if one.cast == other.cast else None,
         maybe=True,
-        constant=first.constant if one.constant == other.constant else None,
+        constant=_joined_constant(first, second),
         scaled=one.scaled or other.scaled,
         from_autocast=one.from_autocast and other.from_autocast,
         form=one.form if one.form == other.form else None,
@@ -123,6 +123,12 @@ def joined(one: Value, other: Value) -> Value:
         if first.kind is Kind.CONSTANT and one.constant != other.constant
         else first.kind,
     )
+
+
+def _joined_constant(first: Value, second: Value) -> Any:
+    if first.kind is not second.kind or first.constant == second.constant:
+        return first.constant
+    return True if first.kind in (Kind.AUTOCAST, Kind.SCALER) else None
 
 
 def _weight(value: Value) -> int:

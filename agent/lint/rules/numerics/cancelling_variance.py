@@ -10,6 +10,8 @@ from mp_agent.lint.rule import Problem, Rule
 
 def _find(trace: Trace) -> Iterator[Problem]:
     for operation in trace.of("<subtract>"):
+        if "torch" not in operation.place.module.identifiers:
+            continue  # NumPy's double precision
         left, right = operation.receiver.form, operation.arguments[0].form
         if left is None or right is None or left[1] != right[1]:
             continue
