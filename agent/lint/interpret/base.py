@@ -11,10 +11,10 @@ from mp_agent.lint.interpret.project import Project
 from mp_agent.lint.interpret.trace import Operation, Place, Trace
 from mp_agent.lint.interpret.values import UNKNOWN, Value
 
-MAX_DEPTH = 7
+MAX_DEPTH = 5
 """Calls are followed this deep."""
-MAX_FOLLOWED_CALLS = 250
-"""So many calls are followed in one trace."""
+MAX_STATEMENTS = 2000
+"""After so many statements, a trace follows no further call."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class State:
     no_grad: bool = False
     heap: dict[str, Value] = field(default_factory=dict)
     stack: list[FunctionInfo] = field(default_factory=list)
-    followed_calls: int = 0
+    statements: int = 0
 
 
 class Evaluator:
@@ -54,6 +54,7 @@ class Evaluator:
         self.followed = followed
         """Identities of the functions that were followed into, of all traces."""
         self.state = State()
+        self.follows = True
 
     def evaluate(self, node: ast.expr | None, frame: Frame) -> Value:
         """Return the value of an expression."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mp_agent.lint.interpret.base import (
     MAX_DEPTH,
-    MAX_FOLLOWED_CALLS,
+    MAX_STATEMENTS,
     Evaluator,
     Frame,
     key_of,
@@ -129,11 +129,11 @@ class CallEvaluator(Evaluator):
         if (
             function in state.stack
             or len(state.stack) >= MAX_DEPTH
-            or state.followed_calls >= MAX_FOLLOWED_CALLS
+            or state.statements >= MAX_STATEMENTS
+            or not self.follows
             or not function.is_followed
         ):
             return Value(key=key_of(place))
-        state.followed_calls += 1
         self.followed.add(function.identity)
         given = [receiver, *arguments] if receiver is not None else list(arguments)
         names = _bound(function, given, keywords)

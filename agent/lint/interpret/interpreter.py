@@ -25,6 +25,7 @@ class Interpreter(ExpressionEvaluator):
         depth = len(self.state.path)
         ended = False
         for node in body:
+            self.state.statements += 1
             method = getattr(self, f"_{type(node).__name__}", None)
             if method is not None:
                 ended = bool(method(node, frame)) or ended
@@ -277,7 +278,7 @@ class Interpreter(ExpressionEvaluator):
         """Return the global names of a module, which is executed for it once."""
         environments = self.project.environments
         if module.path not in environments:
-            trace_module(module, self.project, set())
+            trace_module(module, self.project, set(), follows=False)
         return environments[module.path]
 
     def class_attributes(self, klass: ClassInfo) -> Mapping[str, Value]:
@@ -317,12 +318,15 @@ def class_key(klass: ClassInfo) -> str:
     return f"self:{klass.module.path}:{klass.qualified_name}:{klass.node.lineno}"
 
 
-def trace_module(module: ModuleInfo, project: Project, followed: set[str]) -> Trace:
+def trace_module(
+    module: ModuleInfo, project: Project, followed: set[str], *, follows: bool = True
+) -> Trace:
     """Execute the top level of a module; its names become the module's environment."""
     names: dict[str, Value] = {}
     project.environments[module.path] = names
     trace = Trace(module, "<module>", modules=[module])
     interpreter = Interpreter(project, trace, followed)
+    interpreter.follows = follows
     frame = Frame(module, names)
     interpreter.block(module.tree.body, frame)
     names.update(frame.names)

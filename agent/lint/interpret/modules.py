@@ -12,10 +12,11 @@ from mp_agent.lint.source.text import SourceText
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 FOLLOWED = re.compile(
-    r"backward|autocast|unscale_|clip_grad|[Ss]caler|\.step\(|binary_cross_entropy|BCELoss"
-    r"|_loss\b|cross_entropy|\.half\(|bfloat16|float16|\.item\(|\.cpu\(|\bhalf\b|yield"
+    r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|optim\w*\.step\(|\w_cross_entropy|BCELoss"
+    r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b"
 )
 """What makes a function worth following into."""
+_CALLS_DEEP = 2
 _RENAMED = re.compile(r"(?:autocast|binary_cross_entropy|clip_grad_\w+|GradScaler|float16)\s+as\s")
 
 
@@ -53,14 +54,22 @@ class FunctionInfo:
     def reaches(self, pattern: re.Pattern[str]) -> bool:
         """Return whether its source, or that of what it calls in its module, matches."""
         if pattern not in self._reaches:
-            self._reaches[pattern] = False
-            self._reaches[pattern] = self.matches(pattern) or any(
-                function.reaches(pattern)
-                for name in sorted(self.module.called_names(self))
-                for function in self.module.functions_by_name.get(name, ())
-                if function is not self
+            self._reaches[pattern] = any(
+                function.matches(pattern) for function in (self, *self._called(_CALLS_DEEP))
             )
         return self._reaches[pattern]
+
+    def _called(self, depth: int) -> set[FunctionInfo]:
+        """Return the functions of the module that it calls, by their names alone."""
+        found = {
+            function
+            for name in self.module.called_names(self)
+            if not name.startswith("__")
+            for function in self.module.functions_by_name.get(name, ())
+        }
+        if depth > 1:
+            found |= {deeper for function in found for deeper in function._called(depth - 1)}
+        return found
 
 
 @dataclass(eq=False, slots=True)
@@ -90,9 +99,14 @@ class ModuleInfo:
     """Whether relevant names have other names here: then every function is followed."""
     by_node: dict[ast.AST, FunctionInfo | ClassInfo] = field(default_factory=dict)
 
+    _called_names: dict[FunctionInfo, set[str]] = field(default_factory=dict)
+
     def called_names(self, function: FunctionInfo) -> set[str]:
         """Return the last names of what a function calls."""
+        if function in self._called_names:
+            return self._called_names[function]
         names: set[str] = set()
+        self._called_names[function] = names
         for node in ast.walk(function.node):
             if isinstance(node, ast.Call):
                 target = node.func

@@ -19,6 +19,8 @@ class Project:
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleInfo | None] = {}
+        self._roots: dict[str, Path] = {}
+        self._found: dict[tuple[str, str], ModuleInfo | None] = {}
         self.environments: dict[str, dict[str, Value]] = {}
         """Global names of the modules that were executed, by path."""
         self.attributes: dict[str, dict[str, Value]] = {}
@@ -48,7 +50,16 @@ class Project:
         top = name.partition(".")[0]
         if not top or top in _NEVER_FOLLOWED:
             return None
-        root = search_root(importer)
+        root = self._roots.get(importer.path)
+        if root is None:
+            root = self._roots[importer.path] = search_root(importer)
+        key = (str(root), name)
+        if key not in self._found:
+            self._found[key] = None
+            self._found[key] = self._find(name, top, root, importer)
+        return self._found[key]
+
+    def _find(self, name: str, top: str, root: Path, importer: ModuleInfo) -> ModuleInfo | None:
         if root.name in _INSTALLED and top != importer.name.partition(".")[0]:
             return None
         base = root.joinpath(*name.split("."))
