@@ -29,6 +29,10 @@ class NotebookText(SourceText):
         cell = bisect_right(self._starts, line)
         return cell, line - self._starts[cell - 1] + 1
 
+    def line_in_text(self, cell: int, line: int) -> int:
+        """Return the line of the whole text that is this line of a cell."""
+        return self._starts[cell - 1] + line - 1
+
 
 def notebook_text(content: bytes) -> NotebookText:
     """Return the code of a notebook; raises UnreadableSource."""

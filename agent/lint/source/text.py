@@ -30,6 +30,10 @@ class SourceText:
         """Return a line without its ending; lines count from 1."""
         return self.lines[number - 1].rstrip("\r\n") if 0 < number <= len(self.lines) else ""
 
+    def line_in_text(self, cell: int, line: int) -> int:
+        """Return the line of the whole text that is this line of a cell; there are no cells."""
+        return line
+
     def matches(self, pattern: re.Pattern[str], first: int, last: int) -> bool:
         """Return whether a pattern occurs in a range of lines, both included."""
         return pattern.search("".join(self.lines[first - 1 : last])) is not None
