@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mp_agent.lint.finding import Finding
 from mp_agent.lint.interpret.interpreter import trace_function, trace_module
-from mp_agent.lint.interpret.modules import ModuleInfo, module_info
+from mp_agent.lint.interpret.modules import RELEVANT, ModuleInfo, module_info
 from mp_agent.lint.interpret.project import Project, absolute_name, module_name
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.rule import Problem, Rule
@@ -18,14 +19,6 @@ from mp_agent.lint.source.files import UnreadableSource, decoded, read_bytes
 from mp_agent.lint.source.notebook import NotebookText, notebook_text
 from mp_agent.lint.source.suppressions import Suppressions
 from mp_agent.lint.source.text import SourceText
-
-RELEVANT = re.compile(
-    r"float16|\bhalf\b|autocast|\bamp\b|unscale_|[Ss]caler|clip_grad|\.backward\(|detect_anomaly"
-    r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\("
-)
-"""A function, or a file, without any of these cannot break a rule."""
-_SIXTEEN_BITS = frozenset({"autocast", "float16", "bfloat16", "half"})
-
 
 TRAINING = re.compile(r"backward\(|unscale_|[Ss]caler|autocast")
 """A function is also executed by itself when functions of its module with these are called."""
@@ -78,6 +71,8 @@ def check_file(path: str, project: Project) -> FileResult:
         result.skipped = "nested too deeply"
     except ValueError as error:
         result.skipped = str(error)
+    # Files that import this one see the names that it has without following calls.
+    project.environments.pop(os.path.abspath(path), None)
     return result
 
 
@@ -129,10 +124,10 @@ def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> Finding |
 
 
 def _imports(module: ModuleInfo) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = absolute_name(node.module or "", node.level, module)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -14,17 +14,19 @@ from mp_agent.lint.interpret.project import Project
 from mp_agent.lint.results import CheckReport, SkippedFile
 from mp_agent.lint.rules import BY_CODE
 
-_FILES_PER_TASK = 20
-"""Neighbours import the same modules: a process parses those once per task or less."""
-_FEW = 60
-"""Starting processes takes as long as checking so many files."""
+_FILES_PER_TASK = 100
+"""Neighbours import the same modules, which are parsed once per task."""
 
 
 def run(
     files: Sequence[str], wanted: Callable[[str, str], bool], *, jobs: int = 1
 ) -> CheckReport:
     """Check files; `wanted(code, path)` decides which findings are reported."""
-    results = _in_processes(files, jobs) if jobs > 1 and len(files) > _FEW else _check(files)
+    tasks = [
+        files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)
+    ]
+    several = jobs > 1 and len(tasks) > 1
+    results = _in_processes(tasks, jobs) if several else [one for task in tasks for one in _check(task)]
     shown = {os.path.abspath(path): path for path in files}
     findings = {
         finding
@@ -45,12 +47,9 @@ def _distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(distinct.values())
 
 
-def _in_processes(files: Sequence[str], jobs: int) -> list[FileResult]:
-    tasks = [
-        files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)
-    ]
+def _in_processes(tasks: Sequence[Sequence[str]], jobs: int) -> list[FileResult]:
     # A fork would copy the threads' locks of whoever calls.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
         return [result for results in pool.map(_check, tasks) for result in results]
 
 

@@ -16,6 +16,12 @@ FOLLOWED = re.compile(
     r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b"
 )
 """What makes a function worth following into."""
+RELEVANT = re.compile(
+    r"float16|\bhalf\b|autocast|\bamp\b|unscale_|[Ss]caler|clip_grad|\.backward\(|detect_anomaly"
+    r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\("
+)
+"""A function, or a file, without any of these cannot break a rule."""
+_CALLED = re.compile(r"(\w+)\(")
 _CALLS_DEEP = 2
 _RENAMED = re.compile(r"(?:autocast|binary_cross_entropy|clip_grad_\w+|GradScaler|float16)\s+as\s")
 
@@ -94,6 +100,7 @@ class ModuleInfo:
     functions: list[FunctionInfo] = field(default_factory=list)
     classes: list[ClassInfo] = field(default_factory=list)
     functions_by_name: dict[str, list[FunctionInfo]] = field(default_factory=dict)
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
     identifiers: frozenset[str] = frozenset()
     renames: bool = False
     """Whether relevant names have other names here: then every function is followed."""
@@ -102,19 +109,18 @@ class ModuleInfo:
     _called_names: dict[FunctionInfo, set[str]] = field(default_factory=dict)
 
     def called_names(self, function: FunctionInfo) -> set[str]:
-        """Return the last names of what a function calls."""
+        """Return the last names of what a function calls below its first line."""
         if function in self._called_names:
             return self._called_names[function]
-        names: set[str] = set()
+        first, last = function.node.lineno, function.node.end_lineno or function.node.lineno
+        names = set(_CALLED.findall("".join(self.source.lines[first:last])))
         self._called_names[function] = names
-        for node in ast.walk(function.node):
-            if isinstance(node, ast.Call):
-                target = node.func
-                if isinstance(target, ast.Attribute):
-                    names.add(target.attr)
-                elif isinstance(target, ast.Name):
-                    names.add(target.id)
         return names
+
+
+def is_relevant(source: SourceText) -> bool:
+    """Return whether a file can break a rule, by itself or when others call its functions."""
+    return any(pattern.search(source.text) for pattern in (RELEVANT, FOLLOWED, _RENAMED))
 
 
 def module_info(path: str, name: str, is_package: bool, source: SourceText) -> ModuleInfo:
@@ -156,6 +162,8 @@ class _Definitions:
                 self._module.classes.append(found)
                 self._module.by_node[node] = found
                 self.visit_body(node.body, f"{prefix}{node.name}.", found, enclosing)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                self._module.imports.append(node)
             else:
                 for block in _blocks(node):
                     self.visit_body(block, prefix, klass, enclosing)

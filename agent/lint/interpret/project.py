@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mp_agent.lint.interpret.modules import ModuleInfo, module_info
+from mp_agent.lint.interpret.modules import ModuleInfo, is_relevant, module_info
 from mp_agent.lint.interpret.values import Value
 from mp_agent.lint.source.files import UnreadableSource, read_source
 
@@ -28,13 +28,18 @@ class Project:
         self.module_classes: dict[str, bool] = {}
         """Whether a class is an nn.Module, likewise."""
 
-    def load(self, path: str) -> ModuleInfo | None:
-        """Return the parsed file; None when it cannot be read or is no Python."""
+    def load(self, path: str, *, imported: bool = False) -> ModuleInfo | None:
+        """Return the parsed file; None when it cannot be read or is no Python.
+
+        Of imported files, those in which no rule is interested are None as well.
+        """
         path = os.path.abspath(path)
         if path not in self._modules:
             self._modules[path] = None
             try:
                 source = read_source(path)
+                if imported and not is_relevant(source):
+                    return None
                 name, is_package = module_name(path)
                 self._modules[path] = module_info(path, name, is_package, source)
             except (UnreadableSource, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -65,7 +70,7 @@ class Project:
         base = root.joinpath(*name.split("."))
         for candidate in (base.with_name(base.name + ".py"), base / "__init__.py"):
             if str(candidate) in self._modules or candidate.is_file():
-                return self.load(str(candidate))
+                return self.load(str(candidate), imported=True)
         return None
 
 
