@@ -20,6 +20,7 @@ from mp_agent.lint.source.notebook import NotebookText, notebook_text
 from mp_agent.lint.source.suppressions import Suppressions
 from mp_agent.lint.source.text import SourceText
 
+_SIXTEEN_BITS = frozenset({"autocast", "float16", "bfloat16", "half"})
 TRAINING = re.compile(r"backward\(|unscale_|[Ss]caler|autocast")
 """A function is also executed by itself when functions of its module with these are called."""
 
