@@ -1,14 +1,12 @@
 """Applies the edits of findings, and nothing else, to the files."""
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 
 from mp_agent.lint.finding import Edit, Finding, Span
-from mp_agent.lint.source.files import decoded, read_bytes
+from mp_agent.lint.source.files import decoded, encoding_of, read_bytes
 from mp_agent.lint.source.text import SourceText
 from mp_agent.output import write_whole
 
@@ -24,7 +22,7 @@ def apply_fixes(findings: Iterable[Finding]) -> Mapping[str, int]:
     ordered = sorted((one for one in findings if one.edits), key=lambda one: one.sort_key)
     for path, group in groupby(ordered, key=lambda one: one.path):
         content = read_bytes(path)
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        encoding = encoding_of(content)
         text, count = _edited(decoded(content), [finding.edits for finding in group])
         if count and _parses(text):
             write_whole(Path(path), text, encoding=encoding)

@@ -31,16 +31,16 @@ class Project:
     def load(self, path: str, *, imported: bool = False) -> ModuleInfo | None:
         """Return the parsed file; None when it cannot be read or is no Python.
 
-        Of imported files, those in which no rule is interested are None as well.
+        Of imported files, those in which no rule is interested are None as well, packages aside.
         """
         path = os.path.abspath(path)
         if path not in self._modules:
             self._modules[path] = None
             try:
                 source = read_source(path)
-                if imported and not is_relevant(source):
-                    return None
                 name, is_package = module_name(path)
+                if imported and not is_package and not is_relevant(source):
+                    return None
                 self._modules[path] = module_info(path, name, is_package, source)
             except (UnreadableSource, SyntaxError, ValueError, RecursionError, MemoryError):
                 return None

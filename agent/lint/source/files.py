@@ -2,10 +2,12 @@
 
 import io
 import os
+import re
 import tokenize
 
 from mp_agent.lint.source.text import SourceText
 
+_DECLARATION = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 MAX_BYTES = 8_000_000
 """Larger files are data: parsing one takes about 100 times its size in memory."""
 
@@ -33,10 +35,21 @@ def read_bytes(path: str) -> bytes:
         raise UnreadableSource(error.strerror or str(error)) from error
 
 
+def encoding_of(content: bytes) -> str:
+    """Return the encoding of source text; raises SyntaxError where it is unknown."""
+    try:
+        return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
+    except SyntaxError:
+        # It wants the line of the declaration in UTF-8, which Python's parser does not.
+        for line in content.splitlines()[:2]:
+            if match := _DECLARATION.match(line):
+                return match.group(1).decode()
+        raise
+
+
 def decoded(content: bytes) -> str:
     """Return source text as Python itself decodes it; raises UnreadableSource."""
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        return content.decode(encoding)
+        return content.decode(encoding_of(content))
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise UnreadableSource(f"cannot be decoded: {error}") from error
