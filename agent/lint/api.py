@@ -26,6 +26,4 @@ def check_paths(
     settings, base = load_settings(first if first.is_dir() else first.parent)
     settings = merged(settings, select, ignore)
     files = find_files(names, lambda path: settings.excludes(relative(path, base)))
-    return run(
-        files, lambda code, path: settings.applies(code, relative(path, base)), jobs=jobs
-    )
+    return run(files, lambda code, path: settings.applies(code, relative(path, base)), jobs=jobs)

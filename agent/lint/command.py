@@ -133,4 +133,6 @@ def _explanation(code: str) -> str:
 
 
 def _indented(text: str) -> str:
-    return "".join(f"    {line}" if line.strip() else line for line in text.splitlines(True)).rstrip()
+    return "".join(
+        f"    {line}" if line.strip() else line for line in text.splitlines(True)
+    ).rstrip()

@@ -54,7 +54,7 @@ def _range(span: Span, starts: list[int]) -> tuple[int, int]:
 
 
 def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    return one[0] < other[1] and other[0] < one[1] or one[:2] == other[:2]
+    return (one[0] < other[1] and other[0] < one[1]) or one[:2] == other[:2]
 
 
 def _parses(text: str) -> bool:

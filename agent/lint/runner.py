@@ -18,15 +18,15 @@ _FILES_PER_TASK = 100
 """Neighbours import the same modules, which are parsed once per task."""
 
 
-def run(
-    files: Sequence[str], wanted: Callable[[str, str], bool], *, jobs: int = 1
-) -> CheckReport:
+def run(files: Sequence[str], wanted: Callable[[str, str], bool], *, jobs: int = 1) -> CheckReport:
     """Check files; `wanted(code, path)` decides which findings are reported."""
     tasks = [
         files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)
     ]
     several = jobs > 1 and len(tasks) > 1
-    results = _in_processes(tasks, jobs) if several else [one for task in tasks for one in _check(task)]
+    results = (
+        _in_processes(tasks, jobs) if several else [one for task in tasks for one in _check(task)]
+    )
     shown = {os.path.abspath(path): path for path in files}
     findings = {
         finding

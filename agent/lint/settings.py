@@ -107,9 +107,7 @@ def _validated(table: dict[str, Any], file: Path) -> CheckSettings:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
-        raise SettingError(
-            f"{file}: {_TABLE}.{field} = {problem['input']!r}: {message}"
-        ) from error
+        raise SettingError(f"{file}: {_TABLE}.{field} = {problem['input']!r}: {message}") from error
 
 
 def merged(settings: CheckSettings, select: Iterable[str], ignore: Iterable[str]) -> CheckSettings:

@@ -50,9 +50,7 @@ class CallEvaluator(Evaluator):
             case Kind.FUNCTION if function.function is not None:
                 return self.follow(function.function, None, arguments, keywords, place)
             case Kind.BOUND if function.function is not None:
-                return self.follow(
-                    function.function, function.items[0], arguments, keywords, place
-                )
+                return self.follow(function.function, function.items[0], arguments, keywords, place)
             case Kind.CLASS if function.klass is not None:
                 return self._construct(function.klass, arguments, keywords, place)
             case Kind.MODEL | Kind.LOSS:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mp_agent.lint.interpret.base import Frame, key_of
 from mp_agent.lint.interpret.calls import CallEvaluator
+from mp_agent.lint.interpret.conditions import conditions
 from mp_agent.lint.interpret.externals import DTYPES, tensor_form
 from mp_agent.lint.interpret.trace import Place
 from mp_agent.lint.interpret.values import UNKNOWN, Kind, Value, guessed, joined
@@ -131,8 +132,10 @@ class ExpressionEvaluator(CallEvaluator):
             Kind.LOSS,
             Kind.INSTANCE,
         )
-        if receiver is not None and method is not None and (
-            not followed or receiver.kind is Kind.TENSOR
+        if (
+            receiver is not None
+            and method is not None
+            and (not followed or receiver.kind is Kind.TENSOR)
         ):
             if method == "enter_context" and arguments:
                 self.enter_context(arguments[0], place)
@@ -176,7 +179,7 @@ class ExpressionEvaluator(CallEvaluator):
         elif isinstance(op, ast.Div) and left.form and left.form[0].startswith("sum"):
             form = (left.form[0].replace("sum", "mean", 1), left.form[1])
         kinds = {left.kind, right.kind}
-        if Kind.ARRAY in kinds and not Kind.TENSOR in kinds:
+        if Kind.ARRAY in kinds and Kind.TENSOR not in kinds:
             return Value(Kind.ARRAY, key)
         tensor = left if left.kind is Kind.TENSOR else right
         other = right if tensor is left else left
@@ -194,7 +197,13 @@ class ExpressionEvaluator(CallEvaluator):
 
     def _IfExp(self, node: ast.IfExp, frame: Frame) -> Value:
         self.evaluate(node.test, frame)
-        return joined(self.evaluate(node.body, frame), self.evaluate(node.orelse, frame))
+        values = []
+        depth = len(self.state.path)
+        for arm, part in ((True, node.body), (False, node.orelse)):
+            self.state.path.extend(conditions(node.test, arm))
+            values.append(self.evaluate(part, frame))
+            del self.state.path[depth:]
+        return joined(*values)
 
     def _BoolOp(self, node: ast.BoolOp, frame: Frame) -> Value:
         values = [self.evaluate(value, frame) for value in node.values]

@@ -310,7 +310,9 @@ class Interpreter(ExpressionEvaluator):
         if klass is not None and positional:
             kind = Kind.MODEL if self.is_module(klass) else Kind.INSTANCE
             names[positional[0].arg] = Value(kind, class_key(klass), klass=klass)
-        self.execute(function, Frame(function.module, names, function), Place(function.module, _of(node)))
+        self.execute(
+            function, Frame(function.module, names, function), Place(function.module, _of(node))
+        )
 
 
 def class_key(klass: ClassInfo) -> str:

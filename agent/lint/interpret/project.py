@@ -51,7 +51,7 @@ class Project:
         self._modules[module.path] = module
 
     def find(self, name: str, importer: ModuleInfo) -> ModuleInfo | None:
-        """Return the module of this dotted name as the importer sees it, if it is of the project."""
+        """Return the module of this dotted name, if it is of the importer's project."""
         top = name.partition(".")[0]
         if not top or top in _NEVER_FOLLOWED:
             return None

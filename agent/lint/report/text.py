@@ -82,6 +82,3 @@ def _total(report: CheckReport) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-

@@ -29,12 +29,6 @@ def last_backward(trace: Trace, before: Operation) -> Operation | None:
     return found
 
 
-def name_of(value: Value, default: str) -> str:
-    """Return how the source calls a value, from its key."""
-    last = value.key.rpartition(":")[2]
-    return last if last.isidentifier() or "." in last and last[0].isalpha() else default
-
-
 def parameters_of(value: Value | None) -> Iterator[Value]:
     """Yield the parameters that an optimizer is given: directly, in lists, in groups."""
     if value is None:

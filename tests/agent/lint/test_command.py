@@ -122,9 +122,12 @@ def test_sarif_has_the_shape_that_code_hosts_read(folder: Path) -> None:
 def test_github_annotations_escape_what_would_end_them(folder: Path) -> None:
     (folder / "a,b%.py").write_text(BAD)
     first = check("--format", "github").stdout.splitlines()[0]
-    assert first.startswith("::warning file=a%2Cb%25.py,line=5,endLine=5,col=12,endColumn=26,title=")
-    assert first.endswith("::a reduction in float16: the result overflows, or drops what is small "
-                          "against it")
+    assert first.startswith(
+        "::warning file=a%2Cb%25.py,line=5,endLine=5,col=12,endColumn=26,title="
+    )
+    assert first.endswith(
+        "::a reduction in float16: the result overflows, or drops what is small against it"
+    )
 
 
 def test_a_report_is_written_to_a_file(folder: Path) -> None:

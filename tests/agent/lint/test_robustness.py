@@ -57,7 +57,9 @@ def test_columns_count_characters(tmp_path: Path) -> None:
 
 
 def test_form_feeds_end_no_line(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("import torch\n\x0c\ny = '\x1c\x85\u2028'\nz = torch.ones(3).half().sum()\n")
+    (tmp_path / "a.py").write_text(
+        "import torch\n\x0c\ny = '\x1c\x85\u2028'\nz = torch.ones(3).half().sum()\n"
+    )
     (finding,) = check_paths(tmp_path).findings
     assert finding.span.line == 4
 
@@ -75,19 +77,26 @@ def test_folders_that_link_to_themselves_and_special_files_do_no_harm(tmp_path: 
 def test_modules_that_import_each_other_and_classes_that_inherit_in_a_circle(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "a.py").write_text("from b import B, half\n\n\nclass A(B):\n    pass\n\n\nA().half()\n")
-    (tmp_path / "b.py").write_text("from a import A, half\n\n\nclass B(A):\n    pass\n\n\nB().half()\n")
+    (tmp_path / "a.py").write_text(
+        "from b import B, half\n\n\nclass A(B):\n    pass\n\n\nA().half()\n"
+    )
+    (tmp_path / "b.py").write_text(
+        "from a import A, half\n\n\nclass B(A):\n    pass\n\n\nB().half()\n"
+    )
     assert not check_paths(tmp_path).skipped
 
 
 def test_a_function_that_calls_itself_ends(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
-        "import torch\n\n\ndef f(x):\n    x.half().sum()\n    return f(f(x).half())\n\n\nf(torch.ones(1))\n"
+        "import torch\n\n\ndef f(x):\n    x.half().sum()\n    return f(f(x).half())\n\n\n"
+        "f(torch.ones(1))\n"
     )
     assert check_paths(tmp_path).counts() == {"MP114": 1}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32))
 def test_shuffled_lines_never_end_the_check(seed: int, tmp_path: Path) -> None:
     shuffled = random.Random(seed)

@@ -18,9 +18,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
         if not operation.target.startswith("<model>."):
             continue
         method = operation.target.removeprefix("<model>.")
-        dtypes = cast_dtypes(
-            operation.receiver, method, operation.arguments, operation.keywords
-        )
+        dtypes = cast_dtypes(operation.receiver, method, operation.arguments, operation.keywords)
         if dtypes and dtypes <= SIXTEEN_BITS and operation.receiver.key in trained:
             yield Problem(
                 operation.place,
@@ -40,9 +38,7 @@ def _trained(trace: Trace) -> set[str]:
     frozen = {operation.receiver.key for operation in trace.of(*_FREEZING)}
     if not any(True for _ in backwards(trace)):
         return optimized
-    called = {
-        operation.receiver.key for operation in trace.of("<model>()") if _learns(operation)
-    }
+    called = {operation.receiver.key for operation in trace.of("<model>()") if _learns(operation)}
     return optimized | (called - frozen)
 
 

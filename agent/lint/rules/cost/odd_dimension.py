@@ -32,16 +32,19 @@ def _find(trace: Trace) -> Iterator[Problem]:
 
 
 def _sizes(operation: Operation) -> Iterator[int]:
-    names = ("in_features", "in_channels", "input_size"), (
-        "out_features",
-        "out_channels",
-        "hidden_size",
+    names = (
+        ("in_features", "in_channels", "input_size"),
+        (
+            "out_features",
+            "out_channels",
+            "hidden_size",
+        ),
     )
     for position, keywords in enumerate(names):
         value = operation.argument(position, *keywords)
-        if value is not None and value.kind is Kind.CONSTANT:
-            if isinstance(value.constant, int) and not isinstance(value.constant, bool):
-                yield value.constant
+        number = value.constant if value is not None and value.kind is Kind.CONSTANT else None
+        if isinstance(number, int) and not isinstance(number, bool):
+            yield number
 
 
 ODD_DIMENSION = Rule(

@@ -24,9 +24,9 @@ def _find(trace: Trace) -> Iterator[Problem]:
         dtypes = asked if "dtype" in operation.keywords else _operand(operation).dtypes
         if not dtypes or not dtypes <= SIXTEEN_BITS:
             continue
-        if operation.autocast is not None and not asked:
-            if _FP32_UNDER_AUTOCAST.search(operation.target):
-                continue
+        widened = operation.autocast is not None and not asked
+        if widened and _FP32_UNDER_AUTOCAST.search(operation.target):
+            continue
         if _operand(operation).kind is Kind.ARRAY:
             continue
         yield Problem(

@@ -35,7 +35,7 @@ FP16_WITHOUT_SCALER = Rule(
     severity=Severity.ERROR,
     summary="A model is trained under FP16 autocast without a GradScaler.",
     explanation="FP16 has no numbers between 0 and 6e-8, and few below 6e-5. Without loss scaling "
-    "a large part of most models' gradients becomes zero. `autocast(\"cuda\")` without a dtype is "
+    'a large part of most models\' gradients becomes zero. `autocast("cuda")` without a dtype is '
     "FP16.",
     bad="""\
 import torch
