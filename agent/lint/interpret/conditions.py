@@ -16,7 +16,9 @@ def conditions(test: ast.expr, arm: bool) -> tuple[Condition, ...]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return conditions(test.operand, not arm)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == arm:
-        return tuple(part for value in test.values for part in conditions(value, arm))
+        # With the whole as well: the other arm knows only that.
+        parts = [part for value in test.values for part in conditions(value, arm)]
+        return (*parts, (ast.unparse(test), arm))
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, op = test.left, test.comparators[0], test.ops[0]
         negated = isinstance(op, ast.IsNot | ast.NotEq | ast.NotIn)

@@ -90,6 +90,49 @@ def test_what_a_caller_adds_is_not_missing_in_the_function(tmp_path: Path) -> No
     )
 
 
+def test_a_compound_condition_excludes_its_other_branch(tmp_path: Path) -> None:
+    text = """\
+def step(engine, model, x):
+    if engine.amp and engine.scaler is not None:
+        engine.scaler.scale(model(x).mean()).backward()
+        if engine.last:
+            engine.scaler.step(engine.optimizer)
+            engine.scaler.update()
+    else:
+        model(x).mean().backward()
+        if engine.last:
+            engine.optimizer.step()
+"""
+    assert counts(tmp_path, main=text) == {}
+
+
+def test_one_unscale_for_each_optimizer_is_no_second_call(tmp_path: Path) -> None:
+    text = """\
+def unscale(scaler, optimizers):
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+
+
+def step(model, x, scaler, optimizers, others):
+    scaler.scale(model(x).mean()).backward()
+    unscale(scaler, optimizers)
+    unscale(scaler, others)
+    scaler.update()
+"""
+    assert counts(tmp_path, main=text) == {}
+
+
+def test_cpu_as_a_part_of_the_model_is_no_wait_for_a_result(tmp_path: Path) -> None:
+    text = """\
+def train(first, second_model, first_model, loader, optimizer):
+    for x in loader:
+        loss = second_model(first_model(x).cpu()).mean()
+        loss.backward()
+        optimizer.step()
+"""
+    assert counts(tmp_path, main=text) == {}
+
+
 def test_torch_in_its_own_source_keeps_its_names(tmp_path: Path) -> None:
     assert counts(
         tmp_path,

@@ -34,6 +34,8 @@ def _is_on_device(operation: Operation, trained: set[str]) -> bool:
 
 
 def _at_every_step(operation: Operation, backward: Operation) -> bool:
+    if operation.target == "<tensor>.cpu" and operation.index < backward.index:
+        return False  # a part of the model
     return backward.loops == operation.loops and set(operation.path) <= set(backward.path)
 
 

@@ -22,6 +22,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
 def _again(earlier: Operation, call: Operation, updates: list[Operation]) -> bool:
     return (
         _optimizer(earlier) == _optimizer(call) != ""
+        and not _optimizer(call).startswith("each:")
         and earlier.receiver.key == call.receiver.key
         and earlier.compatible(call)
         and not any(
