@@ -1,4 +1,4 @@
-"""`mp-agent check`: prints what is wrong, mends what can be mended safely."""
+"""`mp-agent check`: prints what is wrong, fixes what can be fixed safely."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def _codes(context: click.Context, option: click.Parameter, value: tuple[str, ..
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the findings to this file instead.",
 )
-@click.option("--fix", is_flag=True, help="Mend what can be mended safely, in place.")
+@click.option("--fix", is_flag=True, help="Fix what can be fixed safely, in place.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

@@ -40,7 +40,7 @@ class Finding:
     severity: Severity
     message: str
     edits: tuple[Edit, ...] = ()
-    """All of them together mend it; empty where no edit is safe."""
+    """All of them together fix it; empty where no edit is safe."""
     cell: int | None = None
     """Number of the code cell in a notebook, from 1; lines count within it."""
 

@@ -12,7 +12,7 @@ from mp_agent.output import write_whole
 
 
 def apply_fixes(findings: Iterable[Finding]) -> Mapping[str, int]:
-    """Edit files in place; return the number of findings mended in each.
+    """Edit files in place; return the number of findings fixed in each.
 
     Everything but the edits stays as it was, the encoding and the line endings included. Edits
     that overlap others wait for the next call. A file that would no longer parse is left alone.

@@ -1,4 +1,4 @@
-"""The record of a rule: what it finds, why that matters, and how to mend it."""
+"""The record of a rule: what it finds, why that matters, and how to fix it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ def _distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _in_processes(tasks: Sequence[Sequence[str]], jobs: int) -> list[FileResult]:
-    # A fork would copy the threads' locks of whoever calls.
+    # A fork would copy the locks that the caller's threads hold.
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
         return [result for results in pool.map(_check, tasks) for result in results]
 

@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 
 # Rules of `mp-agent check`
 
-What each rule finds, why it matters, and how to mend it. [How to use the check](check.md).
+What each rule finds, why it matters, and how to fix it. [How to use the check](check.md).
 
 | code | rule | severity | `--fix` | alert in a run |
 | --- | --- | --- | --- | --- |

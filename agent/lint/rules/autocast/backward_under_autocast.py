@@ -24,7 +24,7 @@ BACKWARD_UNDER_AUTOCAST = Rule(
     severity=Severity.WARNING,
     summary="`backward()` is called under autocast.",
     explanation="Backward operations run in the dtype that autocast chose for their forward "
-    "operation; PyTorch advises against backward within the block. What backward computes anew "
+    "operation; PyTorch advises against backward within the block. What backward computes again "
     "there, such as custom functions, hooks and FP32 gradients, is cast to 16 bits, where "
     "small gradients underflow.",
     bad="""\
