@@ -66,7 +66,7 @@ def _mapped_fields(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def opaque_type(value: Any) -> str:
     """Return the name of a type within a value that may change while it is used; "" for none."""
-    if isinstance(value, Tensor | _PLAIN):
+    if isinstance(value, (Tensor, *_PLAIN)):
         return ""
     if isinstance(value, Mapping):
         parts = list(value.values())

@@ -4,6 +4,8 @@ from mp_agent.compare.report.model import Role
 from mp_agent.compare.report.tensor_error import TensorError
 
 _FACTOR = 2.0
+_NEGLIGIBLE = 1e-3
+"""Of the format's own rounding error."""
 
 
 def role_of(
@@ -25,8 +27,8 @@ def role_of(
             return Role.BEGINS
         return Role.HANDED_ON if input_nonfinite else Role.BEGINS
     made, total = own.relative_l2 if own else 0.0, output.relative_l2
-    if total <= unit_roundoff / _FACTOR and made <= total:
-        return Role.HANDED_ON if total >= input_error / _FACTOR else Role.REDUCED
+    if total <= unit_roundoff * _NEGLIGIBLE and input_error <= unit_roundoff * _NEGLIGIBLE:
+        return Role.HANDED_ON
     if made >= input_error / _FACTOR and made > 0:
         return Role.BEGINS
     if total > _FACTOR * input_error:
