@@ -173,13 +173,9 @@ def _search(
         losses = (measured.reference_loss, trial.loss)
         return verdict_of(trial.outputs, losses, trial.gradients_finite, limits.tolerance).passed
 
-    found: Found = find_kept(
-        _ranked(calls), passes, limits.search_trials, frozenset({"", LOSS})
-    )
+    found: Found = find_kept(_ranked(calls), passes, limits.search_trials, frozenset({"", LOSS}))
     if not found.passes:
-        return KeepResult(
-            kept=(), found=False, minimal=False, trials=found.trials, verdict=None
-        )
+        return KeepResult(kept=(), found=False, minimal=False, trials=found.trials, verdict=None)
     again = _measure(task, candidate, limits, frozenset(found.kept), "proving what is kept")
     return KeepResult(
         kept=found.kept,

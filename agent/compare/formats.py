@@ -72,12 +72,8 @@ CANDIDATES = (
     Candidate("tf32", TF32, None, _OPERANDS.format("10 fraction bits")),
     Candidate("fp8-e4m3", FP8_E4M3, None, _SCALED.format("E4M3")),
     Candidate("fp8-e5m2", FP8_E5M2, None, _SCALED.format("E5M2")),
-    Candidate(
-        "fp8-e4m3-autocast", FP8_E4M3, BF16, f"bf16-autocast, with {_SCALED.format('E4M3')}"
-    ),
-    Candidate(
-        "fp8-e5m2-autocast", FP8_E5M2, BF16, f"bf16-autocast, with {_SCALED.format('E5M2')}"
-    ),
+    Candidate("fp8-e4m3-autocast", FP8_E4M3, BF16, f"bf16-autocast, with {_SCALED.format('E4M3')}"),
+    Candidate("fp8-e5m2-autocast", FP8_E5M2, BF16, f"bf16-autocast, with {_SCALED.format('E5M2')}"),
 )
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 DEFAULT_NAMES = tuple(one.name for one in CANDIDATES[:7])

@@ -116,7 +116,12 @@ class Calls:
         return traced
 
     def _called(
-        self, name: str, module: nn.Module | None, forward: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        name: str,
+        module: nn.Module | None,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         if self._substitute is not None:
             return self._substitute(name)

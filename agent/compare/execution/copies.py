@@ -29,8 +29,10 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         model = getattr(model, "_orig_mod" if kind == _COMPILED else "module")
     for name, module in model.named_modules():
         if type(module).__name__ in _SHARDED:
-            raise CompareError(f"model: {name or 'it'} is a {type(module).__name__}, whose "
-                               "parameters are sharded; compare the model before it is wrapped")
+            raise CompareError(
+                f"model: {name or 'it'} is a {type(module).__name__}, whose "
+                "parameters are sharded; compare the model before it is wrapped"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise CompareError(f"model: {name or 'it'} is a ScriptModule, which cannot be traced")
         if type(module).__name__ == _COMPILED or module._compiled_call_impl is not None:

@@ -26,7 +26,7 @@ from mp_agent.compare.report.tensor_error import TensorError
 
 @dataclass(slots=True, eq=False)
 class MeasuredCall:
-    """What has been measured of a call so far; `report.model.CallComparison` explains the fields."""
+    """What has been measured of a call so far; `report.model.CallComparison` explains it."""
 
     order: int
     module: str
@@ -78,7 +78,9 @@ class Observer:
             elif kind == "gradient":
                 self._gradient(*reference, candidate[1])
             else:
-                error = error_between([(reference[1], candidate[1])], self._format, self._loss_scale)
+                error = error_between(
+                    [(reference[1], candidate[1])], self._format, self._loss_scale
+                )
                 self.parameters[reference[0]] = error
 
     def _begin(self, reference: Frame, candidate: Frame) -> None:

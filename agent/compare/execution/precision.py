@@ -39,7 +39,9 @@ class Precision(Protocol):
     def backward(self) -> AbstractContextManager[None]:
         """Return a context for a backward pass."""
 
-    def call(self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any) -> Any:
+    def call(
+        self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any
+    ) -> Any:
         """Call a module's forward in the precision that it has."""
 
 
@@ -66,7 +68,9 @@ class ReferencePrecision:
         """Change nothing."""
         return nullcontext()
 
-    def call(self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any) -> Any:
+    def call(
+        self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any
+    ) -> Any:
         """Call it."""
         return forward(*args, **kwargs)
 
@@ -74,7 +78,9 @@ class ReferencePrecision:
 class CandidatePrecision:
     """A candidate, with some modules, and all within them, kept in FP32."""
 
-    def __init__(self, candidate: Candidate, device: torch.device, kept: Set[str] = frozenset()) -> None:
+    def __init__(
+        self, candidate: Candidate, device: torch.device, kept: Set[str] = frozenset()
+    ) -> None:
         self.candidate = candidate
         self.kept = kept
         self._device = device
@@ -133,7 +139,9 @@ class CandidatePrecision:
     def _end_rounding(self) -> None:
         self.operand_underflow_ratio = self._rounding.pop().underflow_ratio
 
-    def call(self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any) -> Any:
+    def call(
+        self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any
+    ) -> Any:
         """Call it; what is kept reads its inputs in FP32, and nothing within rounds or casts.
 
         Where the loss is kept, only the model within it runs in the candidate's precision.
@@ -143,7 +151,9 @@ class CandidatePrecision:
             outputs = self._called(name, module, forward, args, kwargs)
         return to_dtype(outputs, torch.float32) if name == outermost == "" else outputs
 
-    def _called(self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any) -> Any:
+    def _called(
+        self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any
+    ) -> Any:
         if self._keeping or name == LOSS:
             return forward(*args, **kwargs)
         if not self.is_kept(name):

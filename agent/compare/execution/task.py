@@ -111,10 +111,13 @@ def plain_thread(device: torch.device) -> Iterator[None]:
     """Settle what a new thread has of its own: the device, and where the backward pass runs."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
-        # Autocast's cache belongs to all threads, and is emptied by the outermost one's end.
-        with torch.autocast(device.type, enabled=False):
-            yield
+    with (
+        torch.enable_grad(),
+        torch.autograd.set_multithreading_enabled(False),
+        # Autocast's cache belongs to all threads, and is emptied by the end of an outermost one.
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
 
 
 def in_plain_thread(device: torch.device, body: Callable[[], None]) -> None:

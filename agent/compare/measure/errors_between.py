@@ -35,7 +35,7 @@ def error_between(
 
 
 def relative_error(pairs: Sequence[Pair]) -> tuple[float, bool]:
-    """Return ‖candidate − reference‖₂ / ‖reference‖₂, and whether the candidate alone is not finite.
+    """Return the relative L2 error, and whether the candidate alone is not finite.
 
     The cheap form of `error_between`, for tensors that were measured where they were made.
     """

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mp_agent.compare.report.model import CandidateComparison, PrecisionReport, Role
 from mp_agent.compare.report.modules import ModuleSummary, module_summaries
+from mp_agent.compare.report.tensor_error import TensorError
 from mp_agent.compare.report.text import (
     cosine_text,
     keep_text,
@@ -19,7 +20,6 @@ from mp_agent.compare.report.text import (
     scientific,
     verdict_text,
 )
-from mp_agent.compare.report.tensor_error import TensorError
 
 _ROWS = 12
 _ROLE_STYLES = {Role.BEGINS: "red", Role.AMPLIFIED: "yellow"}
@@ -37,7 +37,9 @@ def print_report(report: PrecisionReport, console: Console, *, rows: int = _ROWS
 def _summary(report: PrecisionReport) -> Panel:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("precision", "verdict", "mean abs", "relative L2", "cosine", "loss"):
-        table.add_column(heading, justify="left" if heading in ("precision", "verdict") else "right")
+        table.add_column(
+            heading, justify="left" if heading in ("precision", "verdict") else "right"
+        )
     for one in report.candidates:
         passed = one.verdict.passed
         output = one.output

@@ -53,8 +53,11 @@ def keep_text(candidate: CandidateComparison) -> str:
     if not keep.found:
         return f"No set of modules in FP32 was found with which it passes ({keep.trials} trials)."
     names = ", ".join(map(named, keep.kept))
-    proof = "" if keep.verdict is None else "; compared again with them, it " + (
-        f"passes ({scientific(keep.verdict.mean_abs)})" if keep.verdict.passed else "fails"
+    proof = (
+        ""
+        if keep.verdict is None
+        else "; compared again with them, it "
+        + (f"passes ({scientific(keep.verdict.mean_abs)})" if keep.verdict.passed else "fails")
     )
     least = "" if keep.minimal else ", though fewer may do: the trials ran out"
     return f"Keep in FP32: {names}{proof}{least}."

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import isfinite
 
 from mp_agent.compare.report.model import Verdict
-from mp_agent.compare.report.text import percent, scientific
 from mp_agent.compare.report.tensor_error import TensorError
+from mp_agent.compare.report.text import percent, scientific
 
 
 def verdict_of(

@@ -104,9 +104,7 @@ def _prefix(ranked: list[str], search: _Search) -> list[str] | None:
     return ranked[:high]
 
 
-def _reduced(
-    names: Sequence[str], ranked: Sequence[str], search: _Search
-) -> tuple[str, ...]:
+def _reduced(names: Sequence[str], ranked: Sequence[str], search: _Search) -> tuple[str, ...]:
     """Leave out parts that are not needed, ever smaller, until no single one can be."""
     # Modules with the most others in them first: a small one is better kept than a large one.
     size = {name: sum(is_within(other, name) for other in ranked) for name in names}
@@ -127,9 +125,7 @@ def _reduced(
             part = max(1, part // 2)
 
 
-def _refined(
-    names: Sequence[str], ranked: Sequence[str], search: _Search
-) -> tuple[str, ...]:
+def _refined(names: Sequence[str], ranked: Sequence[str], search: _Search) -> tuple[str, ...]:
     """Replace a module by those within it, where they are enough."""
     kept = tuple(names)
     pending = list(kept)

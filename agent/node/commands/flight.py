@@ -110,12 +110,16 @@ def analyse_path(path: Path, settings: Settings, assignments: Iterable[str] = ()
     assignments: `NAME=VALUE` texts that change what it is judged by. Raises FlightError, naming
     the path, and SettingError, naming the assignment.
     """
-    evidence = _evidence(path, settings)
+    evidence = evidence_at(path, settings)
     evidence = replace(evidence, values=with_assignments(evidence.values, assignments))
     return analyse(evidence, replay(evidence.ranks))
 
 
-def _evidence(path: Path, settings: Settings) -> Evidence:
+def evidence_at(path: Path, settings: Settings) -> Evidence:
+    """Return what is known of the run at a path: of flight records, or of rings.
+
+    Raises FlightError, naming the path, when there is none, or when there are several.
+    """
     try:
         if path.is_dir() and locations.find_rings(path):
             return evidence_of_rings(path, settings)

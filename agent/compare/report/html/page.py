@@ -71,7 +71,11 @@ def _verdict(report: PrecisionReport) -> tuple[bool, str]:
         return True, "Every precision that was compared passes."
     if not passed:
         return False, "No precision that was compared passes."
-    return True, f"{', '.join(passed)} {'pass' if len(passed) > 1 else 'passes'}; {total - len(passed)} of {total} fail."
+    return (
+        True,
+        f"{', '.join(passed)} {'pass' if len(passed) > 1 else 'passes'}; "
+        f"{total - len(passed)} of {total} fail.",
+    )
 
 
 def _candidate(candidate: CandidateComparison, report: PrecisionReport) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class ErrorPlot:
     def description(self) -> str:
         """The plot as text, for readers who do not see it."""
         known = [value for value in self.curves[0].values if value is not None]
-        ends = f"largest {scientific(max(known))}, last {scientific(known[-1])}" if known else "none"
+        ends = (
+            f"largest {scientific(max(known))}, last {scientific(known[-1])}" if known else "none"
+        )
         return f"{self.title}: relative error over {len(self.names)} calls: {ends}"
 
 
