@@ -126,7 +126,9 @@ class _Sums:
         tiny = (raw != 0) & (raw.abs() < self.number_format.smallest_normal)
         self.subnormals += int((finite & tiny).sum())
         steps = ulps(a.where(both, 0.0), self.number_format)
-        a, b = a.where(both, 0.0) * self.scale, b.where(both, 0.0) * self.scale
+        a, b = a.where(both, 0.0), b.where(both, 0.0)
+        unscaled = (b - a).abs()
+        a, b = a * self.scale, b * self.scale
         difference = (b - a).abs()
         self.difference_squares += float(difference.square().sum())
         self.reference_squares += float(a.square().sum())
@@ -134,7 +136,8 @@ class _Sums:
         self.products += float((a * b).sum())
         self.absolute += float(difference.sum())
         self.largest = max(self.largest, float(difference.max()))
-        counted = difference / self.scale / steps
+        # Scaling loses small differences next to huge values; not scaling, the sum of two huge ones.
+        counted = unscaled.where(unscaled.isfinite(), difference / self.scale) / steps
         self.ulps_sum += float(counted.sum())
         self.ulps_max = max(self.ulps_max, float(counted.max()))
 

@@ -22,6 +22,8 @@ from mp_agent.compare.report.text import (
 )
 
 _ROWS = 12
+_WIDE = 110
+"""Characters."""
 _ROLE_STYLES = {Role.BEGINS: "red", Role.AMPLIFIED: "yellow"}
 
 
@@ -70,7 +72,7 @@ def _print_candidate(
         console.print(Padding(line + Text(origin.text), (0, 0, 0, 2)))
     summaries = module_summaries(candidate.calls)
     if summaries:
-        console.print(_modules(_shown(summaries, rows)))
+        console.print(_modules(_shown(summaries, rows), console.width))
         if len(summaries) > rows:
             console.print(Text(f"and {len(summaries) - rows} more modules", style="dim"))
     for note in candidate.notes:
@@ -88,26 +90,35 @@ def _shown(summaries: Sequence[ModuleSummary], rows: int) -> list[ModuleSummary]
     return [one for one in summaries if one.module in chosen]
 
 
-def _modules(summaries: Sequence[ModuleSummary]) -> Table:
+def _modules(summaries: Sequence[ModuleSummary], width: int) -> Table:
+    """Return the table of some modules; a narrow terminal shows the columns that matter most."""
+    headings = ["module", "read", "own", "total", "error", "lost"]
+    if width >= _WIDE:
+        headings += ["ULPs", "gradient", "class"]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("module", overflow="fold")
-    table.add_column("class")
-    for heading in ("read", "own", "total", "ULPs", "lost", "gradient"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("error")
+    for heading in headings:
+        number = heading in ("read", "own", "total", "ULPs", "gradient")
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=heading != "module",
+            min_width=16 if heading == "module" else None,
+            overflow="fold",
+        )
     for one in summaries:
         output = one.worst.output
-        table.add_row(
+        cells = [
             Text(named(one.module)),
-            Text(one.kind),
             scientific(one.worst.input_error),
             _relative(one.own),
             _relative(output),
-            scientific(output.ulps_mean),
-            lost_text(output),
-            _relative(one.gradient),
             Text(one.role.value, style=_ROLE_STYLES.get(one.role, "")),
-        )
+            lost_text(output),
+            scientific(output.ulps_mean),
+            _relative(one.gradient),
+            Text(one.kind),
+        ]
+        table.add_row(*cells[: len(headings)])
     return table
 
 
