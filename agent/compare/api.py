@@ -68,6 +68,9 @@ def compare(
     limits = _Limits(reference_of(reference), tolerance, search_trials, progress)
     inner, notes = unwrapped(model)
     task = Task(inner, batch, loss_of(loss), _device(inner, batch), float(loss_scale))
+    # Tensors that are made in inference mode cannot be trained with.
+    with torch.inference_mode(False):
+        compared = tuple(_compare_one(task, candidate, limits) for candidate in candidates)
     return PrecisionReport(
         model=type(inner).__name__,
         parameters=sum(parameter.numel() for parameter in inner.parameters()),
@@ -75,7 +78,7 @@ def compare(
         tolerance=tolerance,
         loss_scale=float(loss_scale),
         environment={"torch": torch.__version__, "device": _device_name(task.device)},
-        candidates=tuple(_compare_one(task, candidate, limits) for candidate in candidates),
+        candidates=compared,
         notes=notes,
     )
 

@@ -152,12 +152,12 @@ def _running(calls: Calls, name: str) -> Iterator[None]:
 def _undisturbed(calls: Calls, name: str) -> Iterator[None]:
     """Leave random numbers and the module's own buffers as they were."""
     module = calls.modules.get(name)
-    buffers = [] if module is None else [b for b in module.buffers(recurse=False)]
-    before, kept = Randomness.now(), [buffer.detach().clone() for buffer in buffers]
+    held = {} if module is None else module._buffers
+    before, buffers = Randomness.now(), dict(held)
+    # Others take their places: restoring values in place would be a change to the backward pass.
+    held.update({key: b if b is None else b.detach().clone() for key, b in buffers.items()})
     try:
         yield
     finally:
         before.restore()
-        with torch.no_grad():
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
+        held.update(buffers)

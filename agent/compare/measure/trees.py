@@ -41,14 +41,14 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, list):
         return type(value)(mapped(item, change) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _mapped_fields(value, change)
     if isinstance(value, Mapping):
         made = copy(value)
         if hasattr(made, "__setitem__"):
             for key, item in value.items():
                 made[key] = mapped(item, change)
         return made
+    if is_dataclass(value) and not isinstance(value, type):
+        return _mapped_fields(value, change)
     return value
 
 
@@ -58,9 +58,6 @@ def _mapped_fields(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         if hasattr(value, field.name):
             # Not by its own setter: a frozen one has none.
             object.__setattr__(made, field.name, mapped(getattr(value, field.name), change))
-    if isinstance(made, dict):
-        for key, item in value.items():
-            dict.__setitem__(made, key, mapped(item, change))
     return made
 
 

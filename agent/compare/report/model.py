@@ -66,6 +66,7 @@ class Kind(Enum):
     OVERFLOW = "overflow"
     UNDERFLOW = "underflow"
     ROUNDING = "rounding"
+    AMPLIFICATION = "amplification"
     GRADIENT_OVERFLOW = "gradient overflow"
     GRADIENT_UNDERFLOW = "gradient underflow"
 

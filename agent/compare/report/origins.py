@@ -9,6 +9,7 @@ from mp_agent.compare.report.text import named, percent, scientific
 ORIGINS_MAX = 10
 _UNDERFLOW_RATIO = 0.05
 _NOTABLE_ROUNDOFFS = 2.0
+_AMPLIFIED = 10.0
 INPUTS = "(inputs)"
 """Stands for the batch, where it is beyond the range of the format."""
 
@@ -20,11 +21,12 @@ def origins_of(
 ) -> tuple[Origin, ...]:
     """Return where NaN and Inf begin, in the order of execution, then what loses most.
 
-    A call loses by rounding (the relative error of its own operations) or by underflow (the share
-    of its outputs that became zero). Calls of one module count once.
+    A call loses by rounding (the relative error of its own operations), by underflow (the share of
+    its outputs that became zero), or by amplification. Calls of one module count once.
     """
     lost = [*_overflows(calls), *_gradient_overflows(calls, parameters)]
     losing = [origin for call in calls if (origin := _loss(call, unit_roundoff))]
+    losing += [origin for call in calls if (origin := _amplification(call, unit_roundoff))]
     losing.sort(key=lambda origin: -origin.severity)
     return _each_once([*lost, *losing, *_gradient_underflows(calls)])[:ORIGINS_MAX]
 
@@ -108,6 +110,21 @@ def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
     return Origin(
         module=named(call.module), kind=Kind.ROUNDING, severity=own.relative_l2, text=text
     )
+
+
+def _amplification(call: CallComparison, unit_roundoff: float) -> Origin | None:
+    """Return how much a call enlarges what it reads, where that is far more than it adds."""
+    own, total = call.own, call.output.relative_l2
+    if own is None or call.input_nonfinite or call.output.nonfinite_ratio > 0:
+        return None
+    made = max(own.relative_l2, call.input_error)
+    if made == 0 or total <= _AMPLIFIED * made or total <= _NOTABLE_ROUNDOFFS * unit_roundoff:
+        return None
+    text = (
+        f"an error of {scientific(call.input_error)} in what it reads becomes "
+        f"{scientific(total)}; a small difference of large numbers does that"
+    )
+    return Origin(module=named(call.module), kind=Kind.AMPLIFICATION, severity=total, text=text)
 
 
 def _gradient_underflows(calls: Iterable[CallComparison]) -> list[Origin]:

@@ -36,7 +36,7 @@ class DifferenceOfMeans(nn.Module):
     """The variance as E[x²] − E[x]², of values with a large mean."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = 3 * x + 30.3
+        x = 3 * x + 30 + x[:, :1]
         variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
         return variance.expand_as(x)
 
