@@ -73,7 +73,7 @@ class Calls:
         self._forwards: dict[str, Callable[..., Any]] = {}
         for name, module in self.modules.items():
             self._forwards[name] = module.forward
-            module.forward = self._wrapped(name, module, module.forward)  # type: ignore[method-assign]
+            module.forward = self._wrapped(name, module, module.forward)
 
     def close(self) -> None:
         """Unwrap all modules, so that nothing refers to the copy in a circle."""

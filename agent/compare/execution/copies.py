@@ -40,7 +40,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor).__name__ in _SHARDED:
             raise CompareError(f"model: {name} is a {type(tensor).__name__}, which is sharded")
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if torch.nn.parameter.is_lazy(tensor):
             raise CompareError(f"model: {name} is not initialized; call the model once before")
         if tensor.is_meta:
             raise CompareError(f"model: {name} is on the meta device and has no values")
@@ -72,7 +72,7 @@ def copy_of(model: nn.Module, dtype_of: DtypeOf) -> nn.Module:
         raise CompareError(f"model: {type(model).__name__} cannot be copied: {error}") from error
     for module in copied.modules():
         module._compiled_call_impl = None
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", None) is True:
             # A cache of keys and values grows while it is used; training needs none.
             config.use_cache = False

@@ -65,7 +65,8 @@ class Observer:
         for index, calls in ((REFERENCE, reference), (CANDIDATE, candidate)):
             for name, parameter in calls.model.named_parameters():
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._parameter_hook(index, name))
+                    hook = self._parameter_hook(index, name)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def compare(self, key: Hashable, reference: Any, candidate: Any) -> None:
         """Compare a pair of events."""
@@ -74,9 +75,9 @@ class Observer:
             if kind == "begin":
                 self._begin(reference, candidate)
             elif kind == "end":
-                self._end(*reference, *candidate)
+                self._end(reference[0], reference[1], candidate[0], candidate[1])
             elif kind == "gradient":
-                self._gradient(*reference, candidate[1])
+                self._gradient(reference[0], reference[1], candidate[1])
             else:
                 error = error_between(
                     [(reference[1], candidate[1])], self._format, self._loss_scale
@@ -144,8 +145,9 @@ class Observer:
             other = others.get(path)
             if other is not None and one.requires_grad and other.requires_grad:
                 key = ("gradient", measured.order, path)
-                one.register_hook(self._gradient_hook(REFERENCE, key, measured))
-                other.register_hook(self._gradient_hook(CANDIDATE, key, measured))
+                for side, tensor in ((REFERENCE, one), (CANDIDATE, other)):
+                    hook = self._gradient_hook(side, key, measured)
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
             elif measured.inputs is not None:
                 measured.inputs = None
 

@@ -21,12 +21,12 @@ class Randomness:
     @classmethod
     def now(cls) -> "Randomness":
         """Return the present state."""
-        started = torch.cuda.is_available() and torch.cuda.is_initialized()
+        started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return cls(
             torch.get_rng_state(),
             tuple(torch.cuda.get_rng_state_all()) if started else (),
             random.getstate(),
-            np.random.get_state(legacy=False),  # type: ignore[arg-type]
+            np.random.get_state(legacy=False),
         )
 
     def restore(self) -> None:

@@ -41,7 +41,7 @@ _TORCH_DTYPES = {FP8_E4M3: torch.float8_e4m3fn, FP8_E5M2: torch.float8_e5m2}
 _TF32_DROPPED_BITS = 13
 
 
-class RoundedOperands(TorchDispatchMode):
+class RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active on a thread, matrix products and convolutions read rounded operands.
 
     Forward and backward, since it acts below autograd, which keeps what was not rounded. Inactive
@@ -49,7 +49,7 @@ class RoundedOperands(TorchDispatchMode):
     """
 
     def __init__(self, number_format: NumberFormat) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.suspended = False
         self._format = number_format
         self._elements = 0
@@ -117,14 +117,14 @@ def _rounded_tf32(value: Tensor) -> Tensor:
 
 
 def _in_kept_node() -> bool:
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     return node is not None and KEPT in node.metadata
 
 
 def mark_kept(outputs: list[Tensor], inputs: list[Tensor]) -> None:
     """Mark the nodes of the graph that lead from inputs to outputs."""
     ends = {one.grad_fn for one in inputs}
-    pending = [one.grad_fn for one in outputs]
+    pending: list[Any] = [one.grad_fn for one in outputs]
     seen: set[Any] = set()
     while pending:
         node = pending.pop()

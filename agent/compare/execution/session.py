@@ -125,7 +125,7 @@ def run_alone(
     copied.register_forward_hook(watch)
     for parameter in copied.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(check)
+            parameter.register_post_accumulate_grad_hook(check)  # type: ignore[no-untyped-call]
     try:
         with fp32_products(), uncompiled():
             in_plain_thread(task.device, lambda: losses.append(task.run(calls, task.loss_scale)))

@@ -136,7 +136,7 @@ class _Sums:
         self.products += float((a * b).sum())
         self.absolute += float(difference.sum())
         self.largest = max(self.largest, float(difference.max()))
-        # Scaling loses small differences next to huge values; not scaling, the sum of two huge ones.
+        # Scaling loses small differences next to huge values; without it, huge ones overflow.
         counted = unscaled.where(unscaled.isfinite(), difference / self.scale) / steps
         self.ulps_sum += float(counted.sum())
         self.ulps_max = max(self.ulps_max, float(counted.max()))

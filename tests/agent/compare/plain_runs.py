@@ -16,7 +16,7 @@ def plain_run(model: nn.Module, batch: Any, loss: Any, name: str) -> dict[str, l
     copied = deepcopy(model)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name.removesuffix("-autocast"))
     pure = dtype is not None and not name.endswith("-autocast")
-    if pure:
+    if dtype is not None and pure:
         copied = copied.to(dtype)
         batch = _cast(batch, dtype)
     found: dict[str, list[torch.Tensor]] = {}

@@ -38,7 +38,8 @@ class DifferenceOfMeans(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = 3 * x + 30 + x[:, :1]
         variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
-        return variance.expand_as(x)
+        spread: torch.Tensor = variance.expand_as(x)
+        return spread
 
 
 class TinyEpsilon(nn.Module):

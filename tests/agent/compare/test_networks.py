@@ -40,7 +40,7 @@ def test_errors_are_those_of_plain_runs(network, dtype):
             continue
         assert len(calls[name]) == len(tensors), name
         for made_error, one, other in zip(calls[name], tensors, candidate[name], strict=True):
-            if network == "rnn" and name == "lstm" or name == "":
+            if (network == "rnn" and name == "lstm") or name == "":
                 continue  # Several tensors are compared together; the plain run keeps the first.
             if name.endswith("rotary_emb"):
                 continue

@@ -98,9 +98,7 @@ def test_operations_in_place_do_not_disturb_each_other():
         y += x
         return y.mul_(2)
 
-    model = Body(
-        run, layer=nn.Linear(8, 8), act=nn.ReLU(inplace=True), last=nn.Linear(8, 8)
-    )
+    model = Body(run, layer=nn.Linear(8, 8), act=nn.ReLU(inplace=True), last=nn.Linear(8, 8))
     (found,) = compared(model)
     own = {one.module: one for one in found.calls}
     assert own["layer"].own is not None and own["act"].own is not None

@@ -27,9 +27,7 @@ PLANTED = [
 
 
 def compared(module, dtype, **options):
-    report = compare(
-        chain(module), batch(), nn.CrossEntropyLoss(), dtypes=[dtype], **options
-    )
+    report = compare(chain(module), batch(), nn.CrossEntropyLoss(), dtypes=[dtype], **options)
     return report.candidates[0]
 
 

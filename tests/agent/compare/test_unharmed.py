@@ -41,7 +41,9 @@ def state_of(model):
     return {
         "weights": {key: value.clone() for key, value in model.state_dict().items()},
         "objects": [id(one) for one in (*model.parameters(), *model.buffers())],
-        "grads": [None if p.grad is None else (id(p.grad), p.grad.clone()) for p in model.parameters()],
+        "grads": [
+            None if p.grad is None else (id(p.grad), p.grad.clone()) for p in model.parameters()
+        ],
         "needed": [p.requires_grad for p in model.parameters()],
         "modes": [module.training for module in model.modules()],
         "hooks": [len(module._forward_hooks) for module in model.modules()],
@@ -122,7 +124,11 @@ def test_an_interrupt_ends_the_comparison_and_changes_nothing():
 def test_two_comparisons_give_the_same_numbers():
     reports = [
         compare(
-            model_with_everything(), batch(), nn.CrossEntropyLoss(), dtypes=["bf16"], search_trials=0
+            model_with_everything(),
+            batch(),
+            nn.CrossEntropyLoss(),
+            dtypes=["bf16"],
+            search_trials=0,
         )
         for _ in range(2)
         if torch.manual_seed(4)
