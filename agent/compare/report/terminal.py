@@ -107,7 +107,7 @@ def _modules(summaries: Sequence[ModuleSummary], width: int) -> Table:
         )
     for one in summaries:
         output = one.worst.output
-        cells = [
+        cells: list[str | Text] = [
             Text(named(one.module)),
             scientific(one.worst.input_error),
             _relative(one.own),

@@ -75,7 +75,8 @@ class ResidualBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         out += self.downsample(x)
-        return self.relu(out)
+        activated: torch.Tensor = self.relu(out)
+        return activated
 
 
 def resnet() -> Made:
@@ -106,7 +107,8 @@ class Recurrent(nn.Module):
         state = hidden[-1]
         for output in outputs:
             state = self.cell(output, state)
-        return self.head(state)
+        logits: torch.Tensor = self.head(state)
+        return logits
 
 
 def rnn() -> Made:

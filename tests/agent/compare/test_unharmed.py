@@ -2,6 +2,7 @@
 
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ class Failing(nn.Module):
 
 
 def model_with_everything(planted=None):
-    model = chain(planted or nn.Identity())
+    model: Any = chain(planted or nn.Identity())
     model.middle = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.2))
     model.first.eval()
     model.first.weight.requires_grad_(False)
@@ -49,7 +50,11 @@ def state_of(model):
         "hooks": [len(module._forward_hooks) for module in model.modules()],
         "forwards": ["forward" in module.__dict__ for module in model.modules()],
         "versions": [one._version for one in (*model.parameters(), *model.buffers())],
-        "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1]),
+        "random": (
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state(legacy=False)["state"]["key"],
+        ),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
@@ -77,7 +82,7 @@ def _equal(one, other):
 @pytest.mark.parametrize("surroundings", ["plain", "autocast", "no_grad", "inference"])
 def test_a_comparison_changes_nothing(surroundings):
     model = model_with_everything()
-    contexts = {
+    contexts: dict[str, Any] = {
         "plain": torch.enable_grad(),
         "autocast": torch.autocast("cpu", torch.bfloat16),
         "no_grad": torch.no_grad(),
@@ -149,7 +154,11 @@ def test_two_comparisons_give_the_same_numbers():
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
-    given = {"model": chain(nn.Identity()), "batch": batch(), "loss": nn.CrossEntropyLoss()}
+    given: dict[str, Any] = {
+        "model": chain(nn.Identity()),
+        "batch": batch(),
+        "loss": nn.CrossEntropyLoss(),
+    }
     given |= arguments
     model, data, loss = given.pop("model"), given.pop("batch"), given.pop("loss")
     with pytest.raises(CompareError, match=message):

@@ -50,7 +50,7 @@ def runs_as_html(comparison: RunComparison) -> str:
 
 def _plot_data(comparison: RunComparison) -> dict[str, Any]:
     """Return what the script of the page reads; every number is finite."""
-    plots = [
+    plots: list[dict[str, Any]] = [
         {
             "id": name.replace("_", "-"),
             "title": QUANTITIES[name].capitalize(),
