@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mp_agent.flight.history import RunHistory
+from mp_agent.flight.postmortem.history import RunHistory
 from mp_agent.records.merged import MergedStep
 
 QUANTITIES = {

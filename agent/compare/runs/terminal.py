@@ -11,7 +11,7 @@ from rich.text import Text
 from mp_agent.compare.runs.divergence import RunComparison
 from mp_agent.compare.runs.series import MARKS, QUANTITIES
 from mp_agent.compare.runs.text import departure_text, difference_text, verdict
-from mp_agent.flight.text import number
+from mp_agent.flight.report.text import number
 
 _BEFORE = 4
 

@@ -4,7 +4,7 @@ from math import isfinite
 
 from mp_agent.compare.runs.divergence import Departure, RunComparison
 from mp_agent.compare.runs.series import MARKS, QUANTITIES
-from mp_agent.flight.text import number
+from mp_agent.flight.report.text import number
 
 
 def verdict(comparison: RunComparison) -> str:

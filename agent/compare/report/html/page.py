@@ -25,7 +25,7 @@ from mp_agent.exporters.status_page.page import (
     plot_helpers,
     plot_library,
 )
-from mp_agent.flight.html.page import style_sheet
+from mp_agent.flight.report.html.page import style_sheet
 
 if TYPE_CHECKING:
     from jinja2 import Template

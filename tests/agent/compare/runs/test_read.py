@@ -11,11 +11,11 @@ from mp_agent.cli import main
 from mp_agent.compare.runs.read import read_run, series_of_columns
 from mp_agent.compare.runs.series import series_of_history
 from mp_agent.errors import CompareError, FlightError
-from mp_agent.flight.history import RunHistory
+from mp_agent.flight.postmortem.history import RunHistory
 from mp_agent.settings import Settings
 from tests.agent.flight.builders import calm, layers, make_log, make_node_record, make_segment
 from tests.agent.flight.builders import overflow as skipped_step
-from tests.agent.flight.test_load import put
+from tests.agent.flight.record.test_load import put
 
 HISTORY = {"step": [1, 2], "loss": [2.0, None], "grad_norm": [1.0, 0.5], "skipped": [False, True]}
 
