@@ -64,7 +64,8 @@ class Chain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.first(x))
-        return self.last(self.act(self.middle(self.planted(x))))
+        logits: torch.Tensor = self.last(self.act(self.middle(self.planted(x))))
+        return logits
 
 
 def chain(planted: nn.Module) -> Chain:
