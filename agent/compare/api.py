@@ -170,7 +170,7 @@ def _search(
         count += 1
         try:
             trial = run_alone(task, candidate, kept, measured.reference_outputs)
-        except RuntimeError:
+        except Exception:
             # Some modules cannot be mixed; a set that does not run is none to keep.
             return False
         losses = (measured.reference_loss, trial.loss)
