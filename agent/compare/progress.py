@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 @contextmanager
 def progress_bar(shown: bool | None = None) -> "Iterator[ProgressBar]":
-    """Show a bar while a comparison runs; shown: None for only where somebody may watch it."""
+    """Show a bar while a comparison runs; shown: None for only on a terminal."""
     console = Console(file=sys.stderr)
     visible = console.is_terminal if shown is None else shown
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}"))

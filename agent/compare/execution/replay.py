@@ -15,7 +15,7 @@ from mp_agent.compare.measure.trees import floating, mapped, opaque_type, tensor
 
 
 class NotReplayed(Exception):
-    """A module's own operations cannot be told from the rest; the message says why."""
+    """A module's own operations cannot be run apart from the rest; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

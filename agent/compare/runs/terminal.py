@@ -14,6 +14,7 @@ from mp_agent.compare.runs.text import departure_text, difference_text, verdict
 from mp_agent.flight.report.text import number
 
 _BEFORE = 4
+_ALWAYS_SHOWN = ("loss", "grad_norm")
 
 
 def print_runs(comparison: RunComparison, console: Console, *, rows: int) -> None:
@@ -53,7 +54,7 @@ def step_row(comparison: RunComparison, index: int) -> list[str]:
     step = comparison.steps[index]
     pair = [run.steps[step] for run in (comparison.first, comparison.second)]
     cells = [str(step)]
-    for quantity in comparison.differences:
+    for quantity in _shown_quantities(comparison):
         cells += [number(one.values.get(quantity)) for one in pair]
         cells.append(difference_text(comparison.differences[quantity][index]))
     marks = ("; ".join(MARKS[mark] for mark in sorted(one.marks)) for one in pair)
@@ -63,16 +64,22 @@ def step_row(comparison: RunComparison, index: int) -> list[str]:
 def step_headings(comparison: RunComparison) -> list[str]:
     """Return the headings above `step_row`."""
     headings = ["step"]
-    for quantity in comparison.differences:
+    for quantity in _shown_quantities(comparison):
         headings += [QUANTITIES[quantity], "second", "apart"]
     return [*headings, "remarks"]
+
+
+def _shown_quantities(comparison: RunComparison) -> list[str]:
+    """Return loss and gradient norm, and whatever else parts."""
+    parted = {one.quantity for one in comparison.departures}
+    return [name for name in comparison.differences if name in parted or name in _ALWAYS_SHOWN]
 
 
 def _steps(comparison: RunComparison, rows: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     headings = step_headings(comparison)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "remarks" else "right")
+        table.add_column(heading, justify="left" if heading == "remarks" else "right", no_wrap=True)
     apart = comparison.departure.step if comparison.departure else None
     for index in shown_steps(comparison, rows):
         style = "red" if comparison.steps[index] == apart else ""
