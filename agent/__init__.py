@@ -19,17 +19,20 @@ from mp_agent.records.conditions import ConditionEvent
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn, optim
     from torch.amp import GradScaler
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from mp_agent.compare.report.model import PrecisionReport
     from mp_agent.lint.results import CheckReport
 
 __all__ = [
     "ConditionEvent",
     "__version__",
     "check",
+    "compare_precision",
     "declare",
     "init",
     "observe",
@@ -207,6 +210,66 @@ def check(
     from mp_agent.lint.api import check_paths
 
     return check_paths(paths, select=select, ignore=ignore, jobs=jobs)
+
+
+def compare_precision(
+    model: nn.Module,
+    batch: Any,
+    loss: nn.Module | Callable[[nn.Module, Any], Tensor] | None,
+    *,
+    dtypes: Iterable[str | torch.dtype] = (
+        "fp16-autocast",
+        "bf16-autocast",
+        "fp16",
+        "bf16",
+        "tf32",
+        "fp8-e4m3",
+        "fp8-e5m2",
+    ),
+    reference: str | torch.dtype = "fp32",
+    tolerance: float = 1e-3,
+    loss_scale: float = 1.0,
+    search_trials: int = 40,
+    progress: bool | None = None,
+) -> PrecisionReport:
+    """Compare one forward and backward pass in several precisions with FP32, module by module.
+
+    Tells where error begins, where it is amplified and where it is only handed on, and which
+    modules have to stay in FP32 for a precision to pass. Independent of `init`, in one process.
+
+    `batch` is what `loss(model, batch)` gets, which returns a loss of one element. A loss module is
+    called with `model(inputs)` and `target` of a pair `(inputs, target)`; None stands for the loss
+    that `model(**batch)`, `model(*batch)` or `model(batch)` returns, itself or as `.loss`.
+    `dtypes` are names (`fp8-e4m3-autocast` and `fp8-e5m2-autocast` exist besides the default) or
+    torch dtypes, each of which stands for its precisions with and without autocast. `reference` is
+    `fp32` or `fp64`. A precision passes if the mean absolute difference of the model's outputs is
+    below `tolerance` and nothing is NaN or Inf that is finite in the reference. `loss_scale` is the
+    factor of its loss in the backward pass. `search_trials` bounds the runs, per precision that
+    fails, that search what to keep in FP32; 0 searches nothing. `progress` shows a bar on standard
+    error; by default on terminals.
+
+    The model itself is never run: its weights, gradients, buffers, mode, and all random number
+    generators are as before, also after an exception. Memory: about twice that of a forward and
+    backward pass; a reference in FP64 needs more.
+
+    Raises CompareError (a ValueError), naming the argument or the module, for what cannot be
+    compared, such as sharded models, and whatever the reference's own run raises.
+    """
+    from mp_agent.compare.api import compare
+    from mp_agent.compare.progress import progress_bar
+
+    with progress_bar(progress) as bar:
+        return compare(
+            model,
+            batch,
+            loss,
+            dtypes=dtypes,
+            reference=reference,
+            tolerance=tolerance,
+            loss_scale=loss_scale,
+            search_trials=search_trials,
+            progress=bar,
+        )
 
 
 def shutdown() -> None:

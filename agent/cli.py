@@ -4,6 +4,7 @@ import click
 
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.rules.command import rules_command
+from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.lint.command import check_command
@@ -29,6 +30,7 @@ for command in (
     doctor_command,
     dump_command,
     postmortem_command,
+    compare_command,
     rules_command,
     alertmanager_command,
     dashboards_command,
