@@ -5,6 +5,7 @@ MpAgentError
 ├── RingError         a ring file cannot be read: other version, truncated, foreign owner
 ├── ReportError       what another node agent sent cannot be read, or contradicts itself
 ├── FlightError       a flight record cannot be read: absent, truncated, other version
+├── LogError          a training log cannot be read: absent, of no known format, without numbers
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
@@ -27,6 +28,10 @@ class ReportError(MpAgentError):
 
 class FlightError(MpAgentError):
     """A flight record cannot be read; the message names the path and what is wrong with it."""
+
+
+class LogError(MpAgentError):
+    """A training log cannot be read; the message names the path, and the line and field."""
 
 
 class CatalogError(MpAgentError, ValueError):

@@ -72,6 +72,8 @@ class MergedStep:
     """The names of all that there are, measured or not."""
     replicas: Mapping[str, Comparison] = field(default_factory=dict)
     """What could be compared: `gradients`, `weights`."""
+    gradients_observed: bool = True
+    """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 
     def get(self, column: str) -> float | None:
         """Return a merged column, or None when no rank observed it."""

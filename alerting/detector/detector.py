@@ -137,6 +137,11 @@ class Detector:
             if holding.found
         ]
 
+    @property
+    def holding(self) -> bool:
+        """Whether anything holds or is kept, for long enough to be found or not yet."""
+        return any(watch.holding for watch in self._watches)
+
     def evaluate(self, now_seconds: float, step: int = 0) -> list[Change]:
         """Judge what was read up to now, after the run's last `step`; return what that changes.
 

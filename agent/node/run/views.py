@@ -14,11 +14,26 @@ from mp_agent.node.run.ledger import ProbeTotals
 from mp_agent.node.run.name_conflicts import FEATURE as NAME_CONFLICT_FEATURE
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.health import Laggard
+from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import AgentView, ExportAccount, RankView, RunView, TransportView
 from mp_agent.version import __version__
 
 _NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStanding:
+    """What is known of a run besides its account: who it is, where, and whether it goes on."""
+
+    identity: RankIdentity
+    facts: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
+    end: EndReason = EndReason.RUNNING
+    phase_name: str = "forward"
+    laggards: tuple[Laggard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +97,43 @@ def run_view(
     time_unix_seconds: float,
 ) -> RunView:
     """Return the state of the run after its last closed step."""
-    progress, identity = account.progress, member.attempt.identity
+    usual_step_seconds = account.progress.pace.usual_seconds
+    return account_view(
+        account,
+        RunStanding(
+            identity=member.attempt.identity,
+            facts=_facts(member),
+            nodes=member.node_count,
+            end=member.end,
+            phase_name=member.phase_name,
+            laggards=laggards(
+                member.statuses, account.progress.last, usual_step_seconds, time_unix_seconds
+            ),
+        ),
+        time_unix_seconds,
+        conditions=conditions.active,
+        conditions_fired=conditions.fired,
+    )
+
+
+def account_view(
+    account: Accumulator,
+    standing: RunStanding,
+    time_unix_seconds: float,
+    *,
+    conditions: tuple[ActiveCondition, ...] = (),
+    conditions_fired: Mapping[tuple[str, str], int] | None = None,
+) -> RunView:
+    """Return what an account and the little that is known besides say of a run at a time."""
+    progress = account.progress
     extremes = account.norms.extremes(time_unix_seconds)
     return RunView(
-        identity=identity,
-        facts=_facts(member),
-        nodes=member.node_count,
-        active=member.end is EndReason.RUNNING,
-        end_reason=member.end,
-        phase_name=member.phase_name,
+        identity=standing.identity,
+        facts=standing.facts,
+        nodes=standing.nodes,
+        active=standing.end is EndReason.RUNNING,
+        end_reason=standing.end,
+        phase_name=standing.phase_name,
         last=progress.last,
         judged=progress.judged,
         loss=progress.loss,
@@ -107,11 +150,9 @@ def run_view(
         first_nonfinite=progress.incident.first,
         optimizers=progress.optimizers,
         replicas=progress.replicas,
-        conditions=conditions.active,
-        conditions_fired=conditions.fired,
-        health=account.health(
-            laggards(member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds)
-        ),
+        conditions=conditions,
+        conditions_fired=conditions_fired or {},
+        health=account.health(standing.laggards),
     )
 
 

@@ -1,0 +1,228 @@
+"""Plays a log through the node agent's account and detector."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.detector.detector import Change, Detector
+from mp_agent.alerting.values import Values
+from mp_agent.backtest.blind import blind_spots
+from mp_agent.backtest.curves import curves_of
+from mp_agent.backtest.episodes import Episodes
+from mp_agent.backtest.log.steps import Course, TimedStep, course_of
+from mp_agent.backtest.log.training_log import Scrape, TrainingLog
+from mp_agent.backtest.results import RunResult
+from mp_agent.catalog.metric import Scope
+from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.counters import COUNTED, CounterStore
+from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.conditions.messages import Observation
+from mp_agent.node.conditions.metric_reader import MetricReader
+from mp_agent.node.run.step_ingest import StepIngest
+from mp_agent.node.run.views import RunStanding, account_view
+from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import RankIdentity
+from mp_agent.records.views import AgentView, RunView
+from mp_agent.settings import Settings
+from mp_agent.version import __version__
+
+SCRAPE_SECONDS = 15.0
+"""Longest time between two judgements while something holds."""
+_JUDGEMENTS_PER_GAP = 240
+_ROUTINE = frozenset(("mp_agent.steps", "mp_agent.tokens", "mp_agent.step.duration"))
+"""Counters that move with every step of any run."""
+
+
+def play(log: TrainingLog, values: Values, *, step_seconds: float | None = None) -> RunResult:
+    """Return what the conditions make of a log. step_seconds: time per step, if it is given."""
+    course = course_of(log, step_seconds)
+    blind = tuple(blind_spots(log))
+    unneeded = frozenset(spot.name for spot in blind)
+    player = _Player(log, values, without=unneeded)
+    if log.scrapes:
+        player.play_scrapes(log.scrapes)
+    else:
+        player.play(course)
+    times = course.pace.times
+    return RunResult(
+        name=log.name,
+        source=log.source,
+        format=log.format,
+        points=len(log.points),
+        first_step=log.points[0].step,
+        last_step=log.points[-1].step,
+        seconds=times[-1] - times[0],
+        step_seconds=course.pace.step_seconds,
+        pace_origin=course.pace.origin,
+        alerts=player.episodes.alerts(),
+        blind=blind,
+        notes=(*log.notes, *course.notes),
+        curves=curves_of(log.points),
+    )
+
+
+@dataclass(slots=True)
+class _Clock:
+    begin_seconds: float
+    judged_seconds: float = float("-inf")
+    now_seconds: float = 0.0
+
+
+class _Player:
+    """One run as the root agent sees it, with the log in the place of the rings."""
+
+    def __init__(self, log: TrainingLog, values: Values, *, without: frozenset[str]) -> None:
+        self._log = log
+        window_seconds = Settings.model_fields["window_seconds"].default
+        self._ingest = StepIngest(
+            Accumulator(
+                values.limits,
+                progress=Progress(),
+                counters=CounterStore(),
+                norms=ValueWindow(window_seconds),
+            )
+        )
+        conditions = [condition for condition in CONDITIONS if condition.name not in without]
+        self._detector = Detector(conditions, values)
+        readings = self._detector.readings
+        self._reader = MetricReader(readings.names, values.limits)
+        self._period_seconds = min(readings.period_seconds, SCRAPE_SECONDS)
+        needed = readings.names
+        self._telling = frozenset(
+            metric.name
+            for metric in COUNTED[Scope.RUN]
+            if metric.prometheus_name in needed and metric.name not in _ROUTINE
+        )
+        self._told: tuple[object, ...] = ()
+        self._standing = RunStanding(identity=_identity(log.name))
+        self.episodes = Episodes(values, self._series_labels)
+
+    def play(self, course: Course) -> None:
+        """Fold all steps, and judge the run on each on which a counter of trouble moved.
+
+        While nothing happens it is judged once per period of its time; while something holds,
+        between the points of a sparse log too.
+        """
+        clock = _Clock(course.steps[0].now_seconds)
+        for step in course.steps:
+            self._pass_time(clock, step.now_seconds)
+            self._fold(step)
+            told = self._trouble()
+            due = step.now_seconds - clock.judged_seconds >= self._period_seconds
+            if due or told != self._told or step is course.steps[-1]:
+                self._told = told
+                self._judge(clock, step.now_seconds, step.point)
+        self.episodes.close(self._last_step(), clock.now_seconds)
+
+    def play_scrapes(self, scrapes: tuple[Scrape, ...]) -> None:
+        """Judge the series that were scraped, each scrape once."""
+        for index, scrape in enumerate(scrapes):
+            self._detector.readings.update(scrape.readings, scrape.time_seconds)
+            step = self._log.points[index].step
+            changes = self._detector.evaluate(scrape.time_seconds, step)
+            view = RunView(
+                identity=self._standing.identity,
+                facts={},
+                nodes=1,
+                active=True,
+                end_reason=self._standing.end,
+                phase_name="",
+            )
+            self._note(changes, view, scrape.time_seconds, index, step)
+        self.episodes.close(self._log.points[-1].step, scrapes[-1].time_seconds)
+
+    def _fold(self, step: TimedStep) -> None:
+        if step.begins_attempt:
+            self._ingest.begin_attempt()
+        if isinstance(step.item, MergedStep):
+            self._ingest.fold_step(step.item)
+        else:
+            self._ingest.fold_layers(step.item)
+
+    def _trouble(self) -> tuple[object, ...]:
+        """Return what is different when something has happened."""
+        account = self._ingest.account
+        progress = account.progress
+        return (
+            *account.counters.entries(self._telling),
+            progress.incident.first,
+            *progress.learning.untrained,
+            progress.losses.rising,
+            progress.losses.reference.risen_steps > 0,
+            progress.loss_scale,
+        )
+
+    def _pass_time(self, clock: _Clock, until_seconds: float) -> None:
+        """Judge the run now and then up to a time, as long as anything holds."""
+        gap_seconds = until_seconds - clock.now_seconds
+        wait_seconds = max(SCRAPE_SECONDS, gap_seconds / _JUDGEMENTS_PER_GAP)
+        at = clock.now_seconds + wait_seconds
+        while at < until_seconds and self._detector.holding:
+            self._judge(clock, at, None)
+            at += wait_seconds
+
+    def _judge(self, clock: _Clock, now_seconds: float, point: int | None) -> None:
+        clock.judged_seconds = clock.now_seconds = now_seconds
+        account = self._ingest.account
+        view = account_view(account, self._standing, now_seconds)
+        export = RunExport(
+            run=self._log.name,
+            node_rank=0,
+            view=view,
+            layers=tuple(account.layers.values()),
+            ranks=(),
+            faded_ranks=frozenset(),
+            agent=_agent_view(now_seconds - clock.begin_seconds),
+            counters=account.counters,
+        )
+        self._detector.readings.update(self._reader.all_series(export), now_seconds)
+        step = self._last_step()
+        changes = self._detector.evaluate(now_seconds, step)
+        self._note(changes, view, now_seconds, point, step)
+
+    def _note(
+        self, changes: list[Change], view: RunView, now_seconds: float, point: int | None, step: int
+    ) -> None:
+        if changes:
+            observation = Observation(view, now_seconds, now_seconds)
+            self.episodes.note(changes, observation, step=step, point=point)
+
+    def _last_step(self) -> int:
+        last = self._ingest.account.progress.last
+        return last.step if last else 0
+
+    def _series_labels(self, name: str) -> Iterator[dict[str, str]]:
+        return (dict(labels) for labels, _ in self._detector.readings.standing(name))
+
+
+def _identity(name: str) -> RankIdentity:
+    return RankIdentity(
+        run=name,
+        attempt=0,
+        launch="",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=0,
+        host="",
+        pid=0,
+        created_unix_ns=0,
+        torch_version="",
+        version=__version__,
+    )
+
+
+def _agent_view(counting_seconds: float) -> AgentView:
+    return AgentView(
+        version=__version__,
+        counting_seconds=counting_seconds,
+        probe_seconds=0.0,
+        probe_errors=0,
+        setting_errors=0,
+        records_dropped=0,
+        series_dropped=0,
+        scrape_duration_seconds=None,
+        unsupported=(),
+    )
