@@ -51,7 +51,9 @@ def _kept(points: Sequence[Point]) -> list[int]:
         indices = range(begin, min(begin + size, len(points)))
         kept.add(begin)
         for name in NAMES[:2]:
-            known = [(v, i) for i in indices if (v := _finite(getattr(points[i], name))) is not None]
+            known = [
+                (v, i) for i in indices if (v := _finite(getattr(points[i], name))) is not None
+            ]
             if known:
                 kept.update((min(known)[1], max(known)[1]))
     return sorted(kept)

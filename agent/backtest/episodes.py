@@ -37,7 +37,6 @@ class Episodes:
     lookup: Lookup
     _open: dict[_Key, _Episode] = field(default_factory=dict)
     _all: list[_Episode] = field(default_factory=list)
-    _point: int = 0
 
     def note(
         self,
@@ -45,16 +44,15 @@ class Episodes:
         observation: Observation,
         *,
         step: int,
-        point: int | None,
+        point: int,
     ) -> None:
-        """Take in what changed after the run's last `step`; point: index of it, if it is one."""
-        self._point = self._point if point is None else point
+        """Take in what changed after the run's last `step`; point: index of the last one."""
         for change in changes:
             finding = change.finding
             key = (finding.condition.name, tuple(finding.labels.items()), finding.severity)
             if change.firing:
                 active = described(finding, observation, self.values, self.lookup)
-                episode = _Episode(finding, active, step, self._point)
+                episode = _Episode(finding, active, step, point)
                 self._open[key] = episode
                 self._all.append(episode)
             elif (found := self._open.pop(key, None)) is not None:

@@ -1,8 +1,9 @@
 """Plays a log through the node agent's account and detector."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Change, Detector
 from mp_agent.alerting.values import Values
@@ -34,12 +35,26 @@ _ROUTINE = frozenset(("mp_agent.steps", "mp_agent.tokens", "mp_agent.step.durati
 """Counters that move with every step of any run."""
 
 
-def play(log: TrainingLog, values: Values, *, step_seconds: float | None = None) -> RunResult:
-    """Return what the conditions make of a log. step_seconds: time per step, if it is given."""
+def play(
+    log: TrainingLog,
+    values: Values,
+    *,
+    step_seconds: float | None = None,
+    only: frozenset[str] | None = None,
+) -> RunResult:
+    """Return what the conditions make of a log.
+
+    step_seconds: time per step, if it is given. only: names of the conditions to judge; None: all.
+    """
     course = course_of(log, step_seconds)
     blind = tuple(blind_spots(log))
-    unneeded = frozenset(spot.name for spot in blind)
-    player = _Player(log, values, without=unneeded)
+    idle = {spot.name for spot in blind}
+    conditions = [
+        condition
+        for condition in CONDITIONS
+        if condition.name not in idle and (only is None or condition.name in only)
+    ]
+    player = _Player(log, values, conditions)
     if log.scrapes:
         player.play_scrapes(log.scrapes)
     else:
@@ -65,14 +80,16 @@ def play(log: TrainingLog, values: Values, *, step_seconds: float | None = None)
 @dataclass(slots=True)
 class _Clock:
     begin_seconds: float
+    now_seconds: float
     judged_seconds: float = float("-inf")
-    now_seconds: float = 0.0
+    point: int = 0
+    """Index of the last logged point that was folded."""
 
 
 class _Player:
     """One run as the root agent sees it, with the log in the place of the rings."""
 
-    def __init__(self, log: TrainingLog, values: Values, *, without: frozenset[str]) -> None:
+    def __init__(self, log: TrainingLog, values: Values, conditions: Sequence[Condition]) -> None:
         self._log = log
         window_seconds = Settings.model_fields["window_seconds"].default
         self._ingest = StepIngest(
@@ -83,7 +100,6 @@ class _Player:
                 norms=ValueWindow(window_seconds),
             )
         )
-        conditions = [condition for condition in CONDITIONS if condition.name not in without]
         self._detector = Detector(conditions, values)
         readings = self._detector.readings
         self._reader = MetricReader(readings.names, values.limits)
@@ -104,15 +120,17 @@ class _Player:
         While nothing happens it is judged once per period of its time; while something holds,
         between the points of a sparse log too.
         """
-        clock = _Clock(course.steps[0].now_seconds)
+        begin_seconds = course.steps[0].now_seconds
+        clock = _Clock(begin_seconds, begin_seconds)
         for step in course.steps:
             self._pass_time(clock, step.now_seconds)
             self._fold(step)
+            clock.point = step.point
             told = self._trouble()
             due = step.now_seconds - clock.judged_seconds >= self._period_seconds
             if due or told != self._told or step is course.steps[-1]:
                 self._told = told
-                self._judge(clock, step.now_seconds, step.point)
+                self._judge(clock, step.now_seconds)
         self.episodes.close(self._last_step(), clock.now_seconds)
 
     def play_scrapes(self, scrapes: tuple[Scrape, ...]) -> None:
@@ -159,10 +177,10 @@ class _Player:
         wait_seconds = max(SCRAPE_SECONDS, gap_seconds / _JUDGEMENTS_PER_GAP)
         at = clock.now_seconds + wait_seconds
         while at < until_seconds and self._detector.holding:
-            self._judge(clock, at, None)
+            self._judge(clock, at)
             at += wait_seconds
 
-    def _judge(self, clock: _Clock, now_seconds: float, point: int | None) -> None:
+    def _judge(self, clock: _Clock, now_seconds: float) -> None:
         clock.judged_seconds = clock.now_seconds = now_seconds
         account = self._ingest.account
         view = account_view(account, self._standing, now_seconds)
@@ -179,10 +197,10 @@ class _Player:
         self._detector.readings.update(self._reader.all_series(export), now_seconds)
         step = self._last_step()
         changes = self._detector.evaluate(now_seconds, step)
-        self._note(changes, view, now_seconds, point, step)
+        self._note(changes, view, now_seconds, clock.point, step)
 
     def _note(
-        self, changes: list[Change], view: RunView, now_seconds: float, point: int | None, step: int
+        self, changes: list[Change], view: RunView, now_seconds: float, point: int, step: int
     ) -> None:
         if changes:
             observation = Observation(view, now_seconds, now_seconds)

@@ -43,13 +43,20 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "learning_rate": ("learning_rate", "lr", "lr_0", "lr_adamw", "lr_adam", "lr_sgd", "lr_pg1"),
     "loss_scale": ("loss_scale", "grad_scale", "scaler_scale", "loss_scaler", "scale", "scaler"),
     "skipped": ("skipped", "skipped_step", "overflow"),
+    "skipped_since": ("skipped_since_last",),
     "skipped_cumulative": ("skipped_cumulative", "skipped_steps", "skipped_steps_total"),
-    "time": ("_timestamp", "timestamp", "wall_time", "time_unix", "_runtime", "created_at"),
-    "step_seconds": ("step_seconds", "seconds_per_step", "step_time", "iteration_time", "iter_time"),
+    "time": ("_timestamp", "timestamp", "wall_time", "time_unix", "_runtime", "wall", "created_at"),
+    "step_seconds": (
+        "step_seconds",
+        "seconds_per_step",
+        "step_time",
+        "iteration_time",
+        "iter_time",
+    ),
 }
 """Quantity → names of its column once they are `plain`, the most telling first."""
 
-NUMBERS = ("loss", "grad_norm", "loss_scale", "skipped", "skipped_cumulative")
+NUMBERS = ("loss", "grad_norm", "loss_scale", "skipped", "skipped_since", "skipped_cumulative")
 """A log without any of these has nothing to judge."""
 
 _PREFIX = re.compile(r"^(?:train|training|trainer|optim|optimizer|metrics|stats)[/.]")

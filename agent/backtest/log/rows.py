@@ -35,7 +35,10 @@ class Problems:
 
     def told(self) -> list[str]:
         """Return the notes."""
-        return [*self.notes, *([f"{self.more} more {self.unit}s are left out"] if self.more else [])]
+        return [
+            *self.notes,
+            *([f"{self.more} more {self.unit}s are left out"] if self.more else []),
+        ]
 
 
 def points_of_rows(
@@ -62,13 +65,15 @@ def points_of_rows(
             continue
         if step is None or not values.keys() - {"time", "step_seconds"}:
             continue
-        cumulative = values.pop("skipped_cumulative", None)
         point = _point(step, values)
+        cumulative = values.get("skipped_cumulative")
         if cumulative is not None and isfinite(cumulative):
             if skipped_before is not None and cumulative > skipped_before:
                 point = replace(point, skipped_steps=int(cumulative - skipped_before))
             skipped_before = cumulative
-        if points and points[-1].step == step:
+        # A skipped step that has a row of its own is a step beside the one that was logged.
+        apart = points and (points[-1].skipped or point.skipped) and point.loss is None
+        if points and points[-1].step == step and not apart:
             points[-1], overlap = _joined(points[-1], point)
             repeated += overlap
         else:
@@ -125,6 +130,7 @@ def _time(row: Mapping[str, Any], column: str) -> float | None:
 
 def _point(step: int, values: Mapping[str, float]) -> Point:
     skipped, step_seconds = values.get("skipped"), values.get("step_seconds")
+    since = values.get("skipped_since")
     rate, scale = values.get("learning_rate"), values.get("loss_scale")
     return Point(
         step=step,
@@ -135,6 +141,7 @@ def _point(step: int, values: Mapping[str, float]) -> Point:
         learning_rate=_finite(rate),
         loss_scale=_finite(scale),
         skipped=None if skipped is None else skipped > 0,
+        skipped_steps=int(since) if since is not None and 0 < since < _STEP_MAX else 0,
     )
 
 

@@ -65,6 +65,10 @@ def update_skipped(points: Sequence[Point], index: int) -> bool:
     point = points[index]
     if point.skipped is not None:
         return point.skipped
+    if point.grad_norm is None and point.loss is None and index:
+        # Some trainers log nothing but the scale of a step that overflowed.
+        scale, before = point.loss_scale, points[index - 1].loss_scale
+        return scale is not None and before is not None and scale < before
     if point.grad_norm is None or isfinite(point.grad_norm):
         return False
     if point.loss_scale is not None and point.loss_scale > 0:
@@ -187,4 +191,3 @@ def _without_idle_scale(points: Sequence[Point]) -> tuple[Sequence[Point], list[
         return points, []
     without = [replace(point, loss_scale=None) for point in points]
     return without, ["the loss scale is 1 throughout, so there is none"]
-

@@ -85,6 +85,8 @@ class TrainingLog:
         for quantity, there in _OF_POINTS.items():
             if any(getattr(point, there) is not None for point in points):
                 found.add(quantity)
+        if any(point.skipped_steps for point in points):
+            found.add(Quantity.SKIPS)
         if {Quantity.LOSS_SCALE, Quantity.GRAD_NORM} <= found:
             # A norm that is not finite was skipped by the scaler.
             found.add(Quantity.SKIPS)
@@ -102,9 +104,13 @@ _OF_POINTS: Mapping[Quantity, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How logs are read. columns: quantity → name of its column, where the user gave one."""
+    """How logs are read. columns: quantity → name of its column, where the user gave one.
+
+    run, start, end and scrape_seconds are of a Prometheus.
+    """
 
     format: str = ""
+    run: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
     start_unix_seconds: float | None = None
     end_unix_seconds: float | None = None

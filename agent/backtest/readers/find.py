@@ -1,23 +1,39 @@
 """Finds the logs at a path, and reads each in its format."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.csv_table import CSV_TABLE
+from mp_agent.backtest.readers.flight import FLIGHT
 from mp_agent.backtest.readers.format import HEAD_BYTES, LogFormat
 from mp_agent.backtest.readers.json_lines import JSON_LINES
 from mp_agent.backtest.readers.json_table import JSON_TABLE
+from mp_agent.backtest.readers.mlflow import MLFLOW
+from mp_agent.backtest.readers.prometheus import is_address, read_prometheus
+from mp_agent.backtest.readers.tensorboard import TENSORBOARD
+from mp_agent.backtest.readers.text.deepspeed import DEEPSPEED
+from mp_agent.backtest.readers.text.fairseq import FAIRSEQ
+from mp_agent.backtest.readers.text.megatron import MEGATRON
 from mp_agent.backtest.readers.transformers import TRANSFORMERS
+from mp_agent.backtest.readers.wandb import WANDB
 from mp_agent.errors import LogError
 
 FORMATS: tuple[LogFormat, ...] = (
+    FLIGHT,
+    TENSORBOARD,
+    WANDB,
+    MLFLOW,
     TRANSFORMERS,
     CSV_TABLE,
     JSON_LINES,
     JSON_TABLE,
+    MEGATRON,
+    FAIRSEQ,
+    DEEPSPEED,
 )
 """The most particular first."""
 
@@ -32,6 +48,8 @@ def format_names() -> tuple[str, ...]:
 def read_logs(source: str, options: ReadOptions) -> Sequence[TrainingLog]:
     """Return the runs of one source. Raises LogError, naming the source and what is wrong."""
     try:
+        if is_address(source):
+            return read_prometheus(source, options, time.time())
         path = Path(source)
         log_format = _format_of(path, options.format)
         return log_format.read(path, options)
@@ -48,7 +66,7 @@ def expand(sources: Iterable[str]) -> Iterator[str]:
     """
     for source in sources:
         path = Path(source)
-        if not path.is_dir() or _recognised(path) is not None:
+        if is_address(source) or not path.is_dir() or _recognised(path) is not None:
             yield source
             continue
         found = [str(log) for log in _without_older_checkpoints(_below(path))]

@@ -27,9 +27,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
         raise LogError(f"holds {type(content).__name__}; a table is an array or an object")
     rows = rows_of_columns(_columns(content))
     step_seconds = _fact(content, "seconds_per_step")
-    return [
-        log_of_rows(path, _NAME, rows, options, problems=problems, step_seconds=step_seconds)
-    ]
+    return [log_of_rows(path, _NAME, rows, options, problems=problems, step_seconds=step_seconds)]
 
 
 def _objects(content: Sequence[Any], problems: Problems) -> list[Row]:

@@ -37,9 +37,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
             step_seconds = _step_seconds(entry)
         else:
             rows.append((index, entry))
-    return [
-        log_of_rows(path, _NAME, rows, options, problems=problems, step_seconds=step_seconds)
-    ]
+    return [log_of_rows(path, _NAME, rows, options, problems=problems, step_seconds=step_seconds)]
 
 
 def _step_seconds(summary: Mapping[str, Any]) -> float | None:
