@@ -13,7 +13,7 @@ from mp_agent.backtest.episodes import Episodes
 from mp_agent.backtest.log.steps import Course, TimedStep, course_of
 from mp_agent.backtest.log.training_log import Scrape, TrainingLog
 from mp_agent.backtest.results import RunResult
-from mp_agent.catalog.metric import Scope
+from mp_agent.catalog.metric import Metric, Scope
 from mp_agent.node.accounting.accumulator import Accumulator, Progress
 from mp_agent.node.accounting.counters import COUNTED, CounterStore
 from mp_agent.node.accounting.windows import ValueWindow
@@ -31,7 +31,7 @@ from mp_agent.version import __version__
 SCRAPE_SECONDS = 15.0
 """Longest time between two judgements while something holds."""
 _JUDGEMENTS_PER_GAP = 240
-_ROUTINE = frozenset(("mp_agent.steps", "mp_agent.tokens", "mp_agent.step.duration"))
+_ROUTINE = frozenset(("mp_agent.steps",))
 """Counters that move with every step of any run."""
 
 
@@ -91,25 +91,21 @@ class _Player:
 
     def __init__(self, log: TrainingLog, values: Values, conditions: Sequence[Condition]) -> None:
         self._log = log
-        window_seconds = Settings.model_fields["window_seconds"].default
+        self._detector = Detector(conditions, values)
+        readings = self._detector.readings
+        counted = _counted(readings.names)
         self._ingest = StepIngest(
             Accumulator(
                 values.limits,
                 progress=Progress(),
-                counters=CounterStore(),
-                norms=ValueWindow(window_seconds),
+                counters=CounterStore(metrics=counted),
+                norms=ValueWindow(Settings.model_fields["window_seconds"].default),
             )
         )
-        self._detector = Detector(conditions, values)
-        readings = self._detector.readings
         self._reader = MetricReader(readings.names, values.limits)
         self._period_seconds = min(readings.period_seconds, SCRAPE_SECONDS)
-        needed = readings.names
-        self._telling = frozenset(
-            metric.name
-            for metric in COUNTED[Scope.RUN]
-            if metric.prometheus_name in needed and metric.name not in _ROUTINE
-        )
+        names = {metric.name for metric in counted[Scope.RUN]}
+        self._telling = frozenset(names - _ROUTINE)
         self._told: tuple[object, ...] = ()
         self._standing = RunStanding(identity=_identity(log.name))
         self.episodes = Episodes(values, self._series_labels)
@@ -212,6 +208,14 @@ class _Player:
 
     def _series_labels(self, name: str) -> Iterator[dict[str, str]]:
         return (dict(labels) for labels, _ in self._detector.readings.standing(name))
+
+
+def _counted(needed: frozenset[str]) -> dict[Scope, list[Metric]]:
+    """Return the metrics that conditions look at, of those that are counted."""
+    return {
+        scope: [metric for metric in metrics if metric.prometheus_name in needed]
+        for scope, metrics in COUNTED.items()
+    }
 
 
 def _identity(name: str) -> RankIdentity:

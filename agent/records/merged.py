@@ -86,7 +86,7 @@ class MergedStep:
     @property
     def skipped(self) -> bool:
         """Whether GradScaler skipped the update."""
-        return self.flag("skipped")
+        return self.values.get("skipped", 0.0) > 0.0
 
     @property
     def loss_scale(self) -> float | None:
