@@ -5,6 +5,7 @@ import click
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.cli import rules_command
 from mp_agent.backtest.command import backtest_command
+from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.node.commands.exec import exec_command
@@ -29,6 +30,7 @@ for command in (
     dump_command,
     postmortem_command,
     backtest_command,
+    tune_command,
     rules_command,
     alertmanager_command,
     dashboards_command,
