@@ -10,9 +10,9 @@ from multiprocessing import get_context
 from mp_agent.alerting.values import Values
 from mp_agent.backtest.judge import play
 from mp_agent.backtest.log.training_log import ReadOptions
-from mp_agent.backtest.readers.find import read_logs, renamed
+from mp_agent.backtest.readers.find import Source, read_logs, renamed
 from mp_agent.backtest.results import Failure, RunResult
-from mp_agent.errors import LogError
+from mp_agent.errors import LogError, NothingToJudge
 
 _BYTES_PER_PROCESS = 300_000
 """Of logs; below that, starting a process takes longer than judging."""
@@ -35,7 +35,7 @@ Judged = Failure | tuple[tuple[RunResult, ...], ...]
 
 
 def judge_all(
-    sources: Sequence[str],
+    sources: Sequence[Source],
     job: Job,
     *,
     processes: int | None = None,
@@ -43,7 +43,8 @@ def judge_all(
 ) -> list[Judged]:
     """Return what came of each source, in order. progress: called after each."""
     wanted = processes or os.cpu_count() or 1
-    size = sum(os.path.getsize(source) for source in sources if os.path.isfile(source))
+    paths = [source.address for source in sources]
+    size = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
     useful = len(sources) if size > 2 * _BYTES_PER_PROCESS else 1
     count = max(1, min(wanted, useful))
     judge = partial(judge_source, job=job)
@@ -61,14 +62,20 @@ def judge_all(
     return results
 
 
-def judge_source(source: str, job: Job) -> Judged:
-    """Return what came of one source; never raises for what is wrong with a log."""
+def judge_source(source: Source, job: Job) -> Judged:
+    """Return what came of one source; never raises for what is wrong with a log.
+
+    Of what was not named itself, tables without anything to judge are passed over.
+    """
+    address = source.address
     try:
-        logs = renamed(read_logs(source, job.options))
+        logs = renamed(read_logs(address, job.options))
+    except NothingToJudge as error:
+        return () if source.found else Failure(address, str(error))
     except LogError as error:
-        return Failure(source, str(error))
+        return Failure(address, str(error))
     except (MemoryError, RecursionError) as error:
-        return Failure(source, f"{source}: is too large: {type(error).__name__}")
+        return Failure(address, f"{address}: is too large: {type(error).__name__}")
     return tuple(
         tuple(
             play(log, values, step_seconds=job.step_seconds, only=job.alerts)

@@ -17,7 +17,7 @@ from mp_agent.alerting.values import Values
 from mp_agent.backtest.log.columns import QUANTITIES
 from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.many import Job, Judged, judge_all
-from mp_agent.backtest.readers.find import format_names
+from mp_agent.backtest.readers.find import Source, format_names
 from mp_agent.errors import SettingError
 from mp_agent.settings import load_settings
 
@@ -62,7 +62,7 @@ def values_of(assignments: Iterable[str]) -> Values:
 
 
 def judge_with_bar(
-    sources: list[str], job: Job, *, processes: int | None, what: str
+    sources: list[Source], job: Job, *, processes: int | None, what: str
 ) -> list[Judged]:
     """Judge all sources; with many of them, a bar on standard error says how far that is."""
     console = Console(stderr=True)

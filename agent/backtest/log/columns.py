@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from mp_agent.errors import LogError
+from mp_agent.errors import LogError, NothingToJudge
 
 STEP = "step"
 QUANTITIES: Mapping[str, tuple[str, ...]] = {
@@ -74,8 +74,7 @@ def plain(name: str) -> str:
 def choose_columns(names: Iterable[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Return quantity → column, for the names of a log's columns; `chosen` ones come first.
 
-    Raises LogError, naming it, for a chosen column that the log does not have, and where there is
-    nothing to judge.
+    Raises LogError, naming it, for a chosen column that the log does not have, and NothingToJudge.
     """
     names = list(dict.fromkeys(names))
     found: dict[str, str] = {}
@@ -89,11 +88,11 @@ def choose_columns(names: Iterable[str], chosen: Mapping[str, str]) -> dict[str,
     for name in sorted(names, key=len):
         by_plain.setdefault(plain(name), name)
     for quantity, candidates in QUANTITIES.items():
-        column = next((by_plain[name] for name in candidates if name in by_plain), None)
-        if quantity not in found and column is not None and column not in found.values():
-            found[quantity] = column
+        likely = next((by_plain[name] for name in candidates if name in by_plain), None)
+        if quantity not in found and likely is not None and likely not in found.values():
+            found[quantity] = likely
     if not any(quantity in found for quantity in NUMBERS):
-        raise LogError(
+        raise NothingToJudge(
             f"no loss, gradient norm or loss scale; columns: {_listed(names)}; name one by "
             "--column loss=NAME"
         )

@@ -55,7 +55,8 @@ def _usual(log: TrainingLog, points: Sequence[Point]) -> tuple[float, str]:
 
 
 def _by_steps(points: Sequence[Point], usual_seconds: float) -> list[float]:
-    now, times = START_SECONDS, []
+    now = START_SECONDS
+    times: list[float] = []
     for made, point in _made(points):
         now += made * (point.step_seconds or usual_seconds)
         times.append(now)
@@ -65,7 +66,8 @@ def _by_steps(points: Sequence[Point], usual_seconds: float) -> list[float]:
 def _by_times(points: Sequence[Point], usual_seconds: float) -> list[float]:
     """Return the logged times; by steps where there is none, or where the clock went back."""
     first = next(point.time_seconds for point in points if point.time_seconds is not None)
-    now, shift, times = first, 0.0, []
+    now, shift = first, 0.0
+    times: list[float] = []
     for made, point in _made(points):
         expected = now + made * usual_seconds
         if point.time_seconds is None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
@@ -54,23 +54,31 @@ def read_logs(source: str, options: ReadOptions) -> Sequence[TrainingLog]:
         log_format = _format_of(path, options.format)
         return log_format.read(path, options)
     except LogError as error:
-        raise LogError(f"{source}: {error}") from error
+        raise type(error)(f"{source}: {error}") from error
     except OSError as error:
         raise LogError(f"{source}: {error.strerror or error}") from error
 
 
-def expand(sources: Iterable[str]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A path or an address. found: whether it was not named, but found below a directory."""
+
+    address: str
+    found: bool = False
+
+
+def expand(named: Iterable[str]) -> Iterator[Source]:
     """Yield the logs at some paths: of a directory that is no log itself, all logs below it.
 
     Of several checkpoints of one run, only the newest is taken: it holds what the others hold.
     """
-    for source in sources:
+    for source in named:
         path = Path(source)
         if is_address(source) or not path.is_dir() or _recognised(path) is not None:
-            yield source
+            yield Source(source)
             continue
-        found = [str(log) for log in _without_older_checkpoints(_below(path))]
-        yield from found or [source]
+        below = [Source(str(log), True) for log in _without_older_checkpoints(_below(path))]
+        yield from below or [Source(source)]
 
 
 def _format_of(path: Path, wanted: str) -> LogFormat:

@@ -20,12 +20,7 @@ _NAME = "prometheus"
 _POINTS_PER_QUERY = 10_000
 """Prometheus refuses more than 11 000 per series."""
 _RANGE_SECONDS = 24 * 3600.0
-_CURVES: Mapping[str, str] = {
-    "mp_agent_loss": "loss",
-    "mp_agent_grad_norm": "grad_norm",
-    "mp_agent_learning_rate": "learning_rate",
-    "mp_agent_loss_scale": "loss_scale",
-}
+_CURVES = ("mp_agent_loss", "mp_agent_grad_norm", "mp_agent_learning_rate", "mp_agent_loss_scale")
 _STEP = "mp_agent_step"
 _TARGET = "instance"
 
@@ -159,5 +154,11 @@ def _points(
             if all(label == _TARGET for label, _ in labels):
                 found[name] = max(value, found.get(name, value))
         step = max(step, int(found.get(_STEP, step)))
-        values = {field: found[name] for name, field in _CURVES.items() if name in found}
-        yield Point(step=step, time_seconds=at, **values)
+        yield Point(
+            step=step,
+            time_seconds=at,
+            loss=found.get("mp_agent_loss"),
+            grad_norm=found.get("mp_agent_grad_norm"),
+            learning_rate=found.get("mp_agent_learning_rate"),
+            loss_scale=found.get("mp_agent_loss_scale"),
+        )

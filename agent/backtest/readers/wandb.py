@@ -95,8 +95,9 @@ def _item(record: bytes) -> dict[str, Any]:
 
 
 def _display_name(record: bytes) -> str:
-    found = {number: value for number, value in fields_of(record) if number in (1, 6)}
-    for number in (6, 1):
+    """Return the name of a RunRecord, else its id."""
+    found = {number: value for number, value in fields_of(record) if number in (1, 8)}
+    for number in (8, 1):
         value = found.get(number)
         if isinstance(value, bytes) and value:
             return text(value)

@@ -21,7 +21,7 @@ from mp_agent.backtest.results import Alert, Failure, RunResult
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _NUMERIC = frozenset(("first step", "reported at", "times", "value"))
-_DETAILED_RUNS = 3
+_DETAILED_RUNS = 1
 """Up to so many runs, notes and blind conditions are printed for each of them."""
 
 

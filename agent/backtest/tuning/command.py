@@ -22,7 +22,7 @@ from mp_agent.backtest.options import (
     refuse,
     values_of,
 )
-from mp_agent.backtest.readers.find import expand
+from mp_agent.backtest.readers.find import Source, expand
 from mp_agent.backtest.report.terminal import print_failures
 from mp_agent.backtest.results import RunResult
 from mp_agent.backtest.tuning.files import chart_values_text, settings_text
@@ -110,7 +110,9 @@ def tune_command(
         chosen: Sequence[str], settings: Sequence[Values], conditions: frozenset[str] | None
     ) -> list[Sequence[RunResult]]:
         wanted = replace(job, values=tuple(settings), alerts=conditions)
-        judged = judge_with_bar(list(chosen), wanted, processes=processes, what="judging")
+        judged = judge_with_bar(
+            [Source(one) for one in chosen], wanted, processes=processes, what="judging"
+        )
         return list(split(judged)[0])
 
     judged = judge_with_bar(sources, job, processes=processes, what="judging")

@@ -211,7 +211,7 @@ class Search:
         worst = min((alarm.alert.severity for alarm in alarms), key=SEVERITIES.index)
         first = SEVERITIES.index(worst)
         last = SEVERITIES.index(self.severity)
-        changes = []
+        changes: list[Change] = []
         for severity in [level for level in own if first <= SEVERITIES.index(level.value) <= last]:
             taken = Severity.INFO in own or len(changes) > 0
             changes.append(
