@@ -31,6 +31,8 @@ from mp_agent.version import __version__
 SCRAPE_SECONDS = 15.0
 """Longest time between two judgements while something holds."""
 _JUDGEMENTS_PER_GAP = 240
+_LOW_STEPS = 3
+"""Steps with a low norm from which on a condition may look at them."""
 _ROUTINE = frozenset(("mp_agent.steps",))
 """Counters that move with every step of any run."""
 
@@ -107,6 +109,7 @@ class _Player:
         names = {metric.name for metric in counted[Scope.RUN]}
         self._telling = frozenset(names - _ROUTINE)
         self._told: tuple[object, ...] = ()
+        self._limits = values.limits
         self._standing = RunStanding(identity=_identity(log.name))
         self.episodes = Episodes(values, self._series_labels)
 
@@ -123,7 +126,10 @@ class _Player:
             self._fold(step)
             clock.point = step.point
             told = self._trouble()
-            due = step.now_seconds - clock.judged_seconds >= self._period_seconds
+            due = (
+                step.now_seconds - clock.judged_seconds >= self._period_seconds
+                or self._detector.pending
+            )
             if due or told != self._told or step is course.steps[-1]:
                 self._told = told
                 self._judge(clock, step.now_seconds)
@@ -156,15 +162,26 @@ class _Player:
 
     def _trouble(self) -> tuple[object, ...]:
         """Return what is different when something has happened."""
-        account = self._ingest.account
+        account, limits = self._ingest.account, self._limits
         progress = account.progress
+        learning, reference = progress.learning, progress.losses.reference
         return (
             *account.counters.entries(self._telling),
             progress.incident.first,
-            *progress.learning.untrained,
-            progress.losses.rising,
-            progress.losses.reference.risen_steps > 0,
             progress.loss_scale,
+            *(
+                (reason, steps >= limits["untrained_steps"], steps >= limits["constant_loss_steps"])
+                for reason, steps in learning.untrained.items()
+            ),
+            progress.losses.rising_steps >= limits["loss_rising_steps"],
+            reference.lost_steps > 0,
+            reference.lost_steps >= limits["loss_lost_steps"],
+            learning.scaled_clip_steps >= limits["scaled_clip_steps"],
+            *(
+                steps >= _LOW_STEPS
+                for course in progress.norms.courses.values()
+                for steps in course.below.values()
+            ),
         )
 
     def _pass_time(self, clock: _Clock, until_seconds: float) -> None:
