@@ -59,7 +59,10 @@ _BASELINES: Mapping[str, tuple[str, int, str]] = {
 
 
 def blind_spots(log: TrainingLog) -> Iterator[Blind]:
-    """Yield the conditions that a log cannot show, in the catalog's order, with the reason."""
+    """Yield the conditions that a log cannot show, in the catalog's order, with the reason.
+
+    What Prometheus scraped was judged by all steps, however few scrapes there are.
+    """
     held = log.held
     for condition in CONDITIONS:
         alternatives = NEEDS.get(condition.name, ())
@@ -67,7 +70,7 @@ def blind_spots(log: TrainingLog) -> Iterator[Blind]:
             lacking = min((needed - held for needed in alternatives), key=len)
             names = " and ".join(sorted(quantity.value for quantity in lacking))
             yield Blind(condition.name, f"the log does not hold {names}")
-        elif condition.name in _BASELINES:
+        elif condition.name in _BASELINES and not log.scrapes:
             quantity, needed_points, plural = _BASELINES[condition.name]
             points = sum(getattr(point, quantity) is not None for point in log.points)
             if points <= needed_points:

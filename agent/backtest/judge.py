@@ -105,7 +105,8 @@ class _Player:
             )
         )
         self._reader = MetricReader(readings.names, values.limits)
-        self._period_seconds = min(readings.period_seconds, SCRAPE_SECONDS)
+        self._scrape_seconds = SCRAPE_SECONDS * values.time_scale
+        self._period_seconds = min(readings.period_seconds, self._scrape_seconds)
         names = {metric.name for metric in counted[Scope.RUN]}
         self._telling = frozenset(names - _ROUTINE)
         self._told: tuple[object, ...] = ()
@@ -187,7 +188,7 @@ class _Player:
     def _pass_time(self, clock: _Clock, until_seconds: float) -> None:
         """Judge the run now and then up to a time, as long as anything holds."""
         gap_seconds = until_seconds - clock.now_seconds
-        wait_seconds = max(SCRAPE_SECONDS, gap_seconds / _JUDGEMENTS_PER_GAP)
+        wait_seconds = max(self._scrape_seconds, gap_seconds / _JUDGEMENTS_PER_GAP)
         at = clock.now_seconds + wait_seconds
         while at < until_seconds and self._detector.holding:
             self._judge(clock, at)

@@ -53,10 +53,13 @@ def read_options(
 
 
 def values_of(assignments: Iterable[str]) -> Values:
-    """Return what is in force with `--set`, as for `mp-agent rules`. Raises click.UsageError."""
+    """Return what is in force with `--set`, as for `mp-agent rules`. Raises click.UsageError.
+
+    The setting `time_scale` counts as it does for a node agent.
+    """
     try:
         settings, _ = load_settings(refuse=("thresholds", "alerts"))
-        return site_values(settings, assignments)
+        return site_values(settings, assignments, time_scale=settings.time_scale)
     except SettingError as error:
         raise click.UsageError(str(error)) from error
 
