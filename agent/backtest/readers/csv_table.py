@@ -33,9 +33,9 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
         try:
             logs.append(log_of_rows(path, _NAME, own, options, name=name, problems=problems))
         except LogError as error:
-            failed.append(str(error))
+            failed.append(error)
     if not logs:
-        raise LogError(failed[0])
+        raise failed[0]
     return logs
 
 

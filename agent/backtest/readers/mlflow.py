@@ -74,9 +74,9 @@ def _of_database(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
         try:
             logs.append(log_of_rows(path, _NAME, _rows(samples), options, name=name))
         except LogError as error:
-            failed.append(f"run {name}: {error}")
+            failed.append(type(error)(f"run {name}: {error}"))
     if not logs:
-        raise LogError(failed[0] if failed else "holds no metric")
+        raise failed[0] if failed else LogError("holds no metric")
     return logs
 
 

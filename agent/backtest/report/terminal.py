@@ -43,7 +43,8 @@ def print_backtest(runs: Sequence[RunResult], console: Console, *, details: bool
     if len(runs) > 1 and alerting:
         console.print(_summary(runs))
     if runs:
-        console.print(Text(verdict(runs), style="bold"))
+        for line in verdict(runs):
+            console.print(Text(line, style="bold"))
 
 
 def print_failures(failures: Iterable[Failure], console: Console) -> None:

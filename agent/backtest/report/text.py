@@ -81,14 +81,14 @@ def summary_rows(runs: Sequence[RunResult]) -> list[tuple[str, ...]]:
     return rows
 
 
-def verdict(runs: Sequence[RunResult]) -> str:
-    """Return in one line how many runs brought what, and of the labelled ones how many."""
+def verdict(runs: Sequence[RunResult]) -> list[str]:
+    """Return in a line how many runs brought what, and in one per label how many of those."""
     parts = [_share(runs, "")]
     for label in ("healthy", "wrong", "unclear"):
         own = [run for run in runs if run.label == label]
         if own:
             parts.append(_share(own, f"{label} "))
-    return "; ".join(parts)
+    return parts
 
 
 def _share(runs: Sequence[RunResult], label: str) -> str:

@@ -46,7 +46,7 @@ def as_html(
         scripts=scripts,
         styles=styles,
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        verdict=verdict(runs),
+        verdict="; ".join(verdict(runs)),
         bad=any(run.worst == "critical" for run in runs),
         settings=settings,
         summary={"headings": SUMMARY_HEADINGS, "rows": summary_rows(runs)},
