@@ -31,6 +31,8 @@ from mp_agent.version import __version__
 SCRAPE_SECONDS = 15.0
 """Longest time between two judgements while something holds."""
 _JUDGEMENTS_PER_GAP = 240
+_QUIET_SCRAPES = 2
+"""Between two judgements while nothing holds and no counter of trouble moves."""
 _LOW_STEPS = 3
 """Steps with a low norm from which on a condition may look at them."""
 _ROUTINE = frozenset(("mp_agent.steps",))
@@ -107,6 +109,7 @@ class _Player:
         self._reader = MetricReader(readings.names, values.limits)
         self._scrape_seconds = SCRAPE_SECONDS * values.time_scale
         self._period_seconds = min(readings.period_seconds, self._scrape_seconds)
+        self._quiet_seconds = min(_QUIET_SCRAPES * self._scrape_seconds, 2 * self._period_seconds)
         names = {metric.name for metric in counted[Scope.RUN]}
         self._telling = frozenset(names - _ROUTINE)
         self._told: tuple[object, ...] = ()
@@ -127,9 +130,11 @@ class _Player:
             self._fold(step)
             clock.point = step.point
             told = self._trouble()
+            period_seconds = self._period_seconds
+            if not self._detector.holding:
+                period_seconds = self._quiet_seconds
             due = (
-                step.now_seconds - clock.judged_seconds >= self._period_seconds
-                or self._detector.pending
+                step.now_seconds - clock.judged_seconds >= period_seconds or self._detector.pending
             )
             if due or told != self._told or step is course.steps[-1]:
                 self._told = told
@@ -157,7 +162,11 @@ class _Player:
         if step.begins_attempt:
             self._ingest.begin_attempt()
         if isinstance(step.item, MergedStep):
-            self._ingest.fold_step(step.item)
+            if self._log.merged:
+                self._ingest.fold_step(step.item)
+            else:
+                # Without layers, nobody asks which optimizers were judged.
+                self._ingest.account.fold_step(step.item)
         else:
             self._ingest.fold_layers(step.item)
 

@@ -52,7 +52,10 @@ def worst(alerts: Iterator[tuple[str, str, float]]) -> Alerts:
     found: Alerts = {}
     for name, severity, at in alerts:
         known = found.get(name)
-        if known is None or (SEVERITIES.index(severity), at) < (SEVERITIES.index(known[0]), known[1]):
+        if known is None or (SEVERITIES.index(severity), at) < (
+            SEVERITIES.index(known[0]),
+            known[1],
+        ):
             found[name] = (severity, at)
     return found
 
@@ -121,7 +124,9 @@ def recorded(server, tmp_path_factory) -> Recorded:
         )
         end = max(float(one["value"][1]) for one in ended) + DELAY_SECONDS
         wait_until(
-            lambda: watching.query(f"vector(time()) > {end}"), seconds=60, what="the last evaluation"
+            lambda: watching.query(f"vector(time()) > {end}"),
+            seconds=60,
+            what="the last evaluation",
         )
         firing = f'ALERTS{{alertstate="firing",run="{RUN}"}}'
         fired = watching.query(f"min_over_time(timestamp({firing})[10m:500ms])")

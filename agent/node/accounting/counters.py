@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -39,7 +39,7 @@ class CounterStore:
         """Start from earlier values. metrics: those that are counted, by scope."""
         self._totals = {(name, labels): value for name, labels, value in totals}
         self._histograms = {(name, labels): list(cells) for name, labels, cells in histograms}
-        self._metrics = metrics
+        self._metrics = {scope: _counting(own) for scope, own in metrics.items()}
         self._failed: set[str] = set()
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
@@ -47,16 +47,15 @@ class CounterStore:
 
         A metric whose count function raises misses only this update; that is logged once.
         """
-        for metric in self._metrics[scope]:
-            assert metric.count is not None
+        for metric, count, adds_nothing in self._metrics[scope]:
             try:
-                reading = metric.count(change)
+                reading = count(change)
             except Exception:
                 if metric.name not in self._failed:
                     self._failed.add(metric.name)
                     log.exception("%s cannot be counted", metric.name)
                 continue
-            if reading == 0.0 and metric.kind is Kind.COUNTER and not metric.optional_labels:
+            if reading == adds_nothing:
                 continue
             for labels, value in labelled(reading):
                 self._add(metric, scope_labels + labels, value)
@@ -107,6 +106,21 @@ class CounterStore:
         cells = self._histograms.get((metric.name, labels), [])
         size = len(metric.bounds) + 2
         return cells if len(cells) == size else [0.0] * size
+
+
+def _counting(
+    metrics: Iterable[Metric],
+) -> list[tuple[Metric, Callable[[Any], Reading], float | None]]:
+    """Return metrics with their count functions, and the reading that adds nothing to a series."""
+    return [
+        (
+            metric,
+            metric.count,
+            0.0 if metric.kind is Kind.COUNTER and not metric.optional_labels else None,
+        )
+        for metric in metrics
+        if metric.count is not None
+    ]
 
 
 def labelled(reading: Reading) -> Iterable[tuple[Labels, float]]:

@@ -31,10 +31,13 @@ def median(values: Sequence[float]) -> float:
 def median_of_array(values: FloatArray) -> float:
     """Return the same median of the finite values of an array [N], N above 0."""
     middle = values.size // 2
+    parted = values.copy()
     if values.size % 2:
-        return float(np.partition(values, middle)[middle])
-    parted = np.partition(values, (middle - 1, middle))
-    return _between(float(parted[middle - 1]), float(parted[middle]))
+        parted.partition(middle)
+        return float(parted[middle])
+    parted.partition(middle)
+    # What stands before the upper one of the middle two is not in order.
+    return _between(float(parted[:middle].max()), float(parted[middle]))
 
 
 def deviation(values: Sequence[float], center: float) -> float:

@@ -76,9 +76,7 @@ def test_two_times_of_one_condition_are_one_alert() -> None:
 
 def test_isolated_overflows_of_a_scaler_are_routine() -> None:
     points = healthy_points(600, loss_scale=65536.0)
-    points[300] = Point(
-        step=301, loss=1.0, grad_norm=inf, learning_rate=1e-3, loss_scale=65536.0
-    )
+    points[300] = Point(step=301, loss=1.0, grad_norm=inf, learning_rate=1e-3, loss_scale=65536.0)
     assert alerts(judged(points)) == {}
 
 
