@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.backtest_speed [--runs 100] [--points 10000] [--processes 2]
 
-Beside the time it prints that of a fixed piece of work, measured before, during and after on the
-same machine: on a busy one both grow, and their ratio stays.
+It also prints the time of a fixed piece of work, measured before, during and after on the same
+machine: on a busy one both grow, and their ratio stays.
 """
 
 import argparse

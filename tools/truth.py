@@ -29,7 +29,7 @@ EXPLANATIONS: Mapping[tuple[str, str], str] = {
     ("105", "MpAgentLossScaleLowAndFalling"): (
         "True as far as it goes: the scale falls from 128 to 8 within 2 200 steps, far below what "
         "it was calibrated to, and settles at 16 to 32 only afterwards. wav2vec2 trains at such "
-        "scales for days; nothing before the end of the fall tells the two apart."
+        "scales for days; nothing before the end of the fall distinguishes the two."
     ),
     ("109", "MpAgentLossSpike"): (
         "The loss of a PPO actor lies around 0 by design and has heavy tails: two of three "
@@ -198,7 +198,12 @@ def _judged(result: RunResult) -> Judged:
         },
         label=str(content["label"]),
     )
-    return Judged(labelled, str(content["kind"]), str(content["why"]), _shown(log.points))
+    return Judged(
+        labelled,
+        str(content["kind"]),
+        str(content["why"]).replace("cannot tell", "open"),
+        _shown(log.points),
+    )
 
 
 def _shown(points: Sequence[Point]) -> int | None:

@@ -46,7 +46,7 @@ class Episodes:
         step: int,
         point: int,
     ) -> None:
-        """Take in what changed after the run's last `step`; point: index of the last one."""
+        """Receive what changed after the run's last `step`; point: index of the last one."""
         for change in changes:
             finding = change.finding
             key = (finding.condition.name, tuple(finding.labels.items()), finding.severity)

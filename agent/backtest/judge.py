@@ -165,7 +165,7 @@ class _Player:
             if self._log.merged:
                 self._ingest.fold_step(step.item)
             else:
-                # Without layers, nobody asks which optimizers were judged.
+                # Which optimizers were judged matters to layers only.
                 self._ingest.account.fold_step(step.item)
         else:
             self._ingest.fold_layers(step.item)

@@ -54,7 +54,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
         "iter_time",
     ),
 }
-"""Quantity → names of its column once they are `plain`, the most telling first."""
+"""Quantity → names of its column once they are `plain`, the most common first."""
 
 NUMBERS = ("loss", "grad_norm", "loss_scale", "skipped", "skipped_since", "skipped_cumulative")
 """A log without any of these has nothing to judge."""

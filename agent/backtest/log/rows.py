@@ -14,7 +14,7 @@ Row = tuple[int, Mapping[str, Any]]
 """Number of the line or entry, from 1, and the values by column."""
 
 NOTES_PER_LOG = 5
-"""Problems that are told one by one; of the others only how many."""
+"""Problems that are reported one by one; of the others only how many."""
 _STEP_MAX = 2**53
 
 
@@ -71,7 +71,7 @@ def points_of_rows(
             if skipped_before is not None and cumulative > skipped_before:
                 point = replace(point, skipped_steps=int(cumulative - skipped_before))
             skipped_before = cumulative
-        # A skipped step that has a row of its own is a step beside the one that was logged.
+        # A skipped step that has a row of its own is another step than the one that was logged.
         apart = points and (points[-1].skipped or point.skipped) and point.loss is None
         if points and points[-1].step == step and not apart:
             points[-1], overlap = _joined(points[-1], point)

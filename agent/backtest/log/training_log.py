@@ -55,7 +55,7 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLog:
-    """One run as its log tells it.
+    """One run as its log has it.
 
     merged: the steps and layers as the node agent merged them, where the source is a flight record.
     scrapes: its series, where the source is a Prometheus that scraped it. Points are there in any

@@ -85,7 +85,7 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentOverflowRatioHigh": (_up("overflow_warning", "overflow_critical", "overflow_rising"),),
     "MpAgentRankStraggler": (_up("straggler_ratio"),),
 }
-"""Condition → what may be moved, the most telling first; of several, the one that moves least."""
+"""Condition → what may be moved, the most direct first; of several, the one that moves least."""
 
 UNTUNABLE = frozenset(
     (

@@ -194,10 +194,10 @@ def _columns(point: Point) -> dict[str, float]:
     columns = {
         "skipped": 0.0,
         "step_seconds": 2.0,
-        "norm": 1.0 if broken else point.grad_norm,
+        "norm": 1.0 if broken else point.grad_norm or 0.0,
         "nan_elements": float(broken),
     }
-    if point.loss == point.loss:
+    if point.loss is not None and point.loss == point.loss:
         columns["loss"] = point.loss
     else:
         columns |= {"loss": nan, "loss_nonfinite": 1.0}

@@ -19,7 +19,7 @@ _OVERFLOW = re.compile(
     rf"({NUMBER})"
 )
 _SCALE_FACTOR = 2.0
-"""By which an overflow divides the scale: the note tells the one after it."""
+"""By which an overflow divides the scale: the note has the one after it."""
 _MARKS = re.compile(rb"num_updates\"?[=:]\s*\"?\d|overflow detected, (?:ignoring|setting)")
 
 

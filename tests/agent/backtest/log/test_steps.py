@@ -6,6 +6,7 @@ import pytest
 
 from mp_agent.backtest.log.steps import course_of, update_skipped
 from mp_agent.backtest.log.training_log import Point
+from mp_agent.records.merged import MergedStep
 from tests.agent.backtest.builders import healthy_points, log_of
 
 
@@ -95,5 +96,6 @@ def test_a_step_that_was_logged_and_skipped_counts_once() -> None:
 
 def test_a_scale_of_one_throughout_is_none() -> None:
     course = course_of(log_of(healthy_points(3, loss_scale=1.0)))
-    assert all(step.item.loss_scale is None for step in course.steps)
+    items = [step.item for step in course.steps]
+    assert all(isinstance(item, MergedStep) and item.loss_scale is None for item in items)
     assert "the loss scale is 1 throughout, so there is none" in course.notes

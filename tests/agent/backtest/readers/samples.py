@@ -158,7 +158,7 @@ def deepspeed(directory: Path) -> Path:
     head = "[2026-01-01 10:00:{second:02d},500] [INFO] "
     lines = [
         head.format(second=10)
-        + "[logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001, 0.001], mom=[(0.9, 0.9)]",
+        + "[logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001, 0.001], mom=[]",
         "steps: 10 loss: 2.5000 iter time (s): 1.000 samples/sec: 8.000",
         *(
             head.format(second=10 + number)
@@ -167,7 +167,7 @@ def deepspeed(directory: Path) -> Path:
             for number, scale in ((1, 16), (2, 15), (3, 14))
         ),
         head.format(second=20)
-        + "[logging.py:96:log_dist] [Rank 0] step=20, skipped=3, lr=[0.002, 0.002], mom=[(0.9, 0.9)]",
+        + "[logging.py:96:log_dist] [Rank 0] step=20, skipped=3, lr=[0.002, 0.002], mom=[]",
         "steps: 20 loss: 2.2500 iter time (s): 1.000 samples/sec: 8.000",
     ]
     path.write_text("\n".join(lines) + "\n")
