@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
@@ -14,16 +15,16 @@ from mp_agent.backtest.log.steps import Course, TimedStep, course_of
 from mp_agent.backtest.log.training_log import Scrape, TrainingLog
 from mp_agent.backtest.results import RunResult
 from mp_agent.catalog.metric import Metric, Scope
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import COUNTED, CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.conditions.messages import Observation
 from mp_agent.node.conditions.metric_reader import MetricReader
 from mp_agent.node.run.step_ingest import StepIngest
-from mp_agent.node.run.views import RunStanding, account_view
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity
+from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.views import AgentView, RunView
 from mp_agent.settings import Settings
 from mp_agent.version import __version__
@@ -103,7 +104,7 @@ class _Player:
                 values.limits,
                 progress=Progress(),
                 counters=CounterStore(metrics=counted),
-                norms=ValueWindow(Settings.model_fields["window_seconds"].default),
+                window_seconds=Settings.model_fields["window_seconds"].default,
             )
         )
         self._reader = MetricReader(readings.names, values.limits)
@@ -114,7 +115,7 @@ class _Player:
         self._telling = frozenset(names - _ROUTINE)
         self._told: tuple[object, ...] = ()
         self._limits = values.limits
-        self._standing = RunStanding(identity=_identity(log.name))
+        self._identity = _identity(log.name)
         self.episodes = Episodes(values, self._series_labels)
 
     def play(self, course: Course) -> None:
@@ -147,16 +148,21 @@ class _Player:
             self._detector.readings.update(scrape.readings, scrape.time_seconds)
             step = self._log.points[index].step
             changes = self._detector.evaluate(scrape.time_seconds, step)
-            view = RunView(
-                identity=self._standing.identity,
-                facts={},
-                nodes=1,
-                active=True,
-                end_reason=self._standing.end,
-                phase_name="",
-            )
+            view = self._view()
             self._note(changes, view, scrape.time_seconds, index, step)
         self.episodes.close(self._log.points[-1].step, scrapes[-1].time_seconds)
+
+    def _view(self, **known: Any) -> RunView:
+        """Return the run as it is known to be, with what its account knows."""
+        return RunView(
+            identity=self._identity,
+            facts={},
+            nodes=1,
+            active=True,
+            end_reason=EndReason.RUNNING,
+            phase_name=Phase.FORWARD.name.lower(),
+            **known,
+        )
 
     def _fold(self, step: TimedStep) -> None:
         if step.begins_attempt:
@@ -178,7 +184,7 @@ class _Player:
         return (
             *account.counters.entries(self._telling),
             progress.incident.first,
-            progress.loss_scale,
+            progress.loss_scale.scale,
             *(
                 (reason, steps >= limits["untrained_steps"], steps >= limits["constant_loss_steps"])
                 for reason, steps in learning.untrained.items()
@@ -206,12 +212,12 @@ class _Player:
     def _judge(self, clock: _Clock, now_seconds: float) -> None:
         clock.judged_seconds = clock.now_seconds = now_seconds
         account = self._ingest.account
-        view = account_view(account, self._standing, now_seconds)
+        view = self._view(**account.view(now_seconds))
         export = RunExport(
             run=self._log.name,
             node_rank=0,
             view=view,
-            layers=tuple(account.layers.values()),
+            layers=tuple(one for own in account.layers.values() for one in own.values()),
             ranks=(),
             faded_ranks=frozenset(),
             agent=_agent_view(now_seconds - clock.begin_seconds),

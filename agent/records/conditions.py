@@ -41,7 +41,7 @@ class KnownCondition:
 
     active: ActiveCondition
     labels: dict[str, str]
-    told: bool
+    notified: bool
     """Whether its event was sent; a milder severity of an active condition is held back."""
 
 
@@ -78,7 +78,8 @@ class ConditionEvent:
     value: float
     """Value of the condition's first signal when it began."""
     summary: str
-    """What goes wrong, in one fixed sentence."""
+    """What goes wrong; of a critical condition also since which step, whether the weights are
+    damaged, and what to do now."""
     description: str
     """What happened to this run."""
     remedy: str

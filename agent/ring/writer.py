@@ -9,7 +9,9 @@ from pathlib import Path
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
-from mp_agent.ring.codec import (
+from mp_agent.ring.exit_status import RECORDER, disarm
+from mp_agent.ring.files import appearing, lock_for_life
+from mp_agent.ring.format.codec import (
     BodyHeader,
     Head,
     encode_body_header,
@@ -19,12 +21,10 @@ from mp_agent.ring.codec import (
     encode_step,
     layout_for,
 )
-from mp_agent.ring.exit_status import RECORDER, disarm
-from mp_agent.ring.files import appearing, lock_for_life
-from mp_agent.ring.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
-from mp_agent.ring.regions import Regions
-from mp_agent.ring.slots import SlotWriter
-from mp_agent.ring.state import LiveState, encode_name
+from mp_agent.ring.format.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
+from mp_agent.ring.format.regions import Regions
+from mp_agent.ring.format.slots import SlotWriter
+from mp_agent.ring.format.state import LiveState, encode_name
 
 _FEATURE_CHARACTERS_MAX = 80
 
@@ -48,7 +48,7 @@ class RingWriter:
         self._states_written = 0
         self._unsupported: list[str] = []
         self._unsupported_slots = SlotWriter(memory, UNSUPPORTED_SLOTS)
-        self._body: _Body | None = None
+        self._body: _BodyWriter | None = None
         self._regions = Regions(fd, self._map)
         self._newest_sequence = 0
         """Of the steps that were written or dropped."""
@@ -101,7 +101,7 @@ class RingWriter:
         region = self._regions.allocate(header.size_bytes)
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start
-        self._body = _Body(region.memory, layout, schema)
+        self._body = _BodyWriter(region.memory, layout, schema)
         self._state.body_offset = region.offset
         self._state.generation = header.generation
         self._publish()
@@ -229,7 +229,7 @@ class RingWriter:
         number = self._states_written = self._states_written + 1
         self._states.write(number, self._state.pack())
 
-    def _known_body(self) -> "_Body":
+    def _known_body(self) -> "_BodyWriter":
         if self._body is None:
             raise RingError(f"{self.path}: records can only be written after write_schema()")
         return self._body
@@ -242,7 +242,7 @@ class RingWriter:
         return self._maps[-1][1]
 
 
-class _Body:
+class _BodyWriter:
     """The body that records are written to."""
 
     def __init__(self, memory: memoryview, layout: BodyLayout, schema: Schema) -> None:

@@ -14,7 +14,7 @@ from examples.demo.reading import Reading, read_metrics
 from examples.demo.scenarios import Scenario
 from examples.demo.story import Story
 from tools.jobs import Job, torchrun_job
-from tools.webhook import Notification
+from tools.servers.webhook import Notification
 
 _LOOK_INTERVAL_SECONDS = 0.25
 _QUIET_SECONDS = 4.0
@@ -92,7 +92,7 @@ class _Watch:
         """Take one look at the job's metrics and alerts."""
         reading = self._read()
         if reading is not None:
-            self.story.take(reading)
+            self.story.add(reading)
             self._screen.show(reading)
         alerts = tuple(self._source.firing(self._job.run, reading))
         for alert in alerts[len(self.alerts) :]:

@@ -8,6 +8,7 @@ from math import isfinite, isnan
 from mp_agent.backtest.log.pace import Pace, pace_of
 from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.node.cluster.root import MergedTable
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 
 _NORM_MAX = 1e150
@@ -15,6 +16,7 @@ _NORM_MAX = 1e150
 _SKIPS_SHOWN_MAX = 1000
 """Skipped steps between two points that are played one by one at most."""
 _RANKS = frozenset((0,))
+_COMPLETE = frozenset((GRADIENTS.name,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ def _merged(
     """Return a point as a merged step of a single rank."""
     norm, loss, scale = point.grad_norm, point.loss, point.loss_scale
     values = {"skipped": float(bool(point.skipped))}
+    gradients: dict[str, float] = {}
     if step_seconds is not None:
         values["step_seconds"] = step_seconds
     if loss is not None:
@@ -156,22 +159,26 @@ def _merged(
     if scale is not None:
         values["loss_scale"] = scale
     if norm is not None and isfinite(norm):
-        values["sum_squares"] = min(abs(norm), _NORM_MAX) ** 2
-        values["nan_elements"] = values["inf_elements"] = 0.0
+        gradients["sum_squares"] = min(abs(norm), _NORM_MAX) ** 2
+        gradients["nan_elements"] = gradients["inf_elements"] = 0.0
         if clip_max_norm is not None:
             values |= {"clip_max_norm": clip_max_norm, "clip_norm": min(abs(norm), _NORM_MAX)}
     elif norm is not None or (point.skipped and scale is not None):
         # How many elements it was is not known.
         isnt_a_number = norm is not None and isnan(norm)
-        values |= {"nan_elements": float(isnt_a_number), "inf_elements": float(not isnt_a_number)}
+        gradients |= {
+            "nan_elements": float(isnt_a_number),
+            "inf_elements": float(not isnt_a_number),
+        }
     return MergedStep(
         sequence=sequence,
         step=point.step,
         time_unix_seconds=now_seconds,
-        values=values,
+        columns=values,
+        families={GRADIENTS.name: gradients},
+        complete=_COMPLETE,
         world_size=1,
         present_ranks=_RANKS,
-        gradients_complete=True,
         gradients_observed=norm is not None,
     )
 

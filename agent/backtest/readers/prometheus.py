@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.detector.readings import Reading
-from mp_agent.alerting.promql import quoted
+from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, Scrape, TrainingLog
 from mp_agent.backtest.readers.http_query import ask

@@ -43,11 +43,13 @@ class CounterStore:
         self._failed: set[str] = set()
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
-        """Update every counted metric of `scope` with one step.
+        """Update every counted metric of `scope`, of a layer those of its family, with one step.
 
         A metric whose count function raises misses only this update; that is logged once.
         """
         for metric, count, adds_nothing in self._metrics[scope]:
+            if scope is Scope.LAYER and metric.family != change.family:
+                continue
             try:
                 reading = count(change)
             except Exception:

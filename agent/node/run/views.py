@@ -14,26 +14,11 @@ from mp_agent.node.run.ledger import ProbeTotals
 from mp_agent.node.run.name_conflicts import FEATURE as NAME_CONFLICT_FEATURE
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
-from mp_agent.records.conditions import ActiveCondition
-from mp_agent.records.health import Laggard
-from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import AgentView, ExportAccount, RankView, RunView, TransportView
 from mp_agent.version import __version__
 
 _NANOSECONDS = 1e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStanding:
-    """What is known of a run besides its account: who it is, where, and whether it goes on."""
-
-    identity: RankIdentity
-    facts: Mapping[str, str] = field(default_factory=dict)
-    nodes: int = 1
-    end: EndReason = EndReason.RUNNING
-    phase_name: str = "forward"
-    laggards: tuple[Laggard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +60,9 @@ def run_export(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
         view=view,
-        layers=tuple(account.layers.values()) if exported else (),
+        layers=tuple(view for own in account.layers.values() for view in own.values())
+        if exported
+        else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
         faded_ranks=state.departed_ranks.expired(now_seconds),
         agent=agent_view(
@@ -97,62 +84,22 @@ def run_view(
     time_unix_seconds: float,
 ) -> RunView:
     """Return the state of the run after its last closed step."""
-    usual_step_seconds = account.progress.pace.usual_seconds
-    return account_view(
-        account,
-        RunStanding(
-            identity=member.attempt.identity,
-            facts=_facts(member),
-            nodes=member.node_count,
-            end=member.end,
-            phase_name=member.phase_name,
-            laggards=laggards(
-                member.statuses, account.progress.last, usual_step_seconds, time_unix_seconds
-            ),
-        ),
-        time_unix_seconds,
+    progress, identity = account.progress, member.attempt.identity
+    return RunView(
+        identity=identity,
+        facts=_facts(member),
+        nodes=member.node_count,
+        active=member.end is EndReason.RUNNING,
+        end_reason=member.end,
+        phase_name=member.phase_name,
         conditions=conditions.active,
         conditions_fired=conditions.fired,
-    )
-
-
-def account_view(
-    account: Accumulator,
-    standing: RunStanding,
-    time_unix_seconds: float,
-    *,
-    conditions: tuple[ActiveCondition, ...] = (),
-    conditions_fired: Mapping[tuple[str, str], int] | None = None,
-) -> RunView:
-    """Return what an account and the little that is known besides say of a run at a time."""
-    progress = account.progress
-    extremes = account.norms.extremes(time_unix_seconds)
-    return RunView(
-        identity=standing.identity,
-        facts=standing.facts,
-        nodes=standing.nodes,
-        active=standing.end is EndReason.RUNNING,
-        end_reason=standing.end,
-        phase_name=standing.phase_name,
-        last=progress.last,
-        judged=progress.judged,
-        loss=progress.loss,
-        learning_rate=progress.learning_rate,
-        loss_scale=progress.loss_scale,
-        loss_scale_initial=progress.loss_scale_initial,
-        loss_scale_calibrated=progress.loss_scale_calibrated,
-        loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
-        norm_window_max=extremes[0] if extremes else None,
-        norm_window_min=extremes[1] if extremes else None,
-        optimizer_extremes=account.optimizer_norms.extremes(time_unix_seconds),
-        coverage=progress.last.coverage if progress.last else 1.0,
-        missing_ranks=progress.last.missing_ranks if progress.last else (),
-        first_nonfinite=progress.incident.first,
-        optimizers=progress.optimizers,
-        replicas=progress.replicas,
-        conditions=conditions,
-        conditions_fired=conditions_fired or {},
-        health=account.health(standing.laggards),
+        **account.view(
+            time_unix_seconds,
+            laggards(
+                member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
+            ),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from mp_agent.probe.delivery.pinned_copies import PinnedCopies, PinnedPool
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable
 from mp_agent.ring.writer import RingWriter
@@ -111,8 +111,7 @@ class DeviceDelivery:
         elif step.totals_GC is not None:
             totals_GC = step.totals_GC.numpy()
         if step.rows_LC is not None and not self.wants_all_layers:
-            table = LayerTable(sequence=step.sequence, rows=step.rows_LC.numpy())
-            self._writer.write_layers(table)
+            self._writer.write_layers(_layer_table(step.sequence, step.rows_LC.numpy()))
         self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
@@ -127,9 +126,13 @@ class DeviceDelivery:
         shape = rows_LC.shape
 
         def publish(values_N: FloatArray) -> None:
-            self._writer.write_layers(LayerTable(sequence=sequence, rows=values_N.reshape(shape)))
+            self._writer.write_layers(_layer_table(sequence, values_N.reshape(shape)))
 
         self._copies.send(self._layer_slots, rows_LC.reshape(prod(shape)), publish)
+
+
+def _layer_table(sequence: int, rows_LC: FloatArray) -> LayerTable:
+    return LayerTable(sequence=sequence, families={GRADIENTS.name: rows_LC})
 
 
 def _on_host(

@@ -1,6 +1,7 @@
 """The way into the ring for steps whose numbers are on the host."""
 
 from mp_agent.probe.step.open_step import ObservedStep, record_of
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.steps import LayerTable
 from mp_agent.ring.writer import RingWriter
 
@@ -33,4 +34,5 @@ class HostDelivery:
 
     def _write_layers(self, step: ObservedStep) -> None:
         if step.rows_LC is not None:
-            self._writer.write_layers(LayerTable(sequence=step.sequence, rows=step.rows_LC.numpy()))
+            families = {GRADIENTS.name: step.rows_LC.numpy()}
+            self._writer.write_layers(LayerTable(sequence=step.sequence, families=families))

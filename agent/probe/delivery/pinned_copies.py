@@ -26,11 +26,11 @@ class PinnedPool:
         memory = torch.empty(slots, size, dtype=torch.float64, pin_memory=device.type == "cuda")
         self._free = list(memory.unbind())
 
-    def take(self) -> torch.Tensor | None:
+    def pop(self) -> torch.Tensor | None:
         """Return a free piece, or None."""
         return self._free.pop() if self._free else None
 
-    def give_back(self, piece: torch.Tensor) -> None:
+    def push(self, piece: torch.Tensor) -> None:
         """Make a piece free again."""
         self._free.append(piece)
 
@@ -54,7 +54,7 @@ class PinnedCopies:
     ) -> None:
         self._device = device
         self._mark = mark or _record_cuda_event
-        self._letters: deque[_Copy] = deque()
+        self._copies: deque[_Copy] = deque()
 
     def send(
         self, pool: PinnedPool, payload_N: torch.Tensor, then: Callable[[FloatArray], None]
@@ -63,27 +63,27 @@ class PinnedCopies:
 
         Returns False, and sends nothing, when the pool has no free piece.
         """
-        piece = pool.take()
+        piece = pool.pop()
         if piece is None:
             return False
         size = payload_N.numel()
         piece[:size].copy_(payload_N, non_blocking=True)
-        self._letters.append(_Copy(self._mark(self._device), pool, piece, size, then))
+        self._copies.append(_Copy(self._mark(self._device), pool, piece, size, then))
         return True
 
     def collect(self) -> None:
         """Hand over what has arrived; never waits."""
-        while self._letters and self._letters[0].event.query():
-            letter = self._letters.popleft()
+        while self._copies and self._copies[0].event.query():
+            letter = self._copies.popleft()
             values_N = letter.piece[: letter.size].numpy().copy()
-            letter.pool.give_back(letter.piece)
+            letter.pool.push(letter.piece)
             letter.open(values_N)
 
     def drain(self, limit_seconds: float) -> None:
         """Hand over everything, waiting at most `limit_seconds` in all."""
         deadline = time.monotonic() + limit_seconds
         self.collect()
-        while self._letters and time.monotonic() < deadline:
+        while self._copies and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             self.collect()
 

@@ -13,7 +13,12 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, STEP_COLUMN_NAMES
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENT_POSITIONS,
+    GRADIENTS,
+    STEP_COLUMN_NAMES,
+)
 from mp_agent.records.steps import FloatArray, StepRecord
 
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
@@ -226,5 +231,5 @@ def record_of(
         step=step.step,
         time_unix_ns=step.time_unix_ns,
         values=np.array(values),
-        gradients=totals_GC,
+        families={GRADIENTS.name: totals_GC},
     )

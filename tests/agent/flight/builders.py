@@ -9,19 +9,21 @@ import numpy as np
 
 from mp_agent.alerting.values import Values, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.flight.case import Case
-from mp_agent.flight.diagnose import diagnose
-from mp_agent.flight.diagnosis import Diagnosis
-from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.history import LayerSample, RunHistory
+from mp_agent.flight.postmortem.case import Case
+from mp_agent.flight.postmortem.diagnose import diagnose
+from mp_agent.flight.postmortem.diagnosis import Diagnosis
+from mp_agent.flight.postmortem.history import LayerSample, RunHistory
+from mp_agent.flight.record.evidence import Evidence
+from mp_agent.flight.record.gpu_errors import GpuError
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Schema, Share
-from mp_agent.records.steps import EndReason, LayerTable, Phase
+from mp_agent.records.steps import EndReason, Phase
 from tests.agent.node.builders import (
     gradient_row,
+    layer_table,
     make_identity,
     make_record,
     make_schema,
@@ -87,6 +89,7 @@ def findings_of(
     precision: str = "fp16",
     read_unix_seconds: float = 0.0,
     values: Values | None = None,
+    gpu_errors: Sequence[GpuError] = (),
 ) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
     steps = tuple(steps)
@@ -100,6 +103,7 @@ def findings_of(
         ranks=tuple(logs),
         read_unix_seconds=read_unix_seconds,
         values=values or values_in_force(),
+        gpu_errors=tuple(gpu_errors),
     )
     history = RunHistory(
         steps=steps,
@@ -126,7 +130,7 @@ def make_segment(
             make_record(sequence, {"loss": 2.0, "step_seconds": 0.1, "skipped": 0.0, **values})
             for sequence in range(first, first + steps)
         ),
-        tables=tuple(LayerTable(sequence=sequence, rows=rows) for sequence in tables),
+        tables=tuple(layer_table(sequence, rows) for sequence in tables),
     )
 
 

@@ -3,7 +3,7 @@
 The ranks' rings are written as the probe writes them and read by the node agent's own `Run`: merge,
 counters, windows and catalog are the real ones. Only the clock and the locks by which a rank is
 seen to live are simulated, since everything happens in one process; the node agent's own detectors
-are off, since it is the rules that are put to the test here.
+are off unless they are asked for, since it is the rules that are put to the test here.
 """
 
 import os
@@ -23,8 +23,8 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, Schema, Share
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, LayerTable, Phase, StepRecord
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
@@ -54,6 +54,8 @@ _NO_DETECTORS = (
     "mp_agent.node.run.state.ConditionTracker",
     partial(ConditionTracker, conditions=()),
 )
+_EVERY_STEP = ("mp_agent.node.conditions.tracker.PROCESSOR_SHARE", 1.0)
+"""However long a judgement takes here, so that two recordings of a scenario are the same."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and label pairs."""
@@ -73,9 +75,12 @@ class Recording:
         values[tick] = value
 
 
-def record(scenario: Scenario, directory: Path) -> Recording:
-    """Return what Prometheus would have scraped of a scenario."""
-    with _simulated_locks() as alive, patch(*_NO_DETECTORS):
+def record(scenario: Scenario, directory: Path, *, detectors: bool = False) -> Recording:
+    """Return what Prometheus would have scraped of a scenario.
+
+    detectors: whether the node agent's own judge every step.
+    """
+    with _simulated_locks() as alive, patch(*(_EVERY_STEP if detectors else _NO_DETECTORS)):
         player = _Player(scenario, directory, alive)
         try:
             for event in scenario.script(Random(scenario.name)):
@@ -281,12 +286,13 @@ class _Rank:
             step=self.sequence if step.step is None else step.step,
             time_unix_ns=round(time_unix_seconds * 1e9),
             values=_step_columns(step, number),
-            gradients=of_share[None, :],
+            families={GRADIENTS.name: of_share[None, :]},
         )
         self.ring.write_step(record)
         if self.sequence % (10 if self.sequence <= 100 else 100) == 0:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
-            self.ring.write_layers(LayerTable(sequence=self.sequence, rows=rows))
+            families = {GRADIENTS.name: rows}
+            self.ring.write_layers(LayerTable(sequence=self.sequence, families=families))
         self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
 
 
@@ -295,7 +301,7 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
     facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        gradient_columns=GRADIENT_COLUMN_NAMES,
+        families=family_columns(),
         shares=(share,),
         layers=tuple(
             Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers

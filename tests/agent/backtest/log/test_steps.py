@@ -38,10 +38,10 @@ def test_steps_that_go_back_are_a_resumed_run() -> None:
 def test_values_of_a_step_are_finite_and_their_absence_is_told() -> None:
     points = [Point(step=1, loss=nan, grad_norm=inf), Point(step=2, loss=2.0, grad_norm=1e200)]
     first, second = (step.item for step in steps(points))
-    assert first.values["loss_nonfinite"] == 1.0
-    assert "loss" not in first.values and "sum_squares" not in first.values
-    assert first.values["inf_elements"] == 1.0
-    assert all(isfinite(value) for value in second.values.values())
+    assert first.columns["loss_nonfinite"] == 1.0
+    assert "loss" not in first.columns and "sum_squares" not in first.gradients
+    assert first.gradients["inf_elements"] == 1.0
+    assert all(isfinite(v) for v in (*second.columns.values(), *second.gradients.values()))
     assert first.gradients_observed and second.gradients_observed
 
 

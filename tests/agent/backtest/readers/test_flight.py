@@ -9,7 +9,7 @@ from mp_agent.backtest.judge import play
 from mp_agent.backtest.log.training_log import Quantity, ReadOptions
 from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError
-from mp_agent.flight.archive import write_archive
+from mp_agent.flight.record.archive import write_archive
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.records.merged import MergedStep
 from tests.agent.flight.builders import make_log, make_node_record, make_segment

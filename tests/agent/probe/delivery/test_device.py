@@ -111,7 +111,7 @@ def test_sends_kept_layers_once_trouble_has_arrived(delivery, writer, clock):
     delivery.collect()
     layers = read_ring(writer.path).layers
     assert [table.sequence for table in layers] == [4]
-    assert (layers[0].rows == 4.0).all()
+    assert (layers[0].gradients == 4.0).all()
 
 
 def test_lets_go_of_layers_older_than_the_history(delivery, writer, clock):
@@ -187,7 +187,7 @@ class TestOffloadedGradients:
         contents = read_ring(writer.path)
         assert contents.values(0)["loss"] == 6.0
         np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
-        np.testing.assert_array_equal(contents.layers[0].rows, seen.rows_LC.numpy())
+        np.testing.assert_array_equal(contents.layers[0].gradients, seen.rows_LC.numpy())
 
     def test_are_not_looked_at_layer_by_layer_on_every_step(self, delivery):
         assert not delivery.wants_all_layers

@@ -1,0 +1,172 @@
+"""What a post-mortem may find: a cause, where it appeared, and arguments for and against it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+LIKELY, POSSIBLE = 6, 3
+"""Lowest scores of a likely and of a possible diagnosis; below, it is unlikely."""
+
+DECISIVE, STRONG, MEDIUM, WEAK = 6, 4, 2, 1
+"""Weights of arguments: observed directly; hardly explained otherwise; best explained by this
+cause; merely consistent with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause in the taxonomy. `conditions`: alerts whose remedies apply, best first."""
+
+    name: str
+    title: str
+    conditions: tuple[str, ...]
+
+
+class Causes(Enum):
+    """The part of the taxonomy that the measured values can show."""
+
+    NONFINITE_ON_ONE_RANK = Cause(
+        "nonfinite_forward_one_rank",
+        "Non-finite values in the forward pass of single ranks: their data or their hardware",
+        ("MpAgentRankNonFinite", "MpAgentLossNonFinite"),
+    )
+    NONFINITE_FORWARD = Cause(
+        "nonfinite_forward",
+        "Non-finite values in the forward pass of all ranks: the model, its weights or its inputs",
+        ("MpAgentLossNonFinite", "MpAgentGradientNonFinite"),
+    )
+    NONFINITE_BACKWARD = Cause(
+        "nonfinite_backward",
+        "Non-finite gradients that originate in the backward pass",
+        ("MpAgentNonFiniteUpdate", "MpAgentLossNonFinite"),
+    )
+    NONFINITE_UPDATE = Cause(
+        "nonfinite_update",
+        "The optimizer was stepped with non-finite gradients: no scaler skipped the step",
+        ("MpAgentNonFiniteUpdate",),
+    )
+    LOSS_SCALE_COLLAPSE = Cause(
+        "loss_scale_collapse",
+        "Loss-scale collapse: overflows that no lower scale prevents",
+        ("MpAgentLossScaleAtFloor", "MpAgentOverflowRatioHigh"),
+    )
+    LOSS_SCALE_FALLING = Cause(
+        "loss_scale_falling",
+        "The loss scale keeps falling: frequent overflows",
+        (
+            "MpAgentLossScaleConsecutiveDecreases",
+            "MpAgentLossScaleLowAndFalling",
+            "MpAgentOverflowRatioHigh",
+        ),
+    )
+    LEARNING_RATE_JUMP = Cause(
+        "learning_rate_jump",
+        "The learning rate jumped far above what the run was trained with",
+        ("MpAgentLearningRateJump",),
+    )
+    LEARNING_RATE_ZERO = Cause(
+        "learning_rate_zero",
+        "The learning rate is 0: the schedule ended before the run",
+        ("MpAgentNothingTrained",),
+    )
+    ZERO_GRADIENTS = Cause(
+        "zero_gradients",
+        "All gradients are exactly 0: masked labels, or an output detached from the parameters",
+        ("MpAgentNothingTrained",),
+    )
+    UNUSUAL_BATCH = Cause(
+        "unusual_batch",
+        "The data of single batches: far from that of the others",
+        ("MpAgentLossSpike",),
+    )
+    GPU_ERROR = Cause(
+        "gpu_error",
+        "A GPU failed: its driver reported errors",
+        ("MpAgentRankNonFinite", "MpAgentRunFailed"),
+    )
+    REPLICA_DIVERGENCE = Cause(
+        "replica_divergence",
+        "Replicas are not equal: the memory of a rank, or an operation of single ranks",
+        ("MpAgentReplicaDivergence",),
+    )
+    GRADIENT_EXPLOSION = Cause(
+        "gradient_explosion", "Gradient explosion", ("MpAgentGradientExplosion",)
+    )
+    GRADIENT_VANISHING = Cause(
+        "gradient_vanishing", "Vanishing gradients", ("MpAgentGradientVanishing",)
+    )
+    GRADIENT_UNDERFLOW = Cause(
+        "gradient_underflow",
+        "Gradients underflow: layers stop learning",
+        ("MpAgentGradientUnderflow", "MpAgentLayerGradientDead", "MpAgentGradientVanishing"),
+    )
+    LOSS_DIVERGING = Cause(
+        "loss_diverging",
+        "The loss diverges",
+        ("MpAgentLossDiverging", "MpAgentLossSpike", "MpAgentGradientExplosion"),
+    )
+    RANK_KILLED = Cause(
+        "rank_killed",
+        "Ranks were killed from outside: memory, scheduler or hardware",
+        ("MpAgentRunFailed",),
+    )
+    RANK_FAILED = Cause("rank_failed", "The program ended with an error", ("MpAgentRunFailed",))
+    RANK_STALLED = Cause(
+        "rank_stalled", "The run is stalled", ("MpAgentRankStalled", "MpAgentRunStalled")
+    )
+
+
+NOT_MEASURED = (
+    ("reduction_swallows", "small terms lost in large reductions"),
+    ("dimension_imbalance", "ranges that differ along a dimension"),
+    ("activation_range", "activations near FP16's limit"),
+    ("type_mismatch", "manual casts and losses outside autocast"),
+    ("optimizer_state", "Adam's epsilon and updates lost in rounding"),
+)
+"""Causes of the taxonomy that these records can neither show nor rule out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One observation for or against a cause."""
+
+    text: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A cause with its evidence. Empty strings for what no evidence identifies."""
+
+    cause: Cause
+    sequence: int
+    """First step at which it appears, counted since the probe attached."""
+    step: int
+    """The same step in the trainer's count."""
+    rank: str = ""
+    layer: str = ""
+    phase: str = ""
+    arguments_for: tuple[Argument, ...] = ()
+    arguments_against: tuple[Argument, ...] = ()
+    follows: str = ""
+    """Name of the cause that explains this one; empty when nothing found does."""
+
+    @property
+    def score(self) -> int:
+        """Total weight of the arguments for it, less that of those against it."""
+        return sum(a.weight for a in self.arguments_for) - sum(
+            a.weight for a in self.arguments_against
+        )
+
+    @property
+    def likelihood(self) -> str:
+        """Return likely, possible or unlikely; `consequence` where another cause explains it."""
+        if self.follows:
+            return "consequence"
+        if self.score >= LIKELY:
+            return "likely"
+        return "possible" if self.score >= POSSIBLE else "unlikely"
+
+    @property
+    def place(self) -> str:
+        """Rank, layer and phase as far as they are known, as text."""
+        named = (("rank", self.rank), ("layer", self.layer), ("phase", self.phase))
+        return ", ".join(f"{what} {value}" for what, value in named if value)
