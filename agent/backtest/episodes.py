@@ -47,17 +47,25 @@ class Episodes:
         point: int,
     ) -> None:
         """Receive what changed after the run's last `step`; point: index of the last one."""
+        changes = list(changes)
+        active_now = self._active_with(change.finding for change in changes if change.firing)
         for change in changes:
             finding = change.finding
             key = (finding.condition.name, tuple(finding.labels.items()), finding.severity)
             if change.firing:
-                active = described(finding, observation, self.values, self.lookup)
+                active = described(finding, observation, self.values, self.lookup, active_now)
                 episode = _Episode(finding, active, step, point)
                 self._open[key] = episode
                 self._all.append(episode)
             elif (found := self._open.pop(key, None)) is not None:
                 found.last_step, found.last_seconds = step, observation.now_seconds
                 found.ongoing = False
+
+    def _active_with(self, findings: Iterable[Finding]) -> dict[str, int]:
+        """Return the conditions that hold, those of `findings` included, with their first steps."""
+        held = [episode.finding for episode in self._open.values()]
+        ordered = sorted((*held, *findings), key=lambda finding: -finding.since_step)
+        return {finding.condition.name: finding.since_step for finding in ordered}
 
     def close(self, step: int, now_seconds: float) -> None:
         """Note the end of the log: what holds then is ongoing."""
@@ -96,7 +104,7 @@ def _alert(episodes: list[_Episode]) -> Alert:
         ongoing=any(episode.ongoing for episode in episodes),
         value=worst.finding.value,
         value_step=worst.fired_step,
-        summary=condition.summary,
+        summary=worst.active.summary,
         description=worst.active.description,
         spans=tuple((span.first_step, span.last_step) for span in spans),
     )

@@ -195,8 +195,8 @@ class _Player:
             learning.scaled_clip_steps >= limits["scaled_clip_steps"],
             *(
                 steps >= _LOW_STEPS
-                for course in progress.norms.courses.values()
-                for steps in course.below.values()
+                for history in progress.norms.histories.values()
+                for steps in history.below.values()
             ),
         )
 
