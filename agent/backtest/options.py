@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from mp_agent.alerting.durations import parse_seconds
+from mp_agent.alerting.duration_text import parse_seconds
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import Values
 from mp_agent.backtest.log.columns import QUANTITIES
