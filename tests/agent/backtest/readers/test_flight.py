@@ -1,6 +1,7 @@
 """A flight record is judged by the steps and layers that the node agent merged."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from mp_agent.records.merged import MergedStep
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
 
 
-def record_of(directory: Path, **values: float) -> Path:
+def record_of(directory: Path, **values: Any) -> Path:
     segment = make_segment(40, tables=(1, 30), **values)
     with (directory / "node0.npz").open("wb") as file:
         write_archive(file, make_node_record(make_log(segments=(segment,))))
