@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
@@ -73,6 +74,9 @@ class StepRecorder:
         ]
         if not usable:
             return
+        usable = [each for each in usable if self._is_measurable(each[0])]
+        if not usable:
+            return
         self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
         for plan, _ in usable:
             step.note_reduction(plan.reducers.reduced())
@@ -108,21 +112,42 @@ class StepRecorder:
         if self._writer is not None:
             self._writer.count(records_dropped=1)
 
-    def flush(self, step: OpenStep) -> None:
-        """Publish everything, also a step that will not end; waits for a device at most 1 s."""
-        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
-        if worthwhile and (ready := self._prepare()) is not None:
-            self._offer(step, ready, complete=False)
-        if self._schema.delivery is not None:
-            self._schema.delivery.drain(DRAIN_SECONDS)
+    def collect(self) -> None:
+        """Publish what has come from the device meanwhile."""
+        if (delivery := self._schema.delivery) is not None and delivery.pending:
+            delivery.collect()
 
-    def _offer(self, step: OpenStep, ready: _Ready, *, complete: bool) -> None:
-        observed = observed_step(step, self.trainer_lead, ready.plans, self._schema.order)
+    def flush(self, step: OpenStep) -> None:
+        """Publish everything, also a step that will not end; waits for a device at most 1 s.
+
+        Where only the loss may be a reason, the delivery decides when it has arrived.
+        """
+        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
+        try:
+            if (worthwhile or step.loss_is_unread) and (ready := self._prepare()) is not None:
+                self._offer(step, ready, complete=False, only_if_nonfinite=not worthwhile)
+        finally:
+            if self._schema.delivery is not None:
+                self._schema.delivery.drain(DRAIN_SECONDS)
+
+    def _offer(
+        self, step: OpenStep, ready: _Ready, *, complete: bool, only_if_nonfinite: bool = False
+    ) -> None:
+        observed = observed_step(
+            step, self.trainer_lead, ready.plans, only_if_nonfinite=only_if_nonfinite
+        )
         ready.delivery.offer(observed, complete=complete)
+
+    def _is_measurable(self, plan: MeasurementPlan) -> bool:
+        """Return whether gradients are on a device that is supported; report one that is not."""
+        if accelerator.is_supported(plan.device):
+            return True
+        self._registry.note_unsupported(f"gradients on devices of type {plan.device.type}")
+        return False
 
     def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Add the digest of the weights; without it where they are no ordinary tensors."""
-        if not self._digests:
+        if not self._digests or not accelerator.is_supported(plans[0].device):
             return
         try:
             if (digest := self._measures.weight_digest(plans)) is not None:

@@ -32,19 +32,23 @@ class LayerSchedule:
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
         return sequence == 1 or early or sequence % self._interval_steps == 0
 
-    def wanted_for_trouble(self, totals_GC: torch.Tensor, label: str = "") -> bool:
+    def wanted_for_trouble(
+        self, totals_GC: torch.Tensor, label: str = "", *, norm_is_known: bool = True
+    ) -> bool:
         """Return whether these totals [G, C] (on the CPU) call for measuring the layers.
 
         Call once per step and optimizer, which `label` names, in order: it remembers for how long
-        there has been trouble.
+        there has been trouble. norm_is_known: False while the totals are still scaled.
         """
-        if not self._is_trouble(totals_GC):
+        if not self._is_trouble(totals_GC, norm_is_known):
             self._trouble_in_a_row[label] = 0
             return False
         in_a_row = self._trouble_in_a_row[label] = self._trouble_in_a_row.get(label, 0) + 1
         return in_a_row <= _TROUBLE_STEPS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
 
-    def _is_trouble(self, totals_GC: torch.Tensor) -> bool:
+    def _is_trouble(self, totals_GC: torch.Tensor, norm_is_known: bool) -> bool:
         measured = [row for row in totals_GC.tolist() if not isnan(row[_SUM_SQUARES])]
         nonfinite = any(row[column] > 0 for row in measured for column in _NONFINITE)
-        return nonfinite or sqrt(sum(row[_SUM_SQUARES] for row in measured)) > self._norm_limit
+        if nonfinite or not norm_is_known:
+            return nonfinite
+        return sqrt(sum(row[_SUM_SQUARES] for row in measured)) > self._norm_limit
