@@ -4,7 +4,8 @@ Callers use these functions through the module, so that tests can put a simulate
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,23 @@ def pinned_zeros(shape: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.zeros(
         tuple(shape), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
     )
+
+
+def register_host_memory(memory: memoryview, device: torch.device) -> bool:
+    """Let `device` copy to this mapped memory while the host goes on; False where that is refused.
+
+    It stays registered until the process ends, and must stay mapped as long.
+    """
+    if device.type != "cuda":
+        return False
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    if int(runtime.cudaHostRegister(address, len(memory), 0)) == 0:
+        return True
+    # The refusal is the runtime's last error, which the training's next kernel would raise.
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)
+    return False
 
 
 def copy_to_host(target: torch.Tensor, values: torch.Tensor) -> None:

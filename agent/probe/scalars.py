@@ -39,7 +39,7 @@ def snapshot_of(value: object) -> Scalar | None:
     return scalar
 
 
-class Snapshot:
+class ScalarSnapshot:
     """The last snapshot of a tensor that is asked for several times between two changes."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from mp_agent.ring.codec import (
     generation_of,
     schema_bytes_of,
 )
+from mp_agent.ring.device_part import DevicePartReader
 from mp_agent.ring.exit_status import decode as decode_exit_status
 from mp_agent.ring.files import is_locked, open_private
 from mp_agent.ring.layout import (
@@ -171,6 +172,20 @@ class RingReader:
         self._newest_layers = max((table.sequence for table in tables), default=0)
         return [table for table in tables if table.sequence > sequence]
 
+    def recovered(self, sequence: int) -> tuple[list[StepRecord], list[LayerTable]]:
+        """Return steps that a device has brought, and their layers, but the rank has not written.
+
+        Those with a greater sequence number, ascending. Only meaningful once `writer_alive()` is
+        false and `steps_after` has returned everything.
+        """
+        if self._body is None:
+            return [], []
+        after = max(sequence, self._live_state().committed_sequence)
+        steps = self._body.device.steps_after(after)
+        found = {record.sequence for record in steps}
+        tables = self._body.device.layers_after(after) if found else []
+        return steps, [table for table in tables if table.sequence in found]
+
     def open_record(self) -> StepRecord | None:
         """Return the record of the step during which the rank died, as far as it was written.
 
@@ -257,6 +272,7 @@ class _Body:
     steps: SlotReader
     open_steps: SlotReader
     layers: SlotReader
+    device: DevicePartReader
 
     @classmethod
     def at(cls, offset: int, header: BodyHeader, read: Callable[[int, int], bytes]) -> "_Body":
@@ -269,6 +285,7 @@ class _Body:
             steps=SlotReader(read, layout.steps.shifted(offset)),
             open_steps=SlotReader(read, layout.open_steps.shifted(offset)),
             layers=SlotReader(read, layout.layers.shifted(offset)),
+            device=DevicePartReader(read, offset, layout, header.schema),
         )
 
 

@@ -44,6 +44,13 @@ class Delivery(Protocol):
         """Count what is still pending as lost."""
 
 
+def source_of(gradients_device: torch.device) -> torch.device | None:
+    """Return the device from which numbers have to be brought; None where all are on the host."""
+    if accelerator.is_on_host(gradients_device):
+        return accelerator.computing_device()
+    return gradients_device if accelerator.is_supported(gradients_device) else None
+
+
 def make_delivery(
     writer: RingWriter,
     schema: Schema,
@@ -55,13 +62,8 @@ def make_delivery(
 
     order: [L], where each row of the schema stands among those of a step, if elsewhere.
     """
-    device = gradients_device
-    if accelerator.is_on_host(device):
-        computing = accelerator.computing_device()
-        if computing is None:
-            return HostDelivery(writer, order)
-        device = computing
-    elif not accelerator.is_supported(device):
+    device = source_of(gradients_device)
+    if device is None:
         return HostDelivery(writer, order)
     return DeviceDelivery(
         writer,

@@ -7,6 +7,8 @@ from math import isfinite, prod
 import torch
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.accelerator import DeviceConstants
+from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
@@ -15,18 +17,19 @@ from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable
+from mp_agent.ring.device_part import HostPart
+from mp_agent.ring.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
 
-_STEP_SLOTS = 64
-"""Steps that the host may be ahead of the device: launch queues hold about a thousand kernels."""
 _LAYER_SLOTS = 4
 _LAYER_HISTORY_STEPS = 8
-_UNREAD_SCALES = 8
-"""Room for the loss scales of offloaded gradients, one of each optimizer."""
 
 
 class DeviceDelivery:
     """Has steps copied to the host as transfers, and publishes them once they have come.
+
+    Where the ring is registered with the device, all totals and rows are copied straight into it:
+    what the device has brought can be read there although this process never publishes it.
 
     Every step's rows per layer stay on the device for `_LAYER_HISTORY_STEPS` steps; they are
     copied out when due, and when the totals that arrive show trouble. A step, or a layer table,
@@ -48,7 +51,7 @@ class DeviceDelivery:
         """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         columns = len(GRADIENT_COLUMN_NAMES)
         self.wants_all_layers = gradients_device == device
-        step_size = len(STEP_COLUMN_NAMES) + _UNREAD_SCALES
+        step_size = len(STEP_COLUMN_NAMES) + DEVICE_SCALARS
         layer_slots = 0
         if self.wants_all_layers:
             step_size += len(schema.shares) * columns
@@ -57,8 +60,15 @@ class DeviceDelivery:
         self._schedule = schedule
         self._device = device
         self._order = None if order is None else list(order)
+        self._constants = DeviceConstants()
+        self._abandoned = False
         self._transfers = transfers
-        self._steps = TransferSlots.pinned(_STEP_SLOTS, step_size, device)
+        self._ring = RingMemory.of(writer, device)
+        self._steps = (
+            TransferSlots.pinned(STEP_SLOTS, step_size, device)
+            if self._ring is None
+            else self._ring.steps
+        )
         self._layers = TransferSlots.pinned(layer_slots, len(schema.layers) * columns, device)
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
         self._open: ObservedStep | None = None
@@ -90,9 +100,12 @@ class DeviceDelivery:
     def retire(self) -> None:
         """Forget the step under way: it will be offered to the next delivery."""
         self._open = None
+        if self._ring is not None and not self.pending and not self._abandoned:
+            self._ring.release()
 
     def abandon(self) -> None:
         """Count what is on its way as lost."""
+        self._abandoned = self._abandoned or self.pending > 0
         self._transfers.abandon()
 
     def _send(self, step: ObservedStep, *, complete: bool) -> None:
@@ -100,9 +113,7 @@ class DeviceDelivery:
             if stream != accelerator.current_stream(self._device):
                 accelerator.wait_for_stream(self._device, stream)
         if step.rows_LC is not None and self.wants_all_layers:
-            self._history.append((step.sequence, step.rows_LC))
-            if self._schedule.due(step.sequence):
-                self._send_layers(step.sequence, step.rows_LC)
+            self._keep_layers(step.sequence, step.rows_LC)
         payload_N, names = self._pack(step)
 
         def publish(values_N: FloatArray) -> None:
@@ -112,8 +123,21 @@ class DeviceDelivery:
             if complete:
                 self._writer.drop_step(step.sequence)
 
+        if complete and self._ring is not None and not self._steps.full:
+            self._ring.note(self._steps.sent + 1, _host_part(step, names, payload_N.numel()))
         if not self._transfers.send(self._steps, payload_N, publish, lose):
             lose()
+
+    def _keep_layers(self, sequence: int, rows_LC: torch.Tensor) -> None:
+        """Keep the rows, in the order of the schema, for as long as trouble may ask for them."""
+        if self._order is not None:
+            rows_LC = rows_LC.index_select(0, self._constants.on(self._device, self._order))
+        self._history.append((sequence, rows_LC))
+        if self._ring is not None:
+            transfer_W = self._transfers.sealed(rows_LC.reshape(-1), sequence)
+            accelerator.copy_to_host(self._ring.layers_at(sequence), transfer_W)
+        if self._schedule.due(sequence):
+            self._send_layers(sequence, rows_LC)
 
     def _pack(self, step: ObservedStep) -> tuple[torch.Tensor, tuple[str, ...]]:
         """Return one device vector [N]: the scalars that are on a device, then the totals."""
@@ -152,7 +176,8 @@ class DeviceDelivery:
                 parts = [unread.layer_rows for unread in step.unread_scales]
                 rows_LC = unscaled(step.rows_LC.numpy(), scales, parts)
         if rows_LC is not None:
-            self._write_layers(step.sequence, rows_LC)
+            ordered = rows_LC if self._order is None else rows_LC[self._order]
+            self._write_layers(step.sequence, ordered)
         self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
@@ -176,8 +201,26 @@ class DeviceDelivery:
             lose()
 
     def _write_layers(self, sequence: int, rows_LC: FloatArray) -> None:
-        rows = rows_LC if self._order is None else rows_LC[self._order]
-        self._writer.write_layers(LayerTable(sequence=sequence, rows=rows))
+        self._writer.write_layers(LayerTable(sequence=sequence, rows=rows_LC))
+
+
+def _host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:
+    """Return what the host knows of a step, and where `numbers` from the device have the rest.
+
+    names: of the scalars in front of them; totals, where the device has them, are the last ones.
+    """
+    totals = len(names) + len(step.unread_scales)
+    return HostPart(
+        sequence=step.sequence,
+        step=step.step,
+        time_unix_ns=step.time_unix_ns,
+        scalars={
+            name: value for name, value in step.scalars.items() if isinstance(value, float | int)
+        },
+        places={name: place for place, name in enumerate(names)},
+        numbers=numbers,
+        totals_place=totals if numbers > totals else None,
+    )
 
 
 def _on_host(

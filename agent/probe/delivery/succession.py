@@ -75,6 +75,7 @@ class SucceedingDelivery:
         (self._before if self._next is None else self._next).abandon()
 
     def _succeed(self) -> None:
+        self._before.retire()
         following = self._begin()
         self._next = following
         held, self._held = self._held, []

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.delivery.base import Delivery, make_delivery
+from mp_agent.probe.delivery.base import Delivery, make_delivery, source_of
+from mp_agent.probe.delivery.ring_memory import device_slots
 from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
@@ -125,7 +126,8 @@ class _Beginning:
     def __call__(self) -> Delivery:
         """Return the delivery."""
         if not self._written:
-            self._writer.write_schema(self._schema)
+            slots = device_slots(self._schema, self._device, source_of(self._device))
+            self._writer.write_schema(self._schema, device_slots=slots)
             self._written = True
         return make_delivery(self._writer, self._schema, self._schedule, self._device, self._order)
 

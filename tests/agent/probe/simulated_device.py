@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.delivery import transfers
+from mp_agent.probe.delivery import ring_memory, transfers
 from mp_agent.probe.optimizers import measurement
 from mp_agent.probe.statistics.packed import PackedStatistics
 
@@ -31,6 +31,8 @@ class SimulatedDevice:
         """Which stream waited for which."""
         self.stuck = False
         """Whether it does nothing while the host waits."""
+        self.refuses = False
+        """Whether it refuses to write into the ring."""
         self.torn = False
         """Whether the last word of each copy arrives later than the rest."""
         self._queue: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
@@ -86,6 +88,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 
     monkeypatch.setattr(accelerator, "is_on_host", lambda place: False)
     monkeypatch.setattr(accelerator, "copy_to_host", device.copy_to_host)
+    monkeypatch.setattr(
+        accelerator, "register_host_memory", lambda memory, place: not device.refuses
+    )
+    monkeypatch.setattr(ring_memory._Refusal, "seen", False)
     monkeypatch.setattr(accelerator, "current_stream", lambda place: device.stream)
     monkeypatch.setattr(accelerator, "wait_for_stream", wait_for_stream)
     monkeypatch.setattr(accelerator, "captures_graph", lambda: device.capturing)

@@ -194,7 +194,7 @@ def overwritten(path: Path, offset: int, data: bytes) -> None:
     ("offset", "data", "reason"),
     [
         (0, b"ELF", "begins with other bytes"),
-        (8, struct.pack("=I", 2), "format version 2"),
+        (8, struct.pack("=I", 3), "format version 3"),
         (16, struct.pack("=I", 9), "checksum of the head"),
         (24, struct.pack("=I", 0xFFFFFFFF), "checksum of the head"),
         (40, b"?", "checksum of the head"),
@@ -253,7 +253,7 @@ def test_what_is_no_file_of_its_own_is_refused(
 
 
 def test_nothing_is_left_open_when_a_ring_is_refused(writer: RingWriter) -> None:
-    overwritten(writer.path, 8, b"\2")
+    overwritten(writer.path, 8, b"\3")
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         with pytest.raises(RingError):
