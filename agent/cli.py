@@ -3,7 +3,7 @@
 import click
 
 from mp_agent.alerting.alertmanager.command import alertmanager_command
-from mp_agent.alerting.cli import rules_command
+from mp_agent.alerting.rules.command import rules_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.node.commands.exec import exec_command

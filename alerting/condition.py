@@ -7,16 +7,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.examples import Example
-from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.examples.example import Example
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.nodes import walk
+from mp_agent.alerting.expressions.predicates import (
+    Gone,
+    Predicate,
+    Silent,
+    Unreachable,
+    kept_labels,
+)
+from mp_agent.alerting.expressions.signals import Count, Series
 from mp_agent.alerting.links import dashboard_url, runbook_url
-from mp_agent.alerting.predicates import Gone, Predicate, Silent, Unreachable, kept_labels
 from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Series
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.metric import Metric
 from mp_agent.errors import CatalogError

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from mp_agent.alerting import metrics
+from mp_agent.alerting.expressions import metrics
 from mp_agent.catalog.metric import Metric
 
 Labels = Mapping[str, str]

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe, markdown
-from mp_agent.alerting.rules import rendered_files
-from tools import servers
+from mp_agent.alerting.rules.rule_file import rendered_files
 from tools.panel_queries import Asking, every_panel
-from tools.running import read_json
+from tools.servers import binaries
+from tools.servers.running import read_json
 from tools.synthetic_store import RUN, Size, fill, prometheus_over
 
 PANEL_SECONDS = 2.0
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=6)
     parser.add_argument("--interval-seconds", type=int, default=60)
     options = vars(parser.parse_args())
-    prometheus, promtool = servers.find("prometheus"), servers.find("promtool")
+    prometheus, promtool = binaries.find("prometheus"), binaries.find("promtool")
     if prometheus is None or promtool is None:
         raise SystemExit("prometheus and promtool are neither on PATH nor available from apt")
     size = Size(**options)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from mp_agent.catalog.metrics import METRICS, Scope
 from mp_agent.catalog.snapshot import Family, Sample, Snapshot
-from mp_agent.exporters.otlp.client import Client
-from mp_agent.exporters.otlp.client_factory import open_client
+from mp_agent.exporters.otlp.conversion.resource import make_resource
 from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment
-from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
-from mp_agent.exporters.otlp.resource import make_resource
 from mp_agent.exporters.otlp.signal_sources import MetricBatch, MetricSource
+from mp_agent.exporters.otlp.transport.client import Client
+from mp_agent.exporters.otlp.transport.client_factory import open_client
+from mp_agent.exporters.otlp.transport.redaction import LogCapture, Redactor
 
 SERIES, SMALL = 20_000, 2_000
 ROUNDS = 5

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.exporters.otlp.redaction import LOGGERS
+from mp_agent.exporters.otlp.transport.redaction import LOGGERS
 from tests.e2e.observatory import Observatory, observatory
-from tools import servers
 from tools.host_name import host_name_problem
+from tools.servers import binaries
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,7 +48,7 @@ def server() -> Callable[[str], Path]:
     """Return a function that finds a binary; where it is missing, skips, or in CI fails."""
 
     def find(name: str) -> Path:
-        found = servers.find(name)
+        found = binaries.find(name)
         if found is None:
             reason = f"{name} is neither on PATH nor to be had by apt"
             (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)

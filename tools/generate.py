@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from grafana.render import rendered_dashboards
-from mp_agent.alerting.rules import rendered_files
-from tools.api_reference import api_reference_files
-from tools.chart import chart_files
-from tools.reference import reference_files
-from tools.settings_reference import settings_files
+from mp_agent.alerting.rules.rule_file import rendered_files
+from tools.generators.api_reference import api_reference_files
+from tools.generators.chart import chart_files
+from tools.generators.metrics_reference import reference_files
+from tools.generators.settings_reference import settings_files
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mp_agent.ring import locations
-from tools.running import stop
+from tools.servers.running import stop
 
 ROOT = Path(__file__).resolve().parent.parent
 _SHARED_MEMORY = Path("/dev/shm")

@@ -11,7 +11,7 @@ from typing import Any
 from grafana.boards import BOARDS
 from grafana.panel import COLUMNS, Board, Panel, Query
 from grafana.views import asked
-from tools.running import read_json
+from tools.servers.running import read_json
 
 _PIXELS = 1600
 """Width of a page; Grafana asks for a point per pixel of a panel unless the panel says fewer."""

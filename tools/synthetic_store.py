@@ -13,7 +13,7 @@ import yaml
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import level_label
-from tools.running import serving
+from tools.servers.running import serving
 
 RUN = "large"
 _BLOCK_SECONDS = 2 * 3600

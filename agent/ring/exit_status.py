@@ -5,7 +5,7 @@ Python has no place for it: once `SystemExit` has left the program, no Python co
 
 import os
 
-from mp_agent.ring.layout import EXIT_ARMED, EXIT_OFFSET, EXIT_PENDING, EXIT_STATUS
+from mp_agent.ring.format.layout import EXIT_ARMED, EXIT_OFFSET, EXIT_PENDING, EXIT_STATUS
 
 _UNBUFFERED = 2
 _STATUS_OFFSET = EXIT_OFFSET + 4

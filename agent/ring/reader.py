@@ -10,7 +10,9 @@ from pathlib import Path
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord
-from mp_agent.ring.codec import (
+from mp_agent.ring.exit_status import decode as decode_exit_status
+from mp_agent.ring.files import is_locked, open_private
+from mp_agent.ring.format.codec import (
     BodyHeader,
     Head,
     decode_body_header,
@@ -21,10 +23,8 @@ from mp_agent.ring.codec import (
     generation_of,
     schema_bytes_of,
 )
-from mp_agent.ring.device_part import DevicePartReader
-from mp_agent.ring.exit_status import decode as decode_exit_status
-from mp_agent.ring.files import is_locked, open_private
-from mp_agent.ring.layout import (
+from mp_agent.ring.format.device_part import DevicePartReader
+from mp_agent.ring.format.layout import (
     BODY,
     EXIT_OFFSET,
     EXIT_STATUS,
@@ -32,8 +32,8 @@ from mp_agent.ring.layout import (
     STATE_SLOTS,
     UNSUPPORTED_SLOTS,
 )
-from mp_agent.ring.slots import SlotReader
-from mp_agent.ring.state import LiveState
+from mp_agent.ring.format.slots import SlotReader
+from mp_agent.ring.format.state import LiveState
 
 
 class RingReader:

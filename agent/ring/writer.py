@@ -9,7 +9,9 @@ from pathlib import Path
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
-from mp_agent.ring.codec import (
+from mp_agent.ring.exit_status import RECORDER, disarm
+from mp_agent.ring.files import appearing, lock_for_life
+from mp_agent.ring.format.codec import (
     BodyHeader,
     Head,
     encode_body_header,
@@ -19,13 +21,11 @@ from mp_agent.ring.codec import (
     encode_step,
     layout_for,
 )
-from mp_agent.ring.device_part import DevicePart
-from mp_agent.ring.exit_status import RECORDER, disarm
-from mp_agent.ring.files import appearing, lock_for_life
-from mp_agent.ring.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
-from mp_agent.ring.regions import Region, Regions
-from mp_agent.ring.slots import SlotWriter
-from mp_agent.ring.state import LiveState, encode_name
+from mp_agent.ring.format.device_part import DevicePart
+from mp_agent.ring.format.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
+from mp_agent.ring.format.regions import Region, Regions
+from mp_agent.ring.format.slots import SlotWriter
+from mp_agent.ring.format.state import LiveState, encode_name
 
 _FEATURE_CHARACTERS_MAX = 80
 

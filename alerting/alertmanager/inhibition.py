@@ -7,10 +7,10 @@ one that lacks it: an alert that is of no run is never muted by one of a run.
 from typing import Any
 
 from mp_agent.alerting.condition import COMPONENT
-from mp_agent.alerting.conditions.run_failed import RUN_FAILED
-from mp_agent.alerting.conditions.run_stalled import RUN_STALLED
-from mp_agent.alerting.conditions.run_vanished import RUN_VANISHED
-from mp_agent.alerting.promql import RUN_LABELS
+from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
+from mp_agent.alerting.conditions.run.run_stalled import RUN_STALLED
+from mp_agent.alerting.conditions.run.run_vanished import RUN_VANISHED
+from mp_agent.alerting.expressions.promql import RUN_LABELS
 from mp_agent.alerting.severity import Severity
 
 ENDS = tuple(condition.name for condition in (RUN_VANISHED, RUN_STALLED, RUN_FAILED))

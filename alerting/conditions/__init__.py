@@ -3,38 +3,42 @@
 from collections.abc import Mapping
 
 from mp_agent.alerting.condition import Condition
-from mp_agent.alerting.conditions.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
-from mp_agent.alerting.conditions.coverage_low import COVERAGE_LOW
-from mp_agent.alerting.conditions.gradient_at_floor import GRADIENT_AT_FLOOR
-from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.gradient_underflow import GRADIENT_UNDERFLOW
-from mp_agent.alerting.conditions.gradient_vanishing import GRADIENT_VANISHING
-from mp_agent.alerting.conditions.layer_gradient_dead import LAYER_GRADIENT_DEAD
-from mp_agent.alerting.conditions.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.learning_rate_jump import LEARNING_RATE_JUMP
-from mp_agent.alerting.conditions.loss_diverging import LOSS_DIVERGING
-from mp_agent.alerting.conditions.loss_nonfinite import LOSS_NONFINITE
-from mp_agent.alerting.conditions.loss_scale_at_floor import LOSS_SCALE_AT_FLOOR
-from mp_agent.alerting.conditions.loss_scale_consecutive_decreases import (
+from mp_agent.alerting.conditions.agent.coverage_low import COVERAGE_LOW
+from mp_agent.alerting.conditions.agent.telemetry_degraded import TELEMETRY_DEGRADED
+from mp_agent.alerting.conditions.gradients.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
+from mp_agent.alerting.conditions.gradients.gradient_at_floor import GRADIENT_AT_FLOOR
+from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
+from mp_agent.alerting.conditions.gradients.gradient_vanishing import GRADIENT_VANISHING
+from mp_agent.alerting.conditions.gradients.layer_gradient_dead import LAYER_GRADIENT_DEAD
+from mp_agent.alerting.conditions.gradients.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.gradients.nonfinite_gradients import GRADIENT_NONFINITE
+from mp_agent.alerting.conditions.gradients.nonfinite_update import NONFINITE_UPDATE
+from mp_agent.alerting.conditions.gradients.nothing_trained import NOTHING_TRAINED
+from mp_agent.alerting.conditions.loss.learning_rate_jump import LEARNING_RATE_JUMP
+from mp_agent.alerting.conditions.loss.loss_diverging import LOSS_DIVERGING
+from mp_agent.alerting.conditions.loss.loss_nonfinite import LOSS_NONFINITE
+from mp_agent.alerting.conditions.loss.loss_spike import LOSS_SPIKE
+from mp_agent.alerting.conditions.loss_scale.loss_scale_at_floor import LOSS_SCALE_AT_FLOOR
+from mp_agent.alerting.conditions.loss_scale.loss_scale_consecutive_decreases import (
     LOSS_SCALE_CONSECUTIVE_DECREASES,
 )
-from mp_agent.alerting.conditions.loss_scale_far_below_initial import LOSS_SCALE_FAR_BELOW_INITIAL
-from mp_agent.alerting.conditions.loss_scale_low import LOSS_SCALE_LOW
-from mp_agent.alerting.conditions.loss_scale_low_and_falling import LOSS_SCALE_LOW_AND_FALLING
-from mp_agent.alerting.conditions.loss_spike import LOSS_SPIKE
-from mp_agent.alerting.conditions.nonfinite_gradients import GRADIENT_NONFINITE
-from mp_agent.alerting.conditions.nonfinite_update import NONFINITE_UPDATE
-from mp_agent.alerting.conditions.nothing_trained import NOTHING_TRAINED
-from mp_agent.alerting.conditions.overflow_ratio_high import OVERFLOW_RATIO_HIGH
-from mp_agent.alerting.conditions.rank_nonfinite import RANK_NONFINITE
-from mp_agent.alerting.conditions.rank_stalled import RANK_STALLED
-from mp_agent.alerting.conditions.rank_straggler import RANK_STRAGGLER
-from mp_agent.alerting.conditions.replica_divergence import REPLICA_DIVERGENCE
-from mp_agent.alerting.conditions.run_failed import RUN_FAILED
-from mp_agent.alerting.conditions.run_restarting import RUN_RESTARTING
-from mp_agent.alerting.conditions.run_stalled import RUN_STALLED
-from mp_agent.alerting.conditions.run_vanished import RUN_VANISHED
-from mp_agent.alerting.conditions.telemetry_degraded import TELEMETRY_DEGRADED
+from mp_agent.alerting.conditions.loss_scale.loss_scale_far_below_initial import (
+    LOSS_SCALE_FAR_BELOW_INITIAL,
+)
+from mp_agent.alerting.conditions.loss_scale.loss_scale_low import LOSS_SCALE_LOW
+from mp_agent.alerting.conditions.loss_scale.loss_scale_low_and_falling import (
+    LOSS_SCALE_LOW_AND_FALLING,
+)
+from mp_agent.alerting.conditions.loss_scale.overflow_ratio_high import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
+from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
+from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
+from mp_agent.alerting.conditions.ranks.replica_divergence import REPLICA_DIVERGENCE
+from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
+from mp_agent.alerting.conditions.run.run_restarting import RUN_RESTARTING
+from mp_agent.alerting.conditions.run.run_stalled import RUN_STALLED
+from mp_agent.alerting.conditions.run.run_vanished import RUN_VANISHED
 from mp_agent.errors import CatalogError
 
 GROUPS: Mapping[str, tuple[Condition, ...]] = {

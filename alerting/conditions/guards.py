@@ -1,8 +1,8 @@
 """What several conditions ask of a run before they judge it, and texts that they share."""
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.predicates import (
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import (
     Compare,
     Joined,
     Predicate,
@@ -11,7 +11,7 @@ from mp_agent.alerting.predicates import (
     any_of,
     unless,
 )
-from mp_agent.alerting.signals import (
+from mp_agent.alerting.expressions.signals import (
     Length,
     Number,
     Recorded,

@@ -6,7 +6,6 @@ There is one interpreter per type of node.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.detector.history import History
 from mp_agent.alerting.detector.readings import Readings
 from mp_agent.alerting.detector.selection import selection
@@ -26,8 +25,9 @@ from mp_agent.alerting.detector.vectors import (
 )
 from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
 from mp_agent.alerting.durations import SCRAPE_GAP, Duration
-from mp_agent.alerting.expressions import Expression
-from mp_agent.alerting.predicates import (
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.nodes import Expression
+from mp_agent.alerting.expressions.predicates import (
     Compare,
     Gone,
     Joined,
@@ -36,7 +36,7 @@ from mp_agent.alerting.predicates import (
     Silent,
     Unreachable,
 )
-from mp_agent.alerting.signals import (
+from mp_agent.alerting.expressions.signals import (
     Arithmetic,
     Count,
     Either,

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from mp_agent.alerting.detector.history import History
 from mp_agent.alerting.detector.readings import Labels, Readings
-from mp_agent.alerting.promql import label_text
-from mp_agent.alerting.signals import Where
+from mp_agent.alerting.expressions.promql import label_text
+from mp_agent.alerting.expressions.signals import Where
 
 Selection = Callable[[], list[tuple[Labels, History]]]
 """Returns the series as they are at the moment."""

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.expressions.nodes import walk
+from mp_agent.alerting.expressions.promql import promql
+from mp_agent.alerting.expressions.signals import Recorded
 from mp_agent.alerting.guidance import GUIDANCE
 from mp_agent.alerting.guidance.record import RUN_MARK, Guidance, Panel
 from mp_agent.alerting.links import page_file
-from mp_agent.alerting.promql import promql
-from mp_agent.alerting.signals import Recorded
 from mp_agent.alerting.values import Values
 
 RUNBOOKS = "alerting/runbooks"

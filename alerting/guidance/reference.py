@@ -9,7 +9,8 @@ from typing import Any
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import DURATIONS, Duration
-from mp_agent.alerting.expressions import walk
+from mp_agent.alerting.expressions.nodes import walk
+from mp_agent.alerting.expressions.signals import Limit
 from mp_agent.alerting.guidance.pages import (
     RUNBOOKS,
     expression,
@@ -18,7 +19,6 @@ from mp_agent.alerting.guidance.pages import (
     quiet_titles,
 )
 from mp_agent.alerting.links import page_file
-from mp_agent.alerting.signals import Limit
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.thresholds import THRESHOLDS, Threshold, bound_label
 

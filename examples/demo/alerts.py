@@ -10,12 +10,12 @@ from examples.demo.reading import Reading
 from mp_agent.alerting.alertmanager import render_alertmanager
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.remedies import fitting
-from mp_agent.alerting.rules import RULES_FILE
+from mp_agent.alerting.rules.rule_file import RULES_FILE
 from mp_agent.alerting.values import values_in_force
-from tools import servers
 from tools.jobs import ROOT
-from tools.running import Prometheus, alertmanager, prometheus
-from tools.webhook import Notification, WebhookReceiver
+from tools.servers.binaries import find
+from tools.servers.running import Prometheus, alertmanager, prometheus
+from tools.servers.webhook import Notification, WebhookReceiver
 
 SHIPPED_RULES = ROOT / "alerting" / "rendered" / RULES_FILE
 _WAITING_SCALE = 0.05
@@ -113,7 +113,7 @@ def _notification(name: str, run: str, reading: Reading) -> Notification:
 @contextmanager
 def alert_source(directory: Path) -> Iterator[AlertSource]:
     """Start the servers if they can be had, and stop them at the end."""
-    binaries = servers.find("prometheus"), servers.find("alertmanager")
+    binaries = find("prometheus"), find("alertmanager")
     if binaries[0] is None or binaries[1] is None:
         yield MetricsAlone()
         return

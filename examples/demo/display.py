@@ -15,7 +15,7 @@ from rich.text import Text
 from examples.demo.outcome import Outcome
 from examples.demo.reading import Reading
 from examples.demo.scenarios import Scenario
-from tools.webhook import Notification
+from tools.servers.webhook import Notification
 
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 40

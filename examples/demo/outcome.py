@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from examples.demo.scenarios import Scenario
 from examples.demo.story import Trouble
-from tools.webhook import Notification
+from tools.servers.webhook import Notification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

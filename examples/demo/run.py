@@ -14,7 +14,7 @@ from examples.demo.reading import Reading, read_metrics
 from examples.demo.scenarios import Scenario
 from examples.demo.story import Story
 from tools.jobs import Job, torchrun_job
-from tools.webhook import Notification
+from tools.servers.webhook import Notification
 
 _LOOK_INTERVAL_SECONDS = 0.25
 _QUIET_SECONDS = 4.0

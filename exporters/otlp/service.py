@@ -6,12 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mp_agent.exporters.otlp.client_factory import open_client
+from mp_agent.exporters.otlp.conversion.events import is_sent, log_records, spans
+from mp_agent.exporters.otlp.conversion.resource import make_resource
 from mp_agent.exporters.otlp.environment import OtlpEnvironment, OtlpSignal
-from mp_agent.exporters.otlp.events import is_sent, log_records, spans
-from mp_agent.exporters.otlp.exporter import ExportError
-from mp_agent.exporters.otlp.redaction import LogCapture, Redactor
-from mp_agent.exporters.otlp.resource import make_resource
 from mp_agent.exporters.otlp.signal_pusher import SignalPusher
 from mp_agent.exporters.otlp.signal_sources import (
     EventSource,
@@ -19,6 +16,9 @@ from mp_agent.exporters.otlp.signal_sources import (
     MetricSource,
     SignalSource,
 )
+from mp_agent.exporters.otlp.transport.client_factory import open_client
+from mp_agent.exporters.otlp.transport.exporter import ExportError
+from mp_agent.exporters.otlp.transport.redaction import LogCapture, Redactor
 from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 

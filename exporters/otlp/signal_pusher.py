@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from mp_agent.exporters.otlp.client import Client
-from mp_agent.exporters.otlp.exporter import ExportError
+from mp_agent.exporters.otlp.transport.client import Client
+from mp_agent.exporters.otlp.transport.exporter import ExportError
 from mp_agent.records.views import ExportAccount
 
 log = logging.getLogger("mp_agent.otlp")

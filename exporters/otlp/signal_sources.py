@@ -11,10 +11,10 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.resources import Resource
 
 from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.exporters.otlp.exporter import ExportError
-from mp_agent.exporters.otlp.metrics_data import Times, batches, unix_ns
-from mp_agent.exporters.otlp.stale_series import NoRecordedValues, SentSeries
-from mp_agent.exporters.otlp.start_times import StartTimes
+from mp_agent.exporters.otlp.conversion.metrics_data import Times, batches, unix_ns
+from mp_agent.exporters.otlp.conversion.stale_series import NoRecordedValues, SentSeries
+from mp_agent.exporters.otlp.conversion.start_times import StartTimes
+from mp_agent.exporters.otlp.transport.exporter import ExportError
 from mp_agent.records.conditions import StoredConditionEvent
 
 EVENTS_WAITING_MAX = 1000

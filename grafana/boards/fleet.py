@@ -22,16 +22,15 @@ from grafana.style import (
     detected_by_severity,
     runs_in_trouble,
 )
-from mp_agent.alerting.conditions import (
-    coverage_low,
-    gradient_explosion,
-    gradient_vanishing,
+from mp_agent.alerting.conditions.agent import coverage_low
+from mp_agent.alerting.conditions.gradients import gradient_explosion, gradient_vanishing
+from mp_agent.alerting.conditions.loss_scale import (
     loss_scale_at_floor,
     loss_scale_low,
     loss_scale_low_and_falling,
     overflow_ratio_high,
-    run_stalled,
 )
+from mp_agent.alerting.conditions.run import run_stalled
 
 _RUN_LINK = (
     "/d/mp-agent-run?${datasource:queryparam}&${__url_time_range}"

@@ -3,7 +3,7 @@
 from grafana.panel import LOWEST_ON_LOG_AXIS, Board, Column, Panel, Query, Row, View, above, help_of
 from grafana.queries import by_run, chosen, increase, series, worst, worst_over_range
 from grafana.style import ANY_IS_NOTABLE
-from mp_agent.alerting.conditions import gradient_underflow, layer_gradient_dead
+from mp_agent.alerting.conditions.gradients import gradient_underflow, layer_gradient_dead
 
 _LAYER = ("layer",)
 _WORST = 10

@@ -2,7 +2,7 @@
 
 from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, help_of
 from grafana.queries import RUN, by_run, increase, rate, series
-from mp_agent.alerting.conditions import telemetry_degraded
+from mp_agent.alerting.conditions.agent import telemetry_degraded
 
 _TELEMETRY_DEGRADED = (telemetry_degraded.TELEMETRY_DEGRADED,)
 _PER_RUN = ", ".join(RUN)

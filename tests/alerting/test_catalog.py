@@ -8,10 +8,10 @@ import pytest
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
 from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
-from mp_agent.alerting.expressions import Expression, walk
-from mp_agent.alerting.predicates import Seen
+from mp_agent.alerting.expressions.nodes import Expression, walk
+from mp_agent.alerting.expressions.predicates import Seen
+from mp_agent.alerting.expressions.signals import Count, Length, Limit, Recorded, Series, Signal
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Length, Limit, Recorded, Series, Signal
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
 

@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.examples import Example
-from mp_agent.alerting.predicates import Compare
+from mp_agent.alerting.examples.example import Example
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import Compare
+from mp_agent.alerting.expressions.signals import Number, Series
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Number, Series
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
 

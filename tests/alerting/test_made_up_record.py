@@ -12,13 +12,13 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.examples import Example, Track, flat
+from mp_agent.alerting.examples.example import Example, Track, flat
+from mp_agent.alerting.expressions.predicates import Compare
+from mp_agent.alerting.expressions.signals import Series, limit
 from mp_agent.alerting.guidance import reference as alerts_page
-from mp_agent.alerting.predicates import Compare
-from mp_agent.alerting.promtool_tests import render_tests
-from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.rules.promtool_tests import render_tests
+from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Series, limit
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
@@ -27,7 +27,7 @@ from mp_agent.node.series import snapshot_builder
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from tests.agent.node.series.test_snapshot_builder import export, series
 from tests.alerting.promtool import assert_passes
-from tools import reference as metrics_page
+from tools.generators import metrics_reference as metrics_page
 
 ACTIVATION = Metric(
     name="mp_agent.activation.abs_max",

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.conditions.gradient_explosion import GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.gradient_underflow import GRADIENT_UNDERFLOW
+from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
+from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy, fitting, remedy_template
 from mp_agent.alerting.values import values_in_force
 

@@ -18,8 +18,8 @@ from mp_agent.ring.reader import RingReader
 from tests.e2e.scenarios import Scenario
 from tests.waiting import wait_until
 from tools.jobs import Job, torchrun_job
-from tools.running import Prometheus, alertmanager, free_port, prometheus
-from tools.webhook import Notification, WebhookReceiver
+from tools.servers.running import Prometheus, alertmanager, free_port, prometheus
+from tools.servers.webhook import Notification, WebhookReceiver
 
 TIME_SCALE = 1 / 60
 """Minutes become seconds: `mp-agent rules --time-scale`."""

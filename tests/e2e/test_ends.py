@@ -16,7 +16,7 @@ from tests.e2e.counting import (
 )
 from tests.e2e.counting_job import STEPS
 from tests.waiting import wait_until
-from tools.running import alertmanager, prometheus
+from tools.servers.running import alertmanager, prometheus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 

@@ -16,8 +16,8 @@ from tests.e2e.observatory import JOB, TIME_SCALE
 from tests.e2e.scenarios import BY_NAME, Scenario
 from tests.waiting import wait_until
 from tools.jobs import torchrun_job
-from tools.running import Prometheus, prometheus, read_json
-from tools.victoria import VictoriaMetrics, victoria_metrics, vmalert
+from tools.servers.running import Prometheus, prometheus, read_json
+from tools.servers.victoria import VictoriaMetrics, victoria_metrics, vmalert
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 

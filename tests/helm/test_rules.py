@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mp_agent.alerting.promtool_tests import render_tests
-from mp_agent.alerting.rules import render_rules
+from mp_agent.alerting.rules.promtool_tests import render_tests
+from mp_agent.alerting.rules.rule_file import render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import Values, values_in_force

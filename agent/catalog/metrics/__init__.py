@@ -1,22 +1,22 @@
 """The metrics catalog: all records, in the order in which they are exposed."""
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
-from mp_agent.catalog.metrics.agent import AGENT_METRICS
-from mp_agent.catalog.metrics.conditions import CONDITION_METRICS
-from mp_agent.catalog.metrics.export import EXPORT_METRICS
-from mp_agent.catalog.metrics.flight import FLIGHT_METRICS
-from mp_agent.catalog.metrics.gradients import GRADIENT_METRICS
-from mp_agent.catalog.metrics.layer_trouble import LAYER_TROUBLE_METRICS
-from mp_agent.catalog.metrics.layers import LAYER_METRICS
-from mp_agent.catalog.metrics.learning import LEARNING_METRICS
-from mp_agent.catalog.metrics.loss import LOSS_METRICS
-from mp_agent.catalog.metrics.loss_scale import LOSS_SCALE_METRICS
-from mp_agent.catalog.metrics.norms import NORM_METRICS
-from mp_agent.catalog.metrics.ranks import RANK_METRICS
-from mp_agent.catalog.metrics.replicas import REPLICA_METRICS
-from mp_agent.catalog.metrics.run import RUN_METRICS
-from mp_agent.catalog.metrics.transport import TRANSPORT_METRICS
-from mp_agent.catalog.metrics.waiting import WAITING_METRICS
+from mp_agent.catalog.metrics.agent.agent import AGENT_METRICS
+from mp_agent.catalog.metrics.agent.export import EXPORT_METRICS
+from mp_agent.catalog.metrics.agent.flight import FLIGHT_METRICS
+from mp_agent.catalog.metrics.agent.transport import TRANSPORT_METRICS
+from mp_agent.catalog.metrics.gradients.gradients import GRADIENT_METRICS
+from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRICS
+from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
+from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
+from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
+from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
+from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
+from mp_agent.catalog.metrics.run.run import RUN_METRICS
+from mp_agent.catalog.metrics.run.waiting import WAITING_METRICS
+from mp_agent.catalog.metrics.training.learning import LEARNING_METRICS
+from mp_agent.catalog.metrics.training.loss import LOSS_METRICS
+from mp_agent.catalog.metrics.training.loss_scale import LOSS_SCALE_METRICS
 from mp_agent.errors import CatalogError
 
 METRICS: tuple[Metric, ...] = (

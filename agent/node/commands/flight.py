@@ -12,14 +12,14 @@ import click
 from rich.console import Console
 
 from mp_agent.errors import FlightError, MpAgentError, SettingError
-from mp_agent.flight.analysis import Analysis, analyse
-from mp_agent.flight.document import as_json
-from mp_agent.flight.evidence import Evidence
-from mp_agent.flight.html.page import as_html
-from mp_agent.flight.limits import with_assignments
-from mp_agent.flight.load import load
-from mp_agent.flight.store import record_name
-from mp_agent.flight.terminal import print_analysis
+from mp_agent.flight.postmortem.analysis import Analysis, analyse
+from mp_agent.flight.record.evidence import Evidence
+from mp_agent.flight.record.limits import with_assignments
+from mp_agent.flight.record.load import load
+from mp_agent.flight.record.store import record_name
+from mp_agent.flight.report.document import as_json
+from mp_agent.flight.report.html.page import as_html
+from mp_agent.flight.report.terminal import print_analysis
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
+from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent

@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import SecretStr
 
 from mp_agent.errors import FlightError
-from mp_agent.flight.evidence import Evidence, one_attempt
-from mp_agent.flight.limits import values_of
-from mp_agent.flight.store import write_record
+from mp_agent.flight.record.evidence import Evidence, one_attempt
+from mp_agent.flight.record.limits import values_of
+from mp_agent.flight.record.store import write_record
 from mp_agent.node.collect.layer_table_cache import CachedTable
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.records.conditions import ActiveCondition

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mp_agent.errors import RingError
-from mp_agent.flight.evidence import one_attempt
+from mp_agent.flight.record.evidence import one_attempt
 from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.records.flight import RankLog, Segment
 from mp_agent.ring.reader import RingReader

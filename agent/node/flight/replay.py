@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mp_agent.flight.history import LayerSample, RunHistory
+from mp_agent.flight.postmortem.history import LayerSample, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mp_agent.flight.store import record_name
+from mp_agent.flight.record.store import record_name
 from mp_agent.node.flight.job import FlightJob
 from mp_agent.node.flight.policy import FlightPolicy, Trigger
 from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, pop_request, write_answer

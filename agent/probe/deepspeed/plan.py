@@ -12,7 +12,7 @@ from torch import nn
 
 from mp_agent.probe.deepspeed.gradients import Found, Keeper, Part, keeper_of, trained_by
 from mp_agent.probe.deepspeed.limits import unsupported_by
-from mp_agent.probe.optimizers.parameter_names import NamedParameter, name_parameters
+from mp_agent.probe.optimizers.lookup.parameter_names import NamedParameter, name_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.placement import Reducers, declarations, this_rank
 from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread

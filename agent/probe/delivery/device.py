@@ -17,8 +17,8 @@ from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable
-from mp_agent.ring.device_part import HostPart
-from mp_agent.ring.layout import DEVICE_SCALARS
+from mp_agent.ring.format.device_part import HostPart
+from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
 
 _LAYER_SLOTS = 4

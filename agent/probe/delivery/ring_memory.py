@@ -6,7 +6,7 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.transfers import TransferSlots
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Schema
-from mp_agent.ring.device_part import HostPart
+from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.writer import RingWriter
 
 STEP_SLOTS = 64

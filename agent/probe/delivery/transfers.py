@@ -14,7 +14,7 @@ import torch
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.records.steps import FloatArray
-from mp_agent.ring.transfers import EXTRA_WORDS, Words, weights, whole_values
+from mp_agent.ring.format.transfers import EXTRA_WORDS, Words, weights, whole_values
 
 _POLL_SECONDS = 0.001
 

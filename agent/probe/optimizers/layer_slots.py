@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import DTensor
 
-from mp_agent.probe.optimizers.parameter_names import NamedParameter, strip_wrappers
+from mp_agent.probe.optimizers.lookup.parameter_names import NamedParameter, strip_wrappers
 
 PARTIAL_GRADIENT = "gradients with a partial placement"
 

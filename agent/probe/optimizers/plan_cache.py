@@ -13,7 +13,10 @@ import torch
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.layer_slots import LayerSlot
-from mp_agent.probe.optimizers.optimizer_parameters import names_parameters, optimizer_parameters
+from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
+    names_parameters,
+    optimizer_parameters,
+)
 from mp_agent.probe.optimizers.plan import MeasurementPlan, signature_of
 from mp_agent.probe.placement import declarations
 

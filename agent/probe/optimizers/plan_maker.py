@@ -7,13 +7,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.live_objects import LiveObjects
-from mp_agent.probe.optimizers.module_trees import holds_any, root_module
-from mp_agent.probe.optimizers.new_optimizers import NewOptimizers
-from mp_agent.probe.optimizers.optimizer_parameters import optimizer_parameters, trains_part_of
+from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
+from mp_agent.probe.optimizers.lookup.module_trees import holds_any, root_module
+from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
+from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
+    optimizer_parameters,
+    trains_part_of,
+)
+from mp_agent.probe.optimizers.lookup.walk_budget import WalkBudget
 from mp_agent.probe.optimizers.plan import MeasurementPlan, make_plan
 from mp_agent.probe.optimizers.plan_cache import PlanCache
-from mp_agent.probe.optimizers.walk_budget import WalkBudget
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 
 

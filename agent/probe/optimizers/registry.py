@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.optimizers.module_trees import holds_any
-from mp_agent.probe.optimizers.new_optimizers import NewOptimizers
-from mp_agent.probe.optimizers.optimizer_parameters import holders, optimizer_parameters
+from mp_agent.probe.optimizers.lookup.module_trees import holds_any
+from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
+from mp_agent.probe.optimizers.lookup.optimizer_parameters import holders, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
 from mp_agent.probe.optimizers.roles import OptimizerRoles
@@ -67,8 +67,7 @@ class OptimizerRegistry:
         """Return what is watched for steps of `optimizer`; None when there is nothing."""
         for watched in self.roles.watched:
             if watched.is_of(optimizer):
-                if not any(each.alive and each.role is Role.FIRST for each in self.roles.watched):
-                    self.roles.replace_first(watched)
+                self._replace_gone_first(watched)
                 return watched
         return self._watch(optimizer)
 
@@ -142,9 +141,9 @@ class OptimizerRegistry:
         that were made since, among these.
         """
         if not self.roles.watched and not self._searched and parameters:
-            self._searched = True
             for optimizer in holders(self._plan_maker.live_objects().optimizers, parameters):
                 self.of(optimizer)
+            self._searched = True  # not before: another thread would not find its own meanwhile
             if not self.roles.watched:
                 self._plan_maker.forget_live_objects()
         found = self._known_holders(parameters)
@@ -152,7 +151,14 @@ class OptimizerRegistry:
             for optimizer in self._new.pop_holders(parameters):
                 self.of(optimizer)
             found = self._known_holders(parameters)
+        if found:
+            # Before its gradients are clipped: a label of its own would be measured apart.
+            self._replace_gone_first(found[0])
         return found
+
+    def _replace_gone_first(self, watched: WatchedOptimizer) -> None:
+        if not any(each.alive and each.role is Role.FIRST for each in self.roles.watched):
+            self.roles.replace_first(watched)
 
     def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
         if len(self.roles.watched) <= 1:

@@ -7,7 +7,7 @@ from enum import Enum
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.optimizer_parameters import optimizer_parameters
+from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 

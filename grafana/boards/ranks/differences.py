@@ -3,7 +3,8 @@
 from grafana.panel import Panel, Query, Row, View, help_of
 from grafana.queries import by_run, increase, series, worst_over_range
 from grafana.style import AGREEMENT
-from mp_agent.alerting.conditions import loss_nonfinite, rank_nonfinite, replica_divergence
+from mp_agent.alerting.conditions.loss import loss_nonfinite
+from mp_agent.alerting.conditions.ranks import rank_nonfinite, replica_divergence
 
 _POINTS = 100
 """Enough for a picture; every one looks at all ranks."""

@@ -3,12 +3,8 @@
 from grafana.panel import Column, Panel, Query, Row, View, above, help_of
 from grafana.queries import RUN, by_run, series
 from grafana.style import ANY_IS_NOTABLE, COVERAGE
-from mp_agent.alerting.conditions import (
-    coverage_low,
-    rank_stalled,
-    rank_straggler,
-    replica_divergence,
-)
+from mp_agent.alerting.conditions.agent import coverage_low
+from mp_agent.alerting.conditions.ranks import rank_stalled, rank_straggler, replica_divergence
 
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
 _UP = by_run("mp_agent_rank_up", keep=("rank",))

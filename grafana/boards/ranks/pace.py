@@ -3,7 +3,7 @@
 from grafana.boards.ranks.glance import SLOWEST
 from grafana.panel import Panel, Query, Row, View, above, help_of
 from grafana.queries import aggregated, by_run, chosen, series, worst_over_range
-from mp_agent.alerting.conditions import rank_stalled, rank_straggler
+from mp_agent.alerting.conditions.ranks import rank_stalled, rank_straggler
 
 _RANK = ("rank",)
 _POINTS = 100

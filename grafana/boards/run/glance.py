@@ -12,15 +12,14 @@ from grafana.style import (
     alerts_by_severity,
     detected_by_severity,
 )
-from mp_agent.alerting.conditions import (
-    coverage_low,
-    gradient_explosion,
-    gradient_vanishing,
+from mp_agent.alerting.conditions.agent import coverage_low
+from mp_agent.alerting.conditions.gradients import gradient_explosion, gradient_vanishing
+from mp_agent.alerting.conditions.loss_scale import (
     loss_scale_at_floor,
     loss_scale_low,
     overflow_ratio_high,
-    run_failed,
 )
+from mp_agent.alerting.conditions.run import run_failed
 
 _VERDICT = " or ".join(
     (

@@ -3,7 +3,7 @@
 from grafana.panel import Panel, Query, Row, Step, help_of
 from grafana.queries import FIRST_OPTIMIZER, by_run, increase, share_of_steps
 from grafana.style import GRADIENT_NORM_LINES, NORM_REACHES
-from mp_agent.alerting.conditions import (
+from mp_agent.alerting.conditions.gradients import (
     gradient_explosion,
     gradient_vanishing,
     nonfinite_update,

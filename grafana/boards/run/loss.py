@@ -3,15 +3,13 @@
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import aggregated, by_run, increase, series, share_of_steps
 from grafana.style import LOSS_IS_LINEAR_TO, LOSS_SCALE_LINES, SKIPPED
-from mp_agent.alerting.conditions import (
-    loss_diverging,
-    loss_nonfinite,
+from mp_agent.alerting.conditions.loss import loss_diverging, loss_nonfinite, loss_spike
+from mp_agent.alerting.conditions.loss_scale import (
     loss_scale_at_floor,
     loss_scale_consecutive_decreases,
     loss_scale_far_below_initial,
     loss_scale_low,
     loss_scale_low_and_falling,
-    loss_spike,
     overflow_ratio_high,
 )
 

@@ -2,7 +2,7 @@
 
 from grafana.panel import PER_SECOND, Panel, Query, Row, View, help_of
 from grafana.queries import by_run, quantile, rate, series
-from mp_agent.alerting.conditions import run_stalled
+from mp_agent.alerting.conditions.run import run_stalled
 from mp_agent.records.steps import Phase
 
 _OF_A_STEP = "|".join(

@@ -9,7 +9,8 @@ from grafana.style import (
     alerts_by_severity,
     detected_by_severity,
 )
-from mp_agent.alerting.conditions import nonfinite_update, rank_nonfinite
+from mp_agent.alerting.conditions.gradients import nonfinite_update
+from mp_agent.alerting.conditions.ranks import rank_nonfinite
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 
 _KEPT = ("condition", "severity")

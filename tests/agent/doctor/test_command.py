@@ -28,7 +28,7 @@ def doctor(settings: Settings, *arguments: str, **variables: str) -> Result:
 def on_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("none / tmpfs rw 0 0\n")
-    monkeypatch.setattr("mp_agent.doctor.memory._MOUNTS", mounts)
+    monkeypatch.setattr("mp_agent.doctor.checks.memory._MOUNTS", mounts)
 
 
 @pytest.mark.usefixtures("on_tmpfs")

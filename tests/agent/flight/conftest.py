@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.flight.analysis import Analysis, analyse
-from mp_agent.flight.evidence import Evidence
+from mp_agent.flight.postmortem.analysis import Analysis, analyse
+from mp_agent.flight.record.evidence import Evidence
 from mp_agent.node.flight.job import evidence_of_rings
 from mp_agent.node.flight.replay import replay
 from mp_agent.settings import Settings

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.flight.diagnosis import Causes
-from mp_agent.flight.document import as_dict
+from mp_agent.flight.postmortem.diagnosis import Causes
+from mp_agent.flight.report.document import as_dict
 from tests.agent.flight.analyses import exploding
 from tests.agent.flight.builders import make_node_record
-from tests.agent.flight.test_archive import written
+from tests.agent.flight.record.test_archive import written
 
 PAGE = Path(__file__).parents[3] / "docs" / "flight-record.md"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.flight.load import load
+from mp_agent.flight.record.load import load
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 from tests.agent.flight.jobs import JOB
 from tests.waiting import wait_until
 from tools.jobs import is_node_agent
-from tools.running import free_port, stop
+from tools.servers.running import free_port, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from mp_agent.alerting.alertmanager import (
 from mp_agent.alerting.alertmanager.channels import Site
 from tests.alerting.alertmanager.inboxes import Inboxes, inboxes
 from tests.waiting import wait_until
-from tools.running import alertmanager, read_json
+from tools.servers.running import alertmanager, read_json
 
 pytestmark = pytest.mark.e2e
 

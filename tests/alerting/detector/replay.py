@@ -8,9 +8,9 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import plain_text
 from mp_agent.alerting.detector.detector import Detector, Finding
 from mp_agent.alerting.detector.readings import Reading
-from mp_agent.alerting.examples import RUN, TARGET, Example, Value
-from mp_agent.alerting.promql import label_text
-from mp_agent.alerting.promtool_tests import _samples, _tracks
+from mp_agent.alerting.examples.example import RUN, TARGET, Example, Value
+from mp_agent.alerting.expressions.promql import label_text
+from mp_agent.alerting.rules.promtool_tests import _samples, _tracks
 from mp_agent.alerting.values import Values
 
 MINUTE = 60.0

@@ -1,14 +1,14 @@
 """A record's two readings agree: what promtool is told to expect, the detectors find as well.
 
-promtool judges the same examples in tests/alerting/test_promtool.py.
+promtool judges the same examples in tests/alerting/rules/test_promtool_tests.py.
 """
 
 import pytest
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.examples import Example
-from mp_agent.alerting.promtool_tests import ALL_EXAMPLES
+from mp_agent.alerting.examples.example import Example
+from mp_agent.alerting.rules.promtool_tests import ALL_EXAMPLES
 from mp_agent.alerting.values import Values, values_in_force
 from tests.alerting.detector.replay import expected, replay, tracks_of
 

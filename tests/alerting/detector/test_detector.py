@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.detector import detector as module
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.examples import Example
-from mp_agent.alerting.predicates import Compare, Predicate, all_of
+from mp_agent.alerting.examples.example import Example
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import Compare, Predicate, all_of
+from mp_agent.alerting.expressions.signals import Count, Number, Series, Signal
 from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.signals import Count, Number, Series, Signal
 from mp_agent.alerting.values import values_in_force
 
 LOSS = metrics.LOSS.prometheus_name

@@ -10,17 +10,17 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mp_agent.alerting import metrics
 from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
 from mp_agent.alerting.detector.readings import Readings
 from mp_agent.alerting.detector.vectors import Moment
 from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.examples import Value
-from mp_agent.alerting.expressions import Expression
-from mp_agent.alerting.predicates import Compare, Seen, all_of, any_of, unless
-from mp_agent.alerting.promql import promql
-from mp_agent.alerting.signals import (
+from mp_agent.alerting.examples.example import Value
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.nodes import Expression
+from mp_agent.alerting.expressions.predicates import Compare, Seen, all_of, any_of, unless
+from mp_agent.alerting.expressions.promql import promql
+from mp_agent.alerting.expressions.signals import (
     Arithmetic,
     Count,
     Either,

@@ -10,7 +10,7 @@ from mp_agent.alerting.durations import DURATIONS
 from mp_agent.alerting.guidance import GUIDANCE
 from mp_agent.alerting.guidance.pages import RUNBOOKS, render_runbook, runbook_pages
 from mp_agent.alerting.guidance.reference import render_reference
-from mp_agent.alerting.rules import rendered_files
+from mp_agent.alerting.rules.rule_file import rendered_files
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import THRESHOLDS
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.alerting.noise.table import summary, table, verdicts
-from tools import servers
+from tools.servers import binaries
 
 MEASURED = Path(__file__).parents[3] / "alerting" / "guidance" / "noise.md"
 
@@ -18,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.alerting.noise", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {MEASURED.name} as well")
     write = parser.parse_args().write
-    promtool = servers.find("promtool")
+    promtool = binaries.find("promtool")
     if promtool is None:
         print("promtool is needed, and is not to be had here", file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ import yaml
 
 from tests.alerting.noise.judge import RULES, WANTED, Verdict, verdict_of
 from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording
-from tools.victoria import victoria_metrics
+from tools.servers.victoria import victoria_metrics
 
 _FIRST_FIRED = (
     'min by (run, alertname, severity) (tfirst_over_time(ALERTS{alertstate="firing"}[%ds]))'

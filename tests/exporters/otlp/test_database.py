@@ -11,7 +11,7 @@ from tests.exporters.otlp.service_loop import started
 from tests.exporters.otlp.test_parity import scraped
 from tests.exporters.otlp.translation import Series, labels
 from tests.waiting import wait_until
-from tools.victoria import VictoriaMetrics, victoria_metrics
+from tools.servers.victoria import VictoriaMetrics, victoria_metrics
 
 pytestmark = pytest.mark.e2e
 

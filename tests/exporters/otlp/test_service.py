@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from mp_agent.exporters.otlp.redaction import LOGGERS
-from mp_agent.exporters.otlp.resource import instance_id
+from mp_agent.exporters.otlp.conversion.resource import instance_id
+from mp_agent.exporters.otlp.transport.redaction import LOGGERS
+from tests.exporters.otlp.conversion.test_metrics_data import many_layers
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,
     event,
@@ -15,7 +16,6 @@ from tests.exporters.otlp.samples import (
     steps,
 )
 from tests.exporters.otlp.service_loop import started
-from tests.exporters.otlp.test_metrics_data import many_layers
 from tests.exporters.otlp.test_parity import scraped
 from tests.exporters.otlp.translation import attributes_of, labels, stored
 

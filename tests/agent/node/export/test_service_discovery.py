@@ -17,7 +17,7 @@ from mp_agent.settings import Settings
 from tests.agent.node.agent_process import get, scrape, start_agent, wait_for_status
 from tests.agent.node.fake_rank import FakeRank
 from tests.waiting import wait_until
-from tools.running import read_json, serving
+from tools.servers.running import read_json, serving
 
 TOKEN = "shared-secret"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.flight.load import load
+from mp_agent.flight.record.load import load
 from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
 from mp_agent.node.flight.service import BUSY_SECONDS_MAX, FlightService
 from mp_agent.records.flight import FlightRequest

@@ -23,7 +23,7 @@ from mp_agent.settings.handover import HANDOVER_VARIABLE
 from tests.agent.node.agent_process import StartAgent, get, scrape, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
-from tools.running import read_json, serving
+from tools.servers.running import read_json, serving
 
 PASSWORD = "a password with spaces"
 REQUESTS = 10_000

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
-from mp_agent.ring.transfers import whole_values
+from mp_agent.ring.format.transfers import whole_values
 from tests.agent.probe.seen_steps import CPU
 from tests.agent.probe.simulated_device import SimulatedDevice
 

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import succession
-from mp_agent.probe.optimizers import live_objects
+from mp_agent.probe.optimizers.lookup import live_objects
 from mp_agent.probe.optimizers.plan import make_plan
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.simulated_device import SimulatedDevice

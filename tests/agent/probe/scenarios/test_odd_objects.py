@@ -287,7 +287,7 @@ def test_an_optimizer_that_cannot_be_read_costs_its_own_steps(watch):
 
 
 def test_a_sweep_of_trainings_reads_like_one_and_walks_the_objects_a_few_times(watch, monkeypatch):
-    from mp_agent.probe.optimizers import live_objects
+    from mp_agent.probe.optimizers.lookup import live_objects
 
     walks: list[bool] = []
     walk = live_objects.walk

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers import walk_budget
+from mp_agent.probe.optimizers.lookup import walk_budget
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.conftest import Watch
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring

@@ -40,19 +40,32 @@ for _ in range(3):
 
 
 class Training(threading.Thread):
-    """Trains a model, and notes what its gradients were before they were clipped."""
+    """Trains a model, and notes what its gradients were before they were clipped.
 
-    def __init__(self, seed: int, together: threading.Barrier) -> None:
+    after: a thread that it lets end, halfway through its own steps.
+    """
+
+    def __init__(
+        self, seed: int, together: threading.Barrier, after: threading.Thread | None = None
+    ) -> None:
         super().__init__()
         self.squares: list[float] = []
         self.losses: list[float] = []
         self._model = make_model(seed)
         self._together = together
+        self._after = after
 
     def run(self) -> None:
+        self._train()
+        # Once a thread has ended, the run goes on with the training that is left.
+        self._together.wait()
+
+    def _train(self) -> None:
         optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._together.wait()
         for seed in range(_STEPS):
+            if self._after is not None and seed == _STEPS // 2:
+                self._after.join()
             optimizer.zero_grad()
             loss = make_loss(self._model, seed)
             loss.backward()
@@ -60,8 +73,13 @@ class Training(threading.Thread):
             self.squares.append(sum_squares(self._model))
             clip_grad_norm_(self._model.parameters(), 1e-3)
             optimizer.step()
-        # Once a thread has ended, the run goes on with the training that is left.
-        self._together.wait()
+
+
+class EndingTraining(Training):
+    """Ends at once after its last step."""
+
+    def run(self) -> None:
+        self._train()
 
 
 def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch):
@@ -79,6 +97,24 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
     first = min(threads, key=lambda thread: abs(thread.squares[1] - seen[1]))
     assert seen == pytest.approx(first.squares, rel=1e-6)
     assert contents.column("loss")[1:] == pytest.approx(first.losses[1:])
+
+
+def test_a_training_that_outlives_the_first_goes_on_with_norms_of_before_clipping(watch):
+    watched, together = watch(), threading.Barrier(2)
+    first = EndingTraining(0, together)
+    second = EndingTraining(1, together, after=first)
+    for thread in (first, second):
+        thread.start()
+    for thread in (first, second):
+        thread.join()
+    watched.probe.flush()
+    contents = read_ring(watched.writer.path, one_schema=False)
+    seen = [record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records]
+    if len(seen) == _STEPS:  # the run was that of the second from the start
+        assert seen == pytest.approx(second.squares, rel=1e-6)
+    else:
+        rest = second.squares[_STEPS // 2 :]
+        assert seen == pytest.approx([*first.squares, *rest], rel=1e-6)
 
 
 @pytest.mark.slow

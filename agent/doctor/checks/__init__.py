@@ -1,0 +1,66 @@
+"""The list of checks, in the order of a manual diagnosis. A new check is one entry."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from mp_agent.doctor.check_result import CheckResult, unknown
+from mp_agent.doctor.checks import coverage, endpoint, memory, otlp, prometheus, runs, settings
+from mp_agent.doctor.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question of the list."""
+
+    name: str
+    question: str
+    examine: Callable[[Machine], Iterable[CheckResult]]
+
+
+MACHINE_CHECKS = (
+    Check("settings", "Which settings are in force?", settings.sources),
+    Check("ignored-settings", "Is a setting ignored?", settings.ignored_values),
+    Check("variables", "Is a variable misspelt?", settings.unknown_variables),
+    Check("kubernetes-service", "Does a Service set the variables?", settings.service_variables),
+    Check("enabled", "Is mp_agent enabled?", settings.enabled),
+    Check("node-agent-setting", "Who starts the node agent?", settings.node_agent),
+    Check("exporters", "Which exporters are on?", settings.exporters),
+    Check("access", "Do TLS and password settings fit together?", settings.port_settings),
+    Check("shared-memory", "Can the shared memory be used?", memory.directory),
+    Check("removed-rings", "Did something remove a job's rings?", memory.removed_rings),
+    Check("runs", "Do ranks write?", runs.runs),
+    Check("rings", "Can every ring be read?", runs.rings),
+    Check("node-agent", "Does a node agent watch every run?", runs.agents),
+    Check("log", "What does its log say?", runs.log_files),
+    Check("port", "Does it have its port?", runs.port),
+    Check("health", "Does it answer?", endpoint.health),
+    Check("metrics", "Does it show series?", endpoint.metrics),
+    Check("losses", "Is anything lost?", endpoint.losses),
+    Check("unsupported", "Is anything not supported?", endpoint.unsupported),
+    Check("root", "Do the nodes reach the root agent?", coverage.root),
+    Check("coverage", "Do the numbers cover all ranks?", coverage.coverage),
+    Check("otlp", "Do pushes have somewhere to go?", otlp.otlp),
+)
+
+PROMETHEUS_CHECKS = (
+    Check("prometheus", "Does Prometheus answer?", prometheus.reachable),
+    Check("targets", "Does it scrape the node agents?", prometheus.targets),
+    Check("series", "Does it have their series?", prometheus.series),
+    Check("rules", "Are the alert rules loaded?", prometheus.rules),
+    Check("alertmanager", "Do alerts go anywhere?", prometheus.delivery),
+    Check("alerts", "Does an alert fire?", prometheus.alerts),
+)
+
+
+def examine(machine: Machine) -> Iterator[tuple[Check, list[CheckResult]]]:
+    """Yield each check with its results; those of Prometheus only if its URL was given."""
+    further = PROMETHEUS_CHECKS if machine.prometheus else ()
+    for check in (*MACHINE_CHECKS, *further):
+        yield check, _examined(check, machine)
+
+
+def _examined(check: Check, machine: Machine) -> list[CheckResult]:
+    try:
+        return list(check.examine(machine))
+    except Exception as error:
+        return [unknown(f"the check failed: {type(error).__name__}: {error}")]

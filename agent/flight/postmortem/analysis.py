@@ -1,0 +1,239 @@
+"""The analysis of a run: what went wrong first, what changed before it, why, and what to do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.remedies import Lookup, fitting
+from mp_agent.flight.postmortem.case import Case, headroom_bits
+from mp_agent.flight.postmortem.diagnose import diagnose
+from mp_agent.flight.postmortem.diagnosis import Cause, Diagnosis
+from mp_agent.flight.postmortem.history import LayerSample, RunHistory
+from mp_agent.flight.record.evidence import Evidence
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.steps import EndReason
+
+_STEPS_BEFORE, _STEPS_AFTER = 8, 5
+_LONG_BEFORE, _JUST_BEFORE = 50, 5
+_MOVED = 1.5
+_MOVED_TIME = 3.0
+"""Step times vary more."""
+_LAYERS_SHOWN = 10
+
+_WORST_FIRST = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN, EndReason.COMPLETED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """The values of a quantity long before the first bad step, just before it, and at it.
+
+    Medians over steps 6 to 50 and 1 to 5 before; None where nothing was observed.
+    """
+
+    name: str
+    long_before: float | None
+    just_before: float | None
+    at: float | None
+
+    @property
+    def moved(self) -> bool:
+        """Whether it changed by half or more, a step time threefold, headroom by a bit."""
+        values = [v for v in (self.long_before, self.just_before, self.at) if v is not None]
+        if len(values) < 2:
+            return False
+        low, high = min(values), max(values)
+        if self.name == "headroom_bits":
+            return high - low >= 1.0
+        factor = _MOVED_TIME if self.name == "step_seconds" else _MOVED
+        return high > factor * low if low > 0 else high != low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyAdvice:
+    """What to do about a cause, from the conditions catalog."""
+
+    condition: str
+    confirm: str
+    remedies: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSummary:
+    """A layer at the step that the analysis shows."""
+
+    name: str
+    norm: float
+    abs_max: float
+    nonfinite_elements: float
+    elements: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Analysis:
+    """The result of a post-mortem. `first_bad` is the first of `findings`, if any."""
+
+    evidence: Evidence
+    history: RunHistory
+    end: EndReason
+    """RUNNING if the run continued when the record was made."""
+    findings: tuple[Diagnosis, ...]
+    remedies: tuple[RemedyAdvice, ...]
+    """Of the first finding."""
+    moves: tuple[Move, ...]
+    around: tuple[MergedStep, ...]
+    """Steps before and after the first bad one; the last ones when there is none."""
+    layers: tuple[LayerSummary, ...]
+    """The worst layers, at `layers_step`."""
+    layers_step: int
+    """In the trainer's count; the first bad one, or the last sampled one before it."""
+    limits: tuple[tuple[str, float], ...]
+    """Thresholds of the gradient norm, by name."""
+
+    @property
+    def first_bad(self) -> Diagnosis | None:
+        """Return the diagnosis of the first bad step."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def ended_unix_seconds(self) -> float | None:
+        """When the last step was complete."""
+        return self.history.steps[-1].time_unix_seconds if self.history.steps else None
+
+
+def analyse(evidence: Evidence, history: RunHistory) -> Analysis:
+    """Return the analysis of an attempt."""
+    case = Case(evidence, history)
+    findings = diagnose(case)
+    first = findings[0] if findings else None
+    table = _table_for(case, first)
+    return Analysis(
+        evidence=evidence,
+        history=history,
+        end=run_end([log.end for log in evidence.ranks]),
+        findings=findings,
+        remedies=remedies_for(first.cause, _facts_of(case)) if first else (),
+        moves=tuple(_moves(case, first.sequence)) if first else (),
+        around=_around(case, first),
+        layers=_worst_layers(table) if table else (),
+        layers_step=case.number_of(table.sequence) if table else 0,
+        limits=tuple(
+            (name, case.limit(name))
+            for name in ("grad_norm_extreme", "grad_norm_high", "grad_norm_low")
+        ),
+    )
+
+
+def run_end(ranks: Sequence[EndReason]) -> EndReason:
+    """Return how a run ended: the worst of its ranks' ends; RUNNING while one is running."""
+    if not ranks or EndReason.RUNNING in ranks:
+        return EndReason.RUNNING
+    return next(reason for reason in _WORST_FIRST if reason in ranks)
+
+
+def _facts_of(case: Case) -> Lookup:
+    """Return a lookup of the series that remedies depend on, as the run would have exposed them."""
+    limits = any(step.get("clip_max_norm") is not None for step in case.steps)
+    found: dict[str, list[Mapping[str, str]]] = {
+        metrics.RUN_INFO.prometheus_name: [case.evidence.facts],
+        metrics.CLIP_MAX_NORM.prometheus_name: [{}] if limits else [],
+    }
+    return lambda name: found.get(name, [])
+
+
+def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[RemedyAdvice, ...]:
+    """Return the catalog's remedies for a cause, each once.
+
+    lookup: finds the series of the run; remedies that do not fit it are omitted.
+    """
+    known = {condition.name: condition for condition in CONDITIONS}
+    given: set[str] = set()
+    found = []
+    for name in cause.conditions:
+        condition = known[name]
+        fits = condition.remedies if lookup is None else fitting(condition.remedies, lookup)
+        new = tuple(remedy for remedy in fits if remedy not in given)
+        given.update(new)
+        if new:
+            found.append(
+                RemedyAdvice(
+                    condition=name, confirm=condition.confirm, remedies=new, why=condition.why
+                )
+            )
+    return tuple(found)
+
+
+QUANTITIES: tuple[tuple[str, Callable[[MergedStep], float | None]], ...] = (
+    ("loss", lambda step: step.get("loss")),
+    ("grad_norm", lambda step: step.grad_norm if step.gradients_judged else None),
+    ("grad_abs_max", lambda step: step.get("abs_max") if step.gradients_judged else None),
+    ("loss_scale", lambda step: step.loss_scale),
+    ("headroom_bits", headroom_bits),
+    ("clip_coefficient", lambda step: step.clip_coefficient),
+    ("learning_rate", lambda step: step.get("learning_rate")),
+    ("step_seconds", lambda step: step.get("step_seconds")),
+)
+"""The quantities that are compared before and at the first bad step."""
+
+
+def _moves(case: Case, sequence: int) -> list[Move]:
+    long_before = case.before(sequence - _JUST_BEFORE, _LONG_BEFORE - _JUST_BEFORE)
+    just_before = case.before(sequence, _JUST_BEFORE)
+    at = case.step_at(sequence)
+    moves = []
+    for name, read in QUANTITIES:
+        move = Move(
+            name=name,
+            long_before=_median(map(read, long_before)),
+            just_before=_median(map(read, just_before)),
+            at=read(at) if at else None,
+        )
+        if any(value is not None for value in (move.long_before, move.just_before, move.at)):
+            moves.append(move)
+    return moves
+
+
+def _median(values: "map[float | None]") -> float | None:
+    observed = [value for value in values if value is not None]
+    return median(observed) if observed else None
+
+
+def _around(case: Case, first: Diagnosis | None) -> tuple[MergedStep, ...]:
+    shown = _STEPS_BEFORE + _STEPS_AFTER
+    if first is None:
+        return case.steps[-shown:]
+    begin, end = first.sequence - _STEPS_BEFORE, first.sequence + _STEPS_AFTER
+    found = tuple(step for step in case.steps if begin <= step.sequence <= end)
+    return found or case.steps[-shown:]
+
+
+def _table_for(case: Case, first: Diagnosis | None) -> LayerSample | None:
+    """Return the layers at the first bad step, else the last sample before it."""
+    tables = case.history.tables
+    if not tables:
+        return None
+    if first is None:
+        return tables[-1]
+    earlier = [table for table in tables if table.sequence <= first.sequence]
+    return case.layers_at(first.sequence) or (earlier[-1] if earlier else tables[0])
+
+
+def _worst_layers(table: LayerSample) -> tuple[LayerSummary, ...]:
+    """Return the layers with the most NaN and Inf, then those with the largest norm."""
+    standing = [
+        LayerSummary(
+            name=name, norm=squares**0.5, abs_max=largest, nonfinite_elements=bad, elements=elements
+        )
+        for name, squares, largest, bad, elements in zip(
+            table.names,
+            table.column("sum_squares").tolist(),
+            table.column("abs_max").tolist(),
+            table.nonfinite.tolist(),
+            table.column("elements").tolist(),
+            strict=True,
+        )
+    ]
+    standing.sort(key=lambda layer: (-layer.nonfinite_elements, -layer.norm))
+    return tuple(standing[:_LAYERS_SHOWN])

@@ -1,0 +1,112 @@
+"""One attempt of a run as a diagnosis reads it: evidence, merged history, limits."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import log2
+from statistics import median
+
+from mp_agent.alerting.durations import duration
+from mp_agent.catalog.thresholds import BY_NAME
+from mp_agent.flight.postmortem.history import LayerSample, RunHistory
+from mp_agent.flight.record.evidence import Evidence
+from mp_agent.records.merged import MergedStep
+
+FP16_MAX = 65504.0
+
+_BASELINE_LOSSES_MIN = 20
+_MAD_TO_DEVIATION = 1.4826
+_NEAR_STEPS = 10
+"""During an incident, layers are sampled on three consecutive steps and then on every tenth."""
+
+
+class Case:
+    """One attempt of a run: its evidence, merged. Never changes."""
+
+    def __init__(self, evidence: Evidence, history: RunHistory) -> None:
+        self.evidence = evidence
+        self.history = history
+        self.steps = history.steps
+
+    @cached_property
+    def judged(self) -> tuple[MergedStep, ...]:
+        """Steps whose norms count: complete, finite, not skipped."""
+        return tuple(step for step in self.steps if step.gradients_judged)
+
+    @cached_property
+    def world_size(self) -> int:
+        """Ranks of the run, seen or not."""
+        return self.evidence.identity.world_size
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether a GradScaler scaled the loss."""
+        return any(step.loss_scale is not None for step in self.steps)
+
+    def limit(self, name: str) -> float:
+        """Return a threshold that the run was judged by."""
+        return self.evidence.values.limit(BY_NAME[name])
+
+    def seconds(self, name: str) -> float:
+        """Return a duration that the run was judged by."""
+        return self.evidence.values.seconds[duration(name).name]
+
+    def step_at(self, sequence: int) -> MergedStep | None:
+        """Return the merged step of a sequence number, if it was kept."""
+        return self._by_sequence.get(sequence)
+
+    def number_of(self, sequence: int) -> int:
+        """Return the trainer's number of a step, extrapolated if the step was not kept."""
+        if step := self.step_at(sequence):
+            return step.step
+        nearest = min(self.steps, key=lambda s: abs(s.sequence - sequence), default=None)
+        return sequence if nearest is None else nearest.step + sequence - nearest.sequence
+
+    def before(self, sequence: int, count: int) -> tuple[MergedStep, ...]:
+        """Return the last `count` steps before one."""
+        return tuple(step for step in self.steps if sequence - count <= step.sequence < sequence)
+
+    def judged_before(self, sequence: int, count: int) -> tuple[MergedStep, ...]:
+        """Return the last `count` steps before one whose norms count."""
+        return tuple(step for step in self.judged if step.sequence < sequence)[-count:]
+
+    def layers_at(self, sequence: int) -> LayerSample | None:
+        """Return the layers of a step, or of the first sample within ten steps after it."""
+        near = range(sequence, sequence + _NEAR_STEPS + 1)
+        return next((table for table in self.history.tables if table.sequence in near), None)
+
+    def losses(self, steps: Sequence[MergedStep]) -> list[float]:
+        """Return the finite losses of some steps."""
+        return [loss for step in steps if (loss := step.get("loss")) is not None]
+
+    def loss_band(self, sequence: int) -> tuple[float, float] | None:
+        """Return median and spike bound of the loss before a step.
+
+        None when too few were kept.
+        """
+        losses = self.losses([step for step in self.steps if step.sequence < sequence])
+        if len(losses) < _BASELINE_LOSSES_MIN:
+            return None
+        middle = median(losses)
+        spread = median(abs(loss - middle) for loss in losses) * _MAD_TO_DEVIATION
+        used = max(spread, self.limit("loss_deviation_floor") * abs(middle))
+        return middle, middle + self.limit("loss_spike_deviations") * used
+
+    @cached_property
+    def _by_sequence(self) -> dict[int, MergedStep]:
+        return {step.sequence: step for step in self.steps}
+
+
+def norm_of(step: MergedStep) -> float:
+    """Return the norm of a judged step."""
+    return step.grad_norm or 0.0
+
+
+def headroom_bits(step: MergedStep) -> float | None:
+    """Return how often the scaled gradients could double before FP16 overflows.
+
+    None without a scaler, and where the finite gradients are all zero.
+    """
+    scale, largest = step.loss_scale, step.get("abs_max")
+    if not scale or not largest:
+        return None
+    return log2(FP16_MAX) - log2(scale) - log2(largest)

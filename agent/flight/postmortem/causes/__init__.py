@@ -1,0 +1,25 @@
+"""One module per family of causes: each yields the diagnoses that a case supports."""
+
+from collections.abc import Callable, Iterator
+
+from mp_agent.flight.postmortem.case import Case
+from mp_agent.flight.postmortem.causes.ends import ends
+from mp_agent.flight.postmortem.causes.explosion import explosion
+from mp_agent.flight.postmortem.causes.learning_rate import learning_rate
+from mp_agent.flight.postmortem.causes.loss import diverging_loss
+from mp_agent.flight.postmortem.causes.loss_scale import loss_scale
+from mp_agent.flight.postmortem.causes.nonfinite import nonfinite
+from mp_agent.flight.postmortem.causes.small_gradients import underflow, vanishing
+from mp_agent.flight.postmortem.diagnosis import Diagnosis
+
+DETECTORS: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
+    learning_rate,
+    nonfinite,
+    loss_scale,
+    explosion,
+    vanishing,
+    underflow,
+    diverging_loss,
+    ends,
+)
+"""All families of causes."""

@@ -1,0 +1,1 @@
+"""An analysis for its readers: in the terminal, as an HTML page, and as JSON."""

@@ -1,0 +1,1 @@
+"""Finds modules, parameter names and new optimizers among the live objects."""

@@ -1,0 +1,1 @@
+"""The bytes of a ring's file: layout, slots, and encoding."""

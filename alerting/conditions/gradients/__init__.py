@@ -1,0 +1,1 @@
+"""Conditions of gradients and of the updates made with them."""

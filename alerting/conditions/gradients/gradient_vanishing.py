@@ -1,0 +1,226 @@
+"""MpAgentGradientVanishing."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import loss_falling, unjudgeable
+from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.examples.example import Example, Track, Value, flat
+from mp_agent.alerting.examples.healthy import noisy
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import Compare, Predicate, all_of, unless
+from mp_agent.alerting.expressions.signals import Either, Limit, Number, Series, Where, limit
+from mp_agent.alerting.remedies import FP16, Remedy
+from mp_agent.alerting.severity import Severity
+
+_STEPS = Number(3)
+"""Below which a step or two say nothing."""
+_HIGHEST_NORM = Either(
+    Series(metric=metrics.GRAD_NORM_WINDOW_MAX), Series(metric=metrics.GRAD_NORM)
+)
+"""Steps slower than the window leave it empty; then the last norm is the highest."""
+
+
+def _below(bound: Limit) -> tuple[Predicate, Predicate]:
+    """Return what to hold, and the excuse that every level accepts.
+
+    Of a run that hangs after a step with a tiny norm nothing more is known than that step.
+    """
+    steps = Series(
+        metric=metrics.GRAD_NORM_BELOW, where=(Where("limit", "=", bound.threshold.name),)
+    )
+    below = all_of(Compare(_HIGHEST_NORM, "<", bound), Compare(steps, ">=", _STEPS))
+    return below, unjudgeable()
+
+
+def _small_by_nature() -> Predicate:
+    """Return whether the norm is close to its largest value so far: the loss has small units."""
+    return Compare(
+        _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=metrics.GRAD_NORM_PEAK)
+    )
+
+
+def _description(bound: Limit, hold: Duration) -> str:
+    return (
+        "The gradient norm of run {run} has been below "
+        f"<{bound.threshold.name}> for <{hold.name}>; it is {{value|number}}."
+    )
+
+
+_REASON = (
+    "The weaker the evidence, the longer the delay: small norms are often temporary, and a step "
+    "above the limit within window_seconds resets the delay."
+)
+_LOW, _LOW_HOLD = limit("grad_norm_low"), duration("vanishing_low_hold")
+_VERY_LOW, _VERY_LOW_HOLD = limit("grad_norm_very_low"), duration("vanishing_very_low_hold")
+_VANISHED, _HOLD = limit("grad_norm_vanished"), duration("vanishing_hold")
+
+
+def _fires(bound: Limit, hold: Duration, norm: str) -> str:
+    text = _description(bound, hold)
+    return text.replace("{run}", "demo").replace("{value|number}", norm)
+
+
+def _norms(*values: Value) -> tuple[Track, ...]:
+    return (
+        Track(metrics.GRAD_NORM, values),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, values),
+        *_many_below(len(values) - 1),
+    )
+
+
+def _many_below(healthy: int = 0, steps: Value = 600) -> tuple[Track, ...]:
+    """Return the counts of steps in a row below all limits, after so many healthy minutes."""
+    counts = (*flat(0, healthy), steps)
+    return tuple(
+        Track(metrics.GRAD_NORM_BELOW, counts, {"limit": bound.threshold.name})
+        for bound in (_LOW, _VERY_LOW, _VANISHED)
+    )
+
+
+_ALL_THREE = Example(
+    title="gradients that vanish completely",
+    minutes=46,
+    tracks=_norms(*flat(1.2, 10), 1e-7),
+    fires={
+        Severity.CRITICAL: _fires(_VANISHED, _HOLD, "1e-07"),
+        Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "1e-07"),
+        Severity.INFO: _fires(_LOW, _LOW_HOLD, "1e-07"),
+    },
+    at=45,
+    not_yet=(11,),
+)
+
+_VERY_LOW_ONLY = Example(
+    title="gradients below a thousandth, with a constant loss",
+    minutes=22,
+    tracks=_norms(*flat(1.2, 10), 0.0005),
+    fires={Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "0.0005")},
+    at=21,
+    not_yet=(19,),
+)
+
+_SLOW_STEPS = Example(
+    title="steps of several minutes, so that the window is empty",
+    minutes=46,
+    tracks=(
+        Track(metrics.GRAD_NORM, (0.005,)),
+        *_many_below(steps=20),
+        Track(metrics.STEP, tuple(float(5000 + minute // 4) for minute in range(47))),
+        Track(metrics.STEPS, tuple(float(5000 + minute // 4) for minute in range(47))),
+    ),
+    without=(metrics.GRAD_NORM_WINDOW_MAX,),
+    fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "0.005")},
+    at=45,
+    not_yet=(25,),
+)
+
+_OF_TWO_OPTIMIZERS = Example(
+    title="the first of two optimizers, while the second has large norms and overflows",
+    minutes=15,
+    tracks=(
+        Track(metrics.GRAD_NORM, (*flat(1.2, 10), 1e-7)),
+        *_many_below(10),
+        Track(metrics.GRAD_NORM, (1.2,), {"optimizer": "2"}),
+        Track(metrics.GRAD_FINITE, (0,), {"optimizer": "2"}),
+    ),
+    without=(metrics.GRAD_NORM_WINDOW_MAX,),
+    fires={Severity.CRITICAL: _fires(_VANISHED, _HOLD, "1e-07")},
+    at=13,
+    not_yet=(9, 11),
+)
+
+_CONVERGING = Example(
+    title="a converged run whose loss still falls: info at most",
+    minutes=46,
+    tracks=(
+        *_norms(*flat(1.2, 10), 1e-7),
+        Track(metrics.LOSS, noisy(2.0, 47, slope=-0.03)),
+    ),
+    fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "1e-07")},
+    at=45,
+    not_yet=(39,),
+)
+
+_TINY_UNITS = Example(
+    title="a loss in tiny units, whose norm was never larger: info at most",
+    minutes=46,
+    tracks=(*_norms(3e-7), Track(metrics.GRAD_NORM_PEAK, (9e-7,))),
+    fires={Severity.INFO: _fires(_LOW, _LOW_HOLD, "3e-07")},
+    at=45,
+    not_yet=(25,),
+)
+
+_AFTER_CLIPPED_INF = Example(
+    title="zeros left by clipping after an Inf",
+    minutes=46,
+    tracks=(*_norms(*flat(1.2, 10), 0), Track(metrics.GRAD_FINITE, (*flat(1, 10), 0))),
+)
+
+_FROZEN = Example(
+    title="a run that hangs after a step with a tiny norm",
+    minutes=40,
+    tracks=(
+        Track(metrics.GRAD_NORM, (1e-7,)),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, (1e-7,)),
+        *_many_below(steps=1),
+        Track(metrics.STEP, (5000,)),
+        Track(metrics.STEPS, (5000,)),
+    ),
+    also={"MpAgentRunStalled": (Severity.CRITICAL, Severity.WARNING)},
+)
+
+_PARTIAL = Example(
+    title="merged steps without one rank",
+    minutes=40,
+    tracks=(*_norms(1e-7), Track(metrics.COVERAGE, (0.75,))),
+    also={"MpAgentCoverageLow": (Severity.WARNING,)},
+)
+
+_INTERRUPTED = Example(
+    title="low norms with a healthy step every few minutes",
+    minutes=40,
+    tracks=(
+        Track(metrics.GRAD_NORM, (0.0005,)),
+        Track(metrics.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 10),
+        *_many_below(),
+    ),
+)
+
+GRADIENT_VANISHING = Condition(
+    name="MpAgentGradientVanishing",
+    summary="Gradients are vanishing.",
+    meaning="Updates are too small to change the weights: the run uses compute without learning.",
+    confirm="Plot mp_agent_grad_norm and mp_agent_loss; mp_agent_layer_grad_zero_ratio shows where "
+    "gradients underflow.",
+    remedies=(
+        Remedy("Use a larger loss scale, or BF16, if gradients underflow FP16.", FP16),
+        "Add normalization and residual paths.",
+        "Check for frozen or detached branches, and for a learning rate that has decayed to zero.",
+    ),
+    why="Small gradients fall below the smallest FP16 number unless they are scaled up, and "
+    "deep paths without normalization or residual connections shrink them from layer to layer.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=unless(*_below(_VANISHED), loss_falling(), _small_by_nature()),
+            hold=_HOLD,
+            reason=_REASON,
+            description=_description(_VANISHED, _HOLD),
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=unless(*_below(_VERY_LOW), loss_falling(), _small_by_nature()),
+            hold=_VERY_LOW_HOLD,
+            reason=_REASON,
+            description=_description(_VERY_LOW, _VERY_LOW_HOLD),
+        ),
+        Level(
+            severity=Severity.INFO,
+            when=unless(*_below(_LOW)),
+            hold=_LOW_HOLD,
+            reason=_REASON,
+            description=_description(_LOW, _LOW_HOLD),
+        ),
+    ),
+    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _OF_TWO_OPTIMIZERS, _CONVERGING, _TINY_UNITS),
+    quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED),
+)

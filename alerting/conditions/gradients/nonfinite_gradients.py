@@ -1,0 +1,70 @@
+"""MpAgentGradientNonFinite."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
+from mp_agent.alerting.conditions.nonfinite import NONFINITE_REMEDIES, WHY_NONFINITE_ENDS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples.example import Example, Track, flat, ramp
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.signals import Count
+from mp_agent.alerting.severity import Severity
+
+_STEPS = Count(metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident_window"))
+
+
+def _fires(steps: int) -> str:
+    return (
+        f"The gradients of run demo were NaN or Inf on <nonfinite_gradients> consecutive steps, "
+        f"and on {steps} step(s) since then within the last <incident_window>."
+    )
+
+
+_SKIPPED_BY_HAND = Example(
+    title="a run without a scaler that skips each such step itself",
+    minutes=26,
+    tracks=(
+        Track(metrics.GRAD_NONFINITE_REPEATED, (*flat(0, 10), *ramp(1, 1, 4))),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(3, 1, 4))),
+    ),
+    without=(metrics.LOSS_SCALE, metrics.LOSS_SCALE_INITIAL),
+    fires={Severity.CRITICAL: _fires(4)},
+    at=14,
+    not_yet=(9, 25),
+)
+
+_ISOLATED = Example(
+    title="isolated non-finite gradients, as in many healthy runs",
+    minutes=20,
+    tracks=(
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 5), *flat(1, 5), 2)),
+        Track(metrics.GRAD_FINITE, (*flat(1, 5), 0, *flat(1, 4), 0, 1)),
+    ),
+)
+
+GRADIENT_NONFINITE = Condition(
+    name="MpAgentGradientNonFinite",
+    summary="Gradients are NaN or Inf repeatedly.",
+    meaning="The trainer skips every step without lowering a loss scale: the weights do not "
+    "change; in published runs the loss diverged hundreds of steps later.",
+    confirm="mp_agent_grad_finite stays at 0; mp_agent_first_nonfinite_info names step, layer "
+    "and, if there is evidence, rank.",
+    remedies=(
+        "Stop the run and resume from a checkpoint from before the first of these steps.",
+        *NONFINITE_REMEDIES,
+    ),
+    why=WHY_NONFINITE_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=happened(_STEPS),
+            description="The gradients of run {run} were NaN or Inf on <nonfinite_gradients> "
+            "consecutive steps, and on {value|count} step(s) since then within the last "
+            "<incident_window>." + FIRST_NONFINITE,
+            reason="No delay: the condition already requires consecutive steps. Steps on which "
+            "a scaler lowers its scale are excluded, and so are updates, which "
+            "MpAgentNonFiniteUpdate covers.",
+        ),
+    ),
+    firing=(_SKIPPED_BY_HAND,),
+    quiet=(_ISOLATED,),
+)

@@ -1,0 +1,1 @@
+"""Conditions of the loss and the learning rate."""

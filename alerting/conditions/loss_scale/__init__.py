@@ -1,0 +1,1 @@
+"""Conditions of the loss scale and of the steps skipped because of it."""

@@ -1,0 +1,123 @@
+"""MpAgentLossScaleFarBelowInitial."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.loss_scale.loss_scale import FALLEN, INITIAL, SCALE, hung
+from mp_agent.alerting.conditions.loss_scale.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.examples.example import Example, Track, flat, halving, ramp
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import Compare, all_of, unless
+from mp_agent.alerting.expressions.signals import limit
+from mp_agent.alerting.severity import Severity
+
+_BOUND = limit("loss_scale_share_of_initial") * INITIAL
+
+_COLLAPSED = Example(
+    title="a scale that falls from 65536 to 512 over an afternoon; the alert lasts longer",
+    minutes=150,
+    tracks=(
+        Track(
+            metrics.LOSS_SCALE,
+            (
+                *(65536 * 0.5 ** (minute // 18) for minute in range(132)),
+                *flat(512, 10),
+                1024,
+            ),
+        ),
+    ),
+    fires={
+        Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "
+        "<loss_scale_share_of_initial> of its initial value."
+    },
+    at=148,
+    not_yet=(125,),
+    also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
+)
+
+_CALIBRATING = Example(
+    title="calibration that overshoots to 512 and recovers",
+    minutes=30,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 20), 16384)),
+        Track(metrics.STEP, ramp(1, 25, 31)),
+        Track(metrics.STEPS, ramp(1, 25, 31)),
+    ),
+)
+
+_CALIBRATED_LOW = Example(
+    title="calibration that ends at 64: low, but no collapse",
+    minutes=45,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (65536, 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 64)),
+        Track(metrics.STEP, ramp(1, 60, 46)),
+        Track(metrics.STEPS, ramp(1, 60, 46)),
+    ),
+    also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
+)
+
+_AT_THE_BORDER = Example(
+    title="one halving of a scale that was just above the limit after calibration",
+    minutes=12,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (1024, 512)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (1024,)),
+    ),
+    also={"MpAgentLossScaleLow": (Severity.WARNING,)},
+)
+
+_CALIBRATION_AGAIN = Example(
+    title="a resumed run that repeats its calibration",
+    minutes=25,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
+        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
+    ),
+)
+
+_BRIEF = Example(
+    title="a dip of a minute",
+    minutes=40,
+    tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 20), 512, 1024)),),
+    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+)
+
+_HUNG = Example(
+    title="a run that hung right after its scale fell",
+    minutes=18,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 512)),
+        Track(metrics.STEP, ramp(5000, 60, 11)),
+        Track(metrics.STEPS, ramp(5000, 60, 11)),
+    ),
+)
+
+LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
+    name="MpAgentLossScaleFarBelowInitial",
+    summary="The loss scale has collapsed since calibration.",
+    meaning="The gradients have grown a hundredfold, or overflow permanently: small gradients "
+    "now underflow to zero, and the scale falls towards its floor.",
+    confirm="Compare mp_agent_loss_scale with mp_agent_loss_scale_initial and "
+    "mp_agent_loss_scale_calibrated; mp_agent_grad_norm_window_max shows whether gradients grew.",
+    remedies=OVERFLOW_REMEDIES,
+    why=WHY_OVERFLOW_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=unless(
+                all_of(Compare(SCALE, "<", _BOUND), FALLEN),
+                hung(),
+            ),
+            hold=duration("loss_scale_collapse_hold"),
+            keep=duration("loss_scale_keep"),
+            description="The loss scale of run {run} has fallen to {value|number}, less than "
+            "<loss_scale_share_of_initial> of its initial value.",
+            reason="The delay distinguishes a continuing run from a hung one; the alert lasts "
+            "beyond increases between two decreases.",
+        ),
+    ),
+    firing=(_COLLAPSED,),
+    quiet=(_CALIBRATING, _CALIBRATED_LOW, _AT_THE_BORDER, _CALIBRATION_AGAIN, _BRIEF, _HUNG),
+)

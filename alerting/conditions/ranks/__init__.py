@@ -1,0 +1,1 @@
+"""Conditions of single ranks, and of replicas that differ."""

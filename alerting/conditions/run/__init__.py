@@ -1,0 +1,1 @@
+"""Conditions of the run as a whole: its progress, failures and restarts."""

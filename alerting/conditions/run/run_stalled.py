@@ -1,0 +1,298 @@
+"""MpAgentRunStalled."""
+
+from typing import Literal
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import STANDING, active, stopped
+from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.examples.example import Example, Track, flat, ramp
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import Compare, Joined, Seen, all_of, any_of
+from mp_agent.alerting.expressions.signals import Length, Series, Where, limit
+from mp_agent.alerting.severity import Severity
+from mp_agent.records.steps import Phase
+
+_WINDOW, _LONG = duration("stall_window"), duration("long_stall_window")
+_FIRST, _STARTING = duration("first_step_window"), duration("starting_limit")
+_KNOWN, _LIMIT = duration("known_phase_limit"), duration("elsewhere_limit")
+_TRAINING_OR_STARTING = "|".join(
+    phase.name.lower()
+    for phase in (Phase.STARTING, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.ENDED)
+)
+
+
+def _in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
+    return Seen(Series(metric=metrics.PHASE, where=(Where("phase", operator, name),)))
+
+
+def _hung_in(limit: Duration, phase: Seen) -> Joined:
+    """Return whether the run has been for longer than a limit in a phase outside training."""
+    return all_of(Compare(STANDING, ">", Length(limit)), phase)
+
+
+_OUTLASTS_ITS_LIKE = Compare(
+    STANDING, ">", limit("phase_growth") * Series(metric=metrics.PHASE_LONGEST)
+)
+_ELSEWHERE = any_of(
+    _hung_in(_STARTING, _in_phase("=", Phase.STARTING.name.lower())),
+    _hung_in(_LIMIT, _in_phase("!~", _TRAINING_OR_STARTING)),
+    # The series is there outside training alone.
+    all_of(Compare(STANDING, ">", Length(_KNOWN)), _OUTLASTS_ITS_LIKE),
+)
+
+
+def _description(window: Duration) -> str:
+    return f"Run {{run}} is active but has made no step for <{window.name}> or longer."
+
+
+def _fires(window: Duration) -> str:
+    return _description(window).replace("{run}", "demo")
+
+
+def _stops_at(minute: int, steps_per_minute: float = 60) -> tuple[Track, ...]:
+    steps = ramp(5000, steps_per_minute, minute + 1)
+    return (Track(metrics.STEP, steps), Track(metrics.STEPS, steps))
+
+
+def _usual_step(seconds: float) -> Track:
+    return Track(metrics.STEP_USUAL, (seconds,))
+
+
+def _in(phase: str) -> Track:
+    """Return the phase, in place of the healthy run's."""
+    return Track(metrics.PHASE, (1,), {"phase": phase})
+
+
+_HUNG = Example(
+    title="a run that hangs",
+    minutes=46,
+    tracks=_stops_at(10),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=45,
+    not_yet=(19,),
+)
+
+_HUNG_IN_FIRST_STEP = Example(
+    title="a run that hangs in its first step",
+    minutes=62,
+    tracks=(Track(metrics.STEPS, (0,)),),
+    without=(metrics.STEP, metrics.STEP_USUAL),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=62,
+    not_yet=(44,),
+)
+
+_HUNG_SLOW = Example(
+    title="a run of four-minute steps that hangs",
+    minutes=55,
+    tracks=(*_stops_at(10, 0.25), _usual_step(240)),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=54,
+    not_yet=(49,),
+)
+
+_HUNG_AFTER_PAUSES = Example(
+    title="a run that recovered from pauses of 75 minutes before, and now does not",
+    minutes=10,
+    tracks=(Track(metrics.STANDING, ramp(7000, 60, 11)), Track(metrics.PAUSE_LONGEST, (4500,))),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=5,
+    not_yet=(3,),
+)
+
+_HUNG_IN_START = Example(
+    title="a start that hangs",
+    minutes=10,
+    tracks=(_in("starting"), Track(metrics.STANDING, ramp(3400, 60, 11))),
+    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+    fires={Severity.CRITICAL: _fires(_LONG)},
+    at=5,
+    not_yet=(3,),
+)
+
+_HUNG_IN_CHECKPOINT = Example(
+    title="a checkpoint that hangs",
+    minutes=10,
+    tracks=(_in("checkpoint"), Track(metrics.STANDING, ramp(10600, 60, 11))),
+    without=(metrics.PHASE,),
+    fires={Severity.CRITICAL: _fires(_LONG)},
+    at=5,
+    not_yet=(3,),
+)
+
+_HUNG_IN_EVALUATION = Example(
+    title="an evaluation that hangs, after others that took two minutes",
+    minutes=10,
+    tracks=(
+        _in("eval"),
+        Track(metrics.STANDING, ramp(3400, 60, 11)),
+        Track(metrics.PHASE_LONGEST, (120,)),
+    ),
+    without=(metrics.PHASE,),
+    fires={Severity.CRITICAL: _fires(_LONG)},
+    at=5,
+    not_yet=(3,),
+)
+
+_SLOW_STEPS = Example(
+    title="a run with steps of half an hour, which vary by noise",
+    minutes=40,
+    tracks=(
+        Track(metrics.STEPS, tuple(float(5000 + minute // 33) for minute in range(41))),
+        _usual_step(1800),
+    ),
+)
+
+_EPOCHS = Example(
+    title="a trainer that reports its epoch as the step",
+    minutes=35,
+    tracks=(Track(metrics.STEP, (3,)),),
+)
+
+_SLOW_FIRST_STEP = Example(
+    title="a first step that takes forty minutes",
+    minutes=43,
+    tracks=(
+        Track(metrics.STEPS, (*flat(0, 41), 1)),
+        Track(metrics.STEP, (*flat(None, 41), 1)),
+        Track(metrics.STEP_USUAL, (*flat(None, 41), 2400)),
+    ),
+)
+
+_SLOWER_STEP = Example(
+    title="a step of more than three hours, where one hour is usual",
+    minutes=8,
+    tracks=(Track(metrics.STANDING, ramp(10600, 60, 9)), _usual_step(3600)),
+)
+
+_ROLLOUTS = Example(
+    title="rollouts of up to forty minutes between fast updates, after one of half an hour",
+    minutes=10,
+    tracks=(Track(metrics.STANDING, ramp(1800, 60, 11)), Track(metrics.PAUSE_LONGEST, (1800,))),
+)
+
+_EVALUATION = Example(
+    title="nearly three hours of evaluation",
+    minutes=15,
+    tracks=(_in("eval"), Track(metrics.STANDING, ramp(9800, 60, 16))),
+    without=(metrics.PHASE,),
+)
+
+_WHOLE_EVALUATION = Example(
+    title="an evaluation of all data for two hours, after partial ones of half an hour",
+    minutes=8,
+    tracks=(
+        _in("eval"),
+        Track(metrics.STANDING, ramp(6700, 60, 9)),
+        Track(metrics.PHASE_LONGEST, (1800,)),
+    ),
+    without=(metrics.PHASE,),
+)
+
+_EVALUATED_FIRST = Example(
+    title="an evaluation of more than an hour before the first step",
+    minutes=8,
+    tracks=(_in("eval"), Track(metrics.STANDING, ramp(3400, 60, 9))),
+    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+)
+
+_STARTING_UP = Example(
+    title="a start that takes nearly an hour",
+    minutes=12,
+    tracks=(_in("starting"), Track(metrics.STANDING, ramp(2850, 60, 13))),
+    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+)
+
+_AFTER_CHECKPOINT = Example(
+    title="training that continues a minute after a long checkpoint",
+    minutes=30,
+    tracks=(
+        Track(metrics.STEP, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
+        Track(metrics.STEPS, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
+        Track(metrics.STANDING, (*flat(0, 11), *ramp(0, 60, 10), *flat(0, 10))),
+        Track(metrics.PHASE, (*flat(1, 11), "stale", *(None,) * 8, 1), {"phase": "forward"}),
+        Track(metrics.PHASE, (*(None,) * 11, *flat(1, 9), "stale"), {"phase": "checkpoint"}),
+    ),
+)
+
+_ENDED = Example(
+    title="a run that ended and whose agent lingers",
+    minutes=45,
+    tracks=(
+        *_stops_at(10),
+        Track(metrics.RUN_ACTIVE, (*flat(1, 11), 0)),
+        Track(metrics.RUN_END, (*(None,) * 11, 1), {"reason": "completed"}),
+    ),
+)
+
+_GONE = Example(
+    title="a run whose series end",
+    minutes=45,
+    ends=10,
+    also={"MpAgentRunVanished": (Severity.WARNING,)},
+)
+
+_HEALTHY = Example(title="a healthy run", minutes=35)
+
+_YOUNG = Example(
+    title="a run observed for nine minutes, with steps of nearly a minute",
+    minutes=9,
+    tracks=(*_stops_at(0), _usual_step(55)),
+)
+
+RUN_STALLED = Condition(
+    name="MpAgentRunStalled",
+    summary="A run is active but makes no steps.",
+    meaning="The job occupies its machines without training: a rank hangs, usually in a "
+    "collective that another rank never entered.",
+    confirm="mp_agent_rank_phase_info and mp_agent_rank_step show the phase and step of each "
+    "rank; py-spy shows the line of code.",
+    remedies=(
+        "Find the rank whose phase lags behind and check its log, its data loader and its GPU.",
+        "If it was an evaluation or a checkpoint, mark it with mp_agent.phase.",
+        "Restart from the last checkpoint if the rank is lost.",
+    ),
+    why="Ranks wait for each other in collectives, so a stuck or dead rank stops all of them; "
+    "the lagging rank is the cause, the others wait.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
+            description=_description(_LONG),
+            reason="No delay: the condition itself spans half an hour and ten usual steps; one "
+            "hour during startup; three hours of evaluation or a checkpoint, or one if that is "
+            "phase_growth times as long as any before.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=all_of(stopped(_WINDOW, first_step=_FIRST), active()),
+            description=_description(_WINDOW),
+            reason="No delay: the condition itself spans ten minutes and ten usual steps.",
+        ),
+    ),
+    firing=(
+        _HUNG,
+        _HUNG_IN_FIRST_STEP,
+        _HUNG_SLOW,
+        _HUNG_AFTER_PAUSES,
+        _HUNG_IN_START,
+        _HUNG_IN_CHECKPOINT,
+        _HUNG_IN_EVALUATION,
+    ),
+    quiet=(
+        _SLOW_STEPS,
+        _EPOCHS,
+        _SLOW_FIRST_STEP,
+        _SLOWER_STEP,
+        _ROLLOUTS,
+        _STARTING_UP,
+        _EVALUATED_FIRST,
+        _EVALUATION,
+        _WHOLE_EVALUATION,
+        _AFTER_CHECKPOINT,
+        _ENDED,
+        _GONE,
+        _HEALTHY,
+        _YOUNG,
+    ),
+)

@@ -1,0 +1,167 @@
+"""`mp-agent rules`: the Prometheus rule file, with this site's numbers."""
+
+import difflib
+import re
+import shlex
+from pathlib import Path
+
+import click
+
+from mp_agent.alerting.durations import parse_seconds
+from mp_agent.alerting.links import ALERT_MARK
+from mp_agent.alerting.rules.blind_spots import blind_spots, check_windows
+from mp_agent.alerting.rules.rule_file import render_rules, rules_heading
+from mp_agent.alerting.site import known_names, site_values
+from mp_agent.alerting.values import Values
+from mp_agent.catalog.metrics import METRICS
+from mp_agent.errors import SettingError
+from mp_agent.output import write_whole
+from mp_agent.settings import load_settings
+
+_ADDRESS = re.compile(r"https?://[^\s{}<>\"]+")
+_COUNTED_AGAINST = dict.fromkeys(name for metric in METRICS for name in metric.thresholds)
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    try:
+        seconds = parse_seconds("--scrape-interval", text)
+    except SettingError as error:
+        raise click.BadParameter(str(error), context, option) from error
+    if not seconds:
+        raise click.BadParameter("it must be above 0", context, option)
+    return seconds
+
+
+@click.command(
+    "rules",
+    epilog="The settings `thresholds` and `alerts` apply here as well, before --set. Give the "
+    "thresholds that the node agent counts against to the jobs too: "
+    f"{', '.join(_COUNTED_AGAINST)}. Names that --set knows, alerts being followed by a level, "
+    f"`.severity` or nothing: {', '.join(known_names())}.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    default=Path("-"),
+    help="File to write; standard output if not given.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change a threshold (a number), a duration (seconds, or 90s, 1m30s), a severity "
+    "(MpAgentLossSpike.severity=info, MpAgentGradientExplosion.info=off, MpAgentLossSpike=off) or "
+    'a selector (selectors.series=cluster="a"); repeatable.',
+)
+@click.option(
+    "--time-scale",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Multiply every window, `for` and `keep_firing_for`, those of --set too. Makes short "
+    "runs fire: 0.0167 turns minutes into seconds. Every window has to be longer than two scrape "
+    "intervals.",
+)
+@click.option(
+    "--scrape-interval",
+    "scrape_seconds",
+    default="15s",
+    show_default=True,
+    callback=_seconds,
+    help="How often your Prometheus scrapes the node agents. Changes no rule: windows that are too "
+    "short for it are reported.",
+)
+@click.option(
+    "--runbook-base",
+    default="",
+    help="Address below which the runbooks lie as files, such as their folder in a repository; "
+    f"or, with {ALERT_MARK} for an alert's name in lower case, that of any page. Without it the "
+    "alerts have no link to a runbook.",
+)
+@click.option(
+    "--dashboard-base",
+    default="",
+    help="Address of Grafana. Without it the alerts have no link to a dashboard.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; fail if --output is out of date.")
+def rules_command(
+    output: Path,
+    assignments: tuple[str, ...],
+    time_scale: float,
+    scrape_seconds: float,
+    runbook_base: str,
+    dashboard_base: str,
+    check: bool,
+) -> None:
+    """Write the Prometheus alerting rules."""
+    _check_address("runbook-base", runbook_base, mark=ALERT_MARK)
+    _check_address("dashboard-base", dashboard_base)
+    values = _values(assignments, time_scale)
+    heading = _heading(assignments, time_scale, runbook_base, dashboard_base)
+    _note_missing_links(runbook_base, dashboard_base)
+    for warning in blind_spots(values, scrape_seconds):
+        click.echo(f"warning: {warning}", err=True)
+    text = render_rules(
+        values, heading=heading, runbook_base=runbook_base, dashboard_base=dashboard_base
+    )
+    if check:
+        _check(output, text)
+    elif output == Path("-"):
+        click.echo(text, nl=False)
+    else:
+        write_whole(output, text)
+
+
+def _note_missing_links(runbook_base: str, dashboard_base: str) -> None:
+    for option, base, link in (
+        ("--runbook-base", runbook_base, "runbook_url"),
+        ("--dashboard-base", dashboard_base, "dashboard_url"),
+    ):
+        if not base:
+            click.echo(f"note: without {option} the alerts have no {link}", err=True)
+
+
+def _check_address(name: str, address: str, *, mark: str = "") -> None:
+    """Refuse what is no address, but for `mark`: Prometheus would fail on it as a template."""
+    if address and not _ADDRESS.fullmatch(address.replace(mark, "") if mark else address):
+        raise click.UsageError(f"--{name} has value {address!r}; it must be an http(s) address")
+
+
+def _values(assignments: tuple[str, ...], time_scale: float) -> Values:
+    try:
+        settings, _ = load_settings(refuse=("thresholds", "alerts"))
+        values = site_values(settings, assignments, time_scale=time_scale)
+        check_windows(values)
+        return values
+    except SettingError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _heading(
+    assignments: tuple[str, ...], time_scale: float, runbook_base: str, dashboard_base: str
+) -> str:
+    words = ["mp-agent", "rules"]
+    for assignment in assignments:
+        words += ["--set", assignment]
+    if time_scale != 1.0:
+        words += ["--time-scale", f"{time_scale:g}"]
+    if runbook_base:
+        words += ["--runbook-base", runbook_base]
+    if dashboard_base:
+        words += ["--dashboard-base", dashboard_base]
+    return rules_heading(shlex.join(words))
+
+
+def _check(output: Path, text: str) -> None:
+    """Exit with 1 and the difference when the file does not hold `text`."""
+    if output == Path("-"):
+        raise click.UsageError("--check needs --output")
+    present = output.read_text(encoding="utf-8") if output.is_file() else ""
+    if present == text:
+        return
+    lines = difflib.unified_diff(
+        present.splitlines(), text.splitlines(), str(output), "as rendered now", lineterm=""
+    )
+    click.echo("\n".join(lines))
+    raise SystemExit(1)

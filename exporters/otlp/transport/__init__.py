@@ -1,0 +1,1 @@
+"""Sends requests by the official exporters, over HTTP or gRPC, and detects what is refused."""

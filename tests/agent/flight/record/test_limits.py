@@ -1,0 +1,184 @@
+"""A post-mortem judges by the limits that its run's alerts judged by."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mp_agent import flight
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.durations import DURATIONS
+from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.errors import SettingError
+from mp_agent.flight.postmortem.causes.learning_rate import _WARM_UP_STEPS
+from mp_agent.flight.postmortem.causes.small_gradients import _LEVELS
+from mp_agent.flight.postmortem.diagnosis import Causes
+from mp_agent.flight.record.evidence import gather
+from mp_agent.flight.record.limits import recorded_values, with_assignments
+from mp_agent.node.accounting import learning
+from mp_agent.node.flight.job import make_record
+from mp_agent.records.steps import EndReason, Phase
+from mp_agent.settings import Settings
+from tests.agent.flight.builders import (
+    calm,
+    findings_of,
+    layers,
+    make_log,
+    make_node_record,
+    make_segment,
+    overflow,
+)
+from tests.agent.node.builders import merged_step
+
+SOURCES = Path(next(iter(flight.__path__)))
+
+
+def dying(largest: float):
+    """Return samples of a layer whose gradient falls from 1 to `largest` and stays there."""
+    return [
+        layers(sequence, {"layer": {"elements": 100.0, "abs_max": at, "sum_squares": at**2}})
+        for sequence, at in ((10, 1.0), (20, largest), (30, largest), (40, largest))
+    ]
+
+
+def emptying(zeros: float):
+    return [
+        layers(sequence, {"layer": {"elements": 100.0, "zero_elements": at, "abs_max": 0.1}})
+        for sequence, at in ((10, 5.0), (50, zeros))
+    ]
+
+
+def one_emptying_of(count: int):
+    def sample(sequence: int, zeros: float):
+        rows = {
+            f"layer{index}": {"elements": 100.0, "zero_elements": 0.0 if index else zeros}
+            for index in range(count)
+        }
+        return layers(sequence, rows)
+
+    return [sample(10, 0.0), sample(50, 90.0)]
+
+
+def falling(count: int, factor: float = 2.0):
+    """Return a run whose scale falls by a factor with each of `count` skipped steps."""
+    steps = calm(550, loss_scale=65536.0)
+    for n in range(count):
+        steps.append(overflow(551 + 10 * n, 65536.0 / factor**n))
+        steps += calm(9, first=552 + 10 * n, loss_scale=65536.0 / factor ** (n + 1))
+    return steps
+
+
+CASES = [
+    ("gradient_underflow", "layer_dead_abs_max=1e-7", calm(60), dying(1e-8)),
+    ("gradient_underflow", "layer_dead_samples=2", calm(60), dying(1e-11)[:3]),
+    ("gradient_underflow", "layer_zero_rise=0.05", calm(60), emptying(15.0)),
+    ("gradient_underflow", "underflow_layers=0.02", calm(60), one_emptying_of(30)),
+    ("gradient_explosion", "grad_norm_high=50", [*calm(60), *calm(9, first=61, norm=80.0)], []),
+    ("gradient_vanishing", "grad_norm_low=0.1", [*calm(60), *calm(110, first=61, norm=0.05)], []),
+    ("loss_scale_falling", "loss_scale_decreases_in_row=4", falling(4), []),
+    ("loss_scale_collapse", "loss_scale_share_of_initial=0.1", falling(3, 5.0), []),
+    ("learning_rate_jump", "learning_rate_jump=4", None, []),
+]
+
+
+def five_fold_rate():
+    return [
+        merged_step(n, norm=1.0, loss=2.0, learning_rate=1e-3 if n < 150 else 5e-3)
+        for n in range(1, 200)
+    ]
+
+
+@pytest.mark.parametrize(("cause", "assignment", "steps", "tables"), CASES)
+def test_a_limit_that_is_set_decides_what_is_found(cause, assignment, steps, tables):
+    steps = five_fold_rate() if steps is None else steps
+    assert cause not in findings_of(steps, tables)
+    values = with_assignments(values_in_force(), [assignment])
+    assert cause in findings_of(steps, tables, values=values)
+
+
+def test_a_stall_is_one_from_the_alerts_own_window_on():
+    ranks = [
+        make_log(0, end=EndReason.RUNNING, phase=Phase.BACKWARD, state={"phase_unix_ns": 10**12})
+    ]
+    values = with_assignments(values_in_force(), ["rank_stall_window=20m"])
+
+    def found(silence_seconds: float, values=None):
+        read = 1000.0 + silence_seconds
+        return findings_of(
+            calm(60, step_seconds=0.1), ranks=ranks, read_unix_seconds=read, values=values
+        )
+
+    assert list(found(301.0)) == ["rank_stalled"] and found(299.0) == {}
+    assert list(found(1201.0, values)) == ["rank_stalled"] and found(1199.0, values) == {}
+
+
+def test_the_floor_in_a_text_is_the_one_that_was_set():
+    steps = calm(550, loss_scale=65536.0) + [overflow(551 + n, 2.0 ** (16 - n)) for n in range(16)]
+    values = with_assignments(values_in_force(), ["loss_scale_floor=4"])
+    finding = findings_of(steps, values=values)["loss_scale_collapse"]
+    assert finding.arguments_for[0].text.startswith("2 step(s) were skipped at a scale of 4 or")
+
+
+def test_a_record_carries_what_the_settings_say_of_alerts_and_the_analysis_uses_it():
+    log = make_log(segments=(make_segment(),))
+    settings = Settings(
+        thresholds={"grad_norm_low": 0.005},
+        alerts={"grad_norm_high": "50", "rank_stall_window": "20m", "MpAgentLossSpike": "off"},
+        time_scale=0.5,
+    )
+    record = make_record(make_node_record().request, (log,), settings)
+    assert record.thresholds["grad_norm_high"] == 50.0
+    evidence = gather(Path("record"), [record])
+    assert evidence is not None
+    expected = {**DEFAULTS, "grad_norm_low": 0.005, "grad_norm_high": 50.0}
+    assert evidence.values.limits == expected
+    assert evidence.values.seconds["rank_stall_window"] == 600.0
+
+
+def test_a_record_of_another_release_is_read_nevertheless():
+    thresholds = {**DEFAULTS, "grad_norm_high": 5e6, "unheard_of": 1.0}
+    values = recorded_values(thresholds, {"alerts": "nonsense", "time_scale": None})
+    assert values.limits == {**DEFAULTS, "grad_norm_high": 5e6}
+    record = replace(make_node_record(), thresholds={})
+    evidence = gather(Path("record"), [record])
+    assert evidence is not None and evidence.values.limits == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("grad_norm_high", "'grad_norm_high' sets nothing; write NAME=VALUE"),
+        ("grad_norm_hihg=1", "'grad_norm_hihg' is unknown"),
+        ("grad_norm_high=much", "grad_norm_high has value 'much'"),
+        ("grad_norm_high=2000", "it must be below grad_norm_extreme"),
+    ],
+)
+def test_an_assignment_that_is_invalid_is_refused_by_name(text, problem):
+    with pytest.raises(SettingError, match=problem):
+        with_assignments(values_in_force(), [text])
+
+
+@pytest.mark.parametrize("cause", Causes)
+def test_every_alert_that_a_cause_cites_exists(cause):
+    assert set(cause.value.conditions) <= {condition.name for condition in CONDITIONS}
+
+
+def test_every_limit_that_is_asked_for_exists():
+    """A name that is wrong would be met only in the run that needs it."""
+    names: dict[str, set[str]] = {"limit": set(), "seconds": set()}
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                for argument in node.args:
+                    if node.func.attr in names and isinstance(argument, ast.Constant):
+                        names[node.func.attr].add(argument.value)
+    names["limit"].update(name for name, _, _ in _LEVELS)
+    assert len(names["limit"]) > 20 and names["seconds"] == {"rank_stall_window"}
+    assert names["limit"] <= set(DEFAULTS)
+    assert names["seconds"] <= {duration.name for duration in DURATIONS}
+
+
+def test_the_warm_up_is_that_of_the_node_agent():
+    assert _WARM_UP_STEPS == learning.WARM_UP_STEPS

@@ -1,0 +1,56 @@
+"""Modules are found among the live objects, which are neither asked nor kept alive."""
+
+import gc
+import weakref
+
+import pytest
+from torch import nn
+
+from mp_agent.probe.optimizers.lookup import live_objects
+from tests.agent.probe.optimizers.lookup.small_trees import Block, Model
+
+
+def test_the_walk_passes_by_half_made_modules_and_hostile_objects():
+    class Hostile:
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+    unfinished = nn.Linear.__new__(nn.Linear)
+    hostile = [Hostile()]
+    live = live_objects.walk()
+    assert not any(module is unfinished for module in live.modules)
+    del hostile
+
+
+@pytest.mark.parametrize("young", [False, True])
+def test_the_walk_keeps_nothing_alive(young):
+    gc.disable()
+    try:
+        gone = nn.Linear(2, 2)
+        kept = weakref.ref(gone)
+        live = live_objects.walk(young=young)
+        assert any(each is gone for each in live.modules)
+        del live, gone
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_the_walk_finds_what_was_frozen_and_leaves_it_frozen():
+    gc.collect()
+    model = Model()
+    gone = nn.Linear(2, 2)
+    kept = weakref.ref(gone)
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        later = Block()
+        live = live_objects.walk()
+        found = list(map(id, live.modules))
+        assert len(found) == len(set(found))
+        assert {id(each) for each in (*model.modules(), *later.modules())} <= set(found)
+        assert gc.get_freeze_count() == frozen
+        del live, gone
+        assert kept() is None
+    finally:
+        gc.unfreeze()

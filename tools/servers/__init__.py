@@ -1,0 +1,1 @@
+"""Real Prometheus, Alertmanager, VictoriaMetrics and a webhook receiver, for demo and tests."""

@@ -1,0 +1,90 @@
+"""A real VictoriaMetrics (one server) and its vmalert, on free ports, as long as a `with` lasts.
+
+VictoriaMetrics takes OTLP over HTTP at `/opentelemetry/v1/metrics` and Prometheus text at
+`/api/v1/import/prometheus`.
+"""
+
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.servers.running import VICTORIA_STYLE, read_json, serving
+
+
+@dataclass(frozen=True, slots=True)
+class VictoriaMetrics:
+    """A running VictoriaMetrics, and what one asks of it."""
+
+    url: str
+    log_file: Path
+
+    def query(
+        self, expression: str, time_unix_seconds: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the instant vector of an expression: metric labels and [time, value].
+
+        What was sent before is seen: it is made searchable first, and the time of the query is
+        given, since VictoriaMetrics' own present is rounded down to a second.
+        """
+        self._flush()
+        moment = time.time() if time_unix_seconds is None else time_unix_seconds
+        parameters = {"query": expression, "nocache": "1", "time": repr(moment)}
+        answer = read_json(f"{self.url}/api/v1/query?{urllib.parse.urlencode(parameters)}")
+        return list(answer["data"]["result"])
+
+    def send_text(self, text: str) -> None:
+        """Store samples in Prometheus' text format, with or without times in milliseconds."""
+        request = urllib.request.Request(f"{self.url}/api/v1/import/prometheus", text.encode())
+        urllib.request.urlopen(request, timeout=30).close()
+        self._flush()
+
+    def _flush(self) -> None:
+        urllib.request.urlopen(f"{self.url}/internal/force_flush", timeout=30).close()
+
+
+@contextmanager
+def victoria_metrics(binary: Path, directory: Path) -> Iterator[VictoriaMetrics]:
+    """Run a VictoriaMetrics that keeps a year and answers with its newest samples at once."""
+    directory.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        f"-storageDataPath={directory / 'data'}",
+        "-retentionPeriod=1y",
+        "-search.latencyOffset=0s",
+        "-memory.allowedBytes=256MB",
+        "-opentelemetry.usePrometheusNaming",
+    ]
+    log_file = directory / "victoria-metrics.log"
+    with serving(binary, arguments, log_file, VICTORIA_STYLE) as url:
+        yield VictoriaMetrics(url, log_file)
+
+
+@contextmanager
+def vmalert(
+    binary: Path,
+    directory: Path,
+    *,
+    rules: Path,
+    datasource_url: str,
+    alertmanager_url: str,
+    interval_seconds: int = 1,
+) -> Iterator[str]:
+    """Run vmalert with a rule file over a VictoriaMetrics or Prometheus, and yield its URL."""
+    directory.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        f"-rule={rules}",
+        f"-datasource.url={datasource_url}",
+        # What recording rules record, the alerts of the next evaluation look at.
+        f"-remoteWrite.url={datasource_url}",
+        "-remoteWrite.flushInterval=200ms",
+        f"-notifier.url={alertmanager_url}",
+        f"-evaluationInterval={interval_seconds}s",
+        f"-rule.resendDelay={interval_seconds}s",
+        "-rule.evalDelay=0s",
+    ]
+    with serving(binary, arguments, directory / "vmalert.log", VICTORIA_STYLE) as url:
+        yield url
