@@ -105,6 +105,36 @@ def wait_for_stream(device: torch.device, stream: Hashable) -> None:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
+class DeviceTimer:
+    """The time on a device between two points of its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin, self._end = self._event(), self._event()
+        self._begin.record(torch.cuda.current_stream(device))
+
+    def stop(self) -> None:
+        """Set the second point here."""
+        self._end.record(torch.cuda.current_stream(self._device))
+
+    def seconds(self) -> float | None:
+        """Return the time; None until the device has come past the second point, or has failed."""
+        try:
+            passed: bool = self._end.query()  # type: ignore[no-untyped-call]
+            return self._begin.elapsed_time(self._end) / 1000.0 if passed else None
+        except RuntimeError:
+            return None
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def start_timer(device: torch.device) -> DeviceTimer | None:
+    """Return a timer that begins here; None where the host's clock is enough."""
+    return DeviceTimer(device) if device.type == "cuda" else None
+
+
 def captures_graph() -> bool:
     """Return whether operations are being recorded into a CUDA graph instead of being run."""
     initialized: Callable[[], bool] = torch.cuda.is_initialized

@@ -133,9 +133,12 @@ class StepMerge:
             assumed.observe(assumed_name(key), ranks=ranks, distinct_rows=len(rows))
         # Plain replicas that step with gradients of their own: that is how local SGD drifts.
         apart = {assumed_name(key) for key, rows in self._assumed.items() if len(rows) > 1}
-        chosen = self._chosen(assumed)
-        whole = self._whole(assumed)
-        values = {**self._step_values(), **_gradients(chosen, expected_shares.of_run)}
+        step_values = self._step_values()
+        measured = step_values.get("gradients_measured") != 0.0
+        # Of a step that some ranks left out by plan, the others' part is no statement on the run.
+        chosen = self._chosen(assumed) if measured else {}
+        whole = self._whole(assumed) if measured else set[GroupKey]()
+        values = {**step_values, **_gradients(chosen, expected_shares.of_run)}
         return MergedStep(
             sequence=self.sequence,
             step=self._trainer_step[1] if self._trainer_step else self.sequence,

@@ -159,6 +159,9 @@ class DeviceDelivery:
         self, step: ObservedStep, values_N: FloatArray, names: tuple[str, ...], *, complete: bool
     ) -> None:
         scalars = _on_host(step.scalars, names, values_N)
+        if seconds := [each for timer in step.timers if (each := timer.seconds()) is not None]:
+            scalars["probe_device_seconds"] = sum(seconds)
+            self._schedule.budget.note_device_seconds(sum(seconds))
         if step.only_if_nonfinite and isfinite(scalars["loss"]):
             return
         scales = values_N[len(names) : len(names) + len(step.unread_scales)].tolist()

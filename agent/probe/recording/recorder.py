@@ -18,6 +18,7 @@ from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
+from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -43,7 +44,11 @@ class StepRecorder:
         self.trainer_lead = 0
         self._registry = registry
         self._traits = traits
-        self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
+        self._schedule = LayerSchedule(
+            settings.layer_interval,
+            resolve(settings.thresholds),
+            OverheadBudget(settings.overhead_budget),
+        )
         self._measures = Measurement()
         self._step_measurement = StepMeasurement(
             self._measures, self._schedule, registry.note_unsupported
@@ -77,7 +82,19 @@ class StepRecorder:
         usable = [each for each in usable if self._is_measurable(each[0])]
         if not usable:
             return
+        of_run = any(plan.of_run for plan, _ in usable)
+        if not self._schedule.measures(step.sequence):
+            if of_run:
+                step.scalars["gradients_measured"] = 0.0
+            step.measured.update(plan.label for plan, _ in usable)
+            return
+        if of_run:
+            step.scalars["gradients_measured"] = 1.0
+        timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        if timer is not None:
+            timer.stop()
+            step.timers.append(timer)
         for plan, _ in usable:
             step.note_reduction(plan.reducers.reduced())
         step.measured.update(plan.label for plan, _ in usable)
@@ -92,11 +109,24 @@ class StepRecorder:
         if (ready := self._prepare()) is None:
             return
         step.scalars["probe_seconds"] = probe_seconds
-        step.scalars["step_seconds"] = perf_counter() - step.begun_seconds
+        step_seconds = perf_counter() - step.begun_seconds
+        step.scalars["step_seconds"] = step_seconds
+        self._add_overhead(step, step_seconds, probe_seconds)
         # Of several models' backwards the last one says nothing of the time before the first.
         if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
         ready.writer.count(probe_seconds=probe_seconds)
+
+    def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
+        """Record what measuring costs, and by which intervals it is kept within the budget."""
+        budget = self._schedule.budget
+        budget.note_step(step_seconds, probe_seconds)
+        step.scalars["measuring_interval_steps"] = float(budget.stride)
+        step.scalars["layer_interval_steps"] = float(self._schedule.interval_steps)
+        if budget.host_ratio is not None:
+            step.scalars["host_overhead_ratio"] = budget.host_ratio
+        if budget.device_ratio is not None:
+            step.scalars["device_overhead_ratio"] = budget.device_ratio
 
     def publish(self, step: OpenStep) -> None:
         """Write the step as complete; publish what has come from the device meanwhile."""

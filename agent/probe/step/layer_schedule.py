@@ -1,10 +1,11 @@
-"""When the probe measures every layer, beyond the totals of each step."""
+"""When the probe measures gradients, and when every layer beyond their totals."""
 
 from collections.abc import Mapping
 from math import isnan, sqrt
 
 import torch
 
+from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.records.columns import GRADIENT_POSITIONS
 
 _EARLY_STEPS = 100
@@ -22,7 +23,14 @@ class LayerSchedule:
     that a run that is lost anyway does not pay twice on every step.
     """
 
-    def __init__(self, interval_steps: int, thresholds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        interval_steps: int,
+        thresholds: Mapping[str, float],
+        budget: OverheadBudget | None = None,
+    ) -> None:
+        """budget: stretches the intervals; None is no limit."""
+        self.budget = OverheadBudget(1.0) if budget is None else budget
         self._interval_steps = interval_steps
         self._norm_limit = thresholds["grad_norm_high"]
         self._trouble_in_a_row: dict[str, int] = {}
@@ -30,7 +38,16 @@ class LayerSchedule:
     def due(self, sequence: int) -> bool:
         """Return whether step `sequence` is one of those that are always measured."""
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
-        return sequence == 1 or early or sequence % self._interval_steps == 0
+        return sequence == 1 or early or sequence % self.interval_steps == 0
+
+    @property
+    def interval_steps(self) -> int:
+        """Steps between two measurements of all layers, after the early ones."""
+        return self._interval_steps * self.budget.layer_factor
+
+    def measures(self, sequence: int) -> bool:
+        """Return whether gradients are measured on step `sequence` at all."""
+        return sequence % self.budget.stride == 0 or self.due(sequence)
 
     def wanted_for_trouble(
         self, totals_GC: torch.Tensor, label: str = "", *, norm_is_known: bool = True

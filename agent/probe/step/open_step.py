@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.accelerator import DeviceTimer
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
@@ -59,6 +60,8 @@ class OpenStep:
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     unread_scales: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per optimizer, 1 / the factor by which its statistics are still multiplied, on a device."""
+    timers: list[DeviceTimer] = field(default_factory=list)
+    """Of the device, around what was measured there."""
     streams: set[Hashable] = field(default_factory=set)
     """Streams of the device on which gradients were measured."""
 
@@ -180,6 +183,7 @@ class ObservedStep:
     rows_LC: torch.Tensor | None
     unread_scales: Sequence[UnreadScale] = ()
     streams: Collection[Hashable] = ()
+    timers: Sequence[DeviceTimer] = ()
     only_if_nonfinite: bool = False
 
 
@@ -214,6 +218,7 @@ def observed_step(
             if label in step.unread_scales
         ],
         streams=tuple(step.streams),
+        timers=tuple(step.timers),
         only_if_nonfinite=only_if_nonfinite,
     )
 

@@ -94,6 +94,7 @@ class GraphSteps:
         context = self._context
         if (first := context.registry.first) is None:
             return
+        context.step.scalars["gradients_measured"] = 0.0
         context.note_learning_rate(first)
         context.note_trainer_step(first, context.step.sequence)
         self._step_end.finish_run(first.label)

@@ -29,6 +29,8 @@ class SimulatedDevice:
         self.capturing = False
         self.waits: list[tuple[Hashable, Hashable]] = []
         """Which stream waited for which."""
+        self.seconds_per_measurement: float | None = None
+        """Device time that measuring takes."""
         self.stuck = False
         """Whether it does nothing while the host waits."""
         self.refuses = False
@@ -75,6 +77,19 @@ class SimulatedDevice:
         self._queue.append((target, values.detach().clone()))
 
 
+class SimulatedTimer:
+    """Stands for `accelerator.DeviceTimer`."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float | None:
+        return self._device.seconds_per_measurement
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """Put a simulated device in the place of the processor."""
     device = SimulatedDevice()
@@ -94,6 +109,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     monkeypatch.setattr(ring_memory._Refusal, "seen", False)
     monkeypatch.setattr(accelerator, "current_stream", lambda place: device.stream)
     monkeypatch.setattr(accelerator, "wait_for_stream", wait_for_stream)
+    monkeypatch.setattr(accelerator, "start_timer", lambda place: SimulatedTimer(device))
     monkeypatch.setattr(accelerator, "captures_graph", lambda: device.capturing)
     monkeypatch.setattr(measurement, "for_device", statistics)
     monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=monotonic, sleep=device.wait))
