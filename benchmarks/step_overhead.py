@@ -64,7 +64,7 @@ def _interval(ratios: list[float]) -> tuple[float, float]:
 def _probe(directory: Path) -> Probe:
     identity = make_identity("benchmark")
     path = directory / f"{identity.created_unix_ns}" / "rank0.ring"
-    return Probe(lambda: RingWriter.create(path, identity), Settings())
+    return Probe(lambda: RingWriter.create(path, identity), Settings(overhead_budget=1.0))
 
 
 def compare(
