@@ -3,10 +3,9 @@
 Thresholds say how much, durations how long: ranges of PromQL, `for` and `keep_firing_for`.
 """
 
-import re
 from dataclasses import dataclass
 
-from mp_agent.errors import CatalogError, SettingError
+from mp_agent.errors import CatalogError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,12 +264,6 @@ DURATIONS = (
 
 BY_NAME = {duration.name: duration for duration in DURATIONS}
 
-_UNIT_MILLISECONDS = (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
-_PARTS = re.compile(rf"(?:{_PART.pattern})+")
-
-
 SCRAPE_GAP = BY_NAME["scrape_gap"]
 """For so long a series that is not scraped stands at its last value, in every condition."""
 
@@ -280,24 +273,3 @@ def duration(name: str) -> Duration:
     if name not in BY_NAME:
         raise CatalogError(f"{name!r} names no duration")
     return BY_NAME[name]
-
-
-def prometheus_duration(seconds: float) -> str:
-    """Return seconds as Prometheus writes them, to the millisecond: `1h30m`, `10s`, `250ms`."""
-    rest = max(1, round(seconds * 1000))
-    words = []
-    for unit, milliseconds in _UNIT_MILLISECONDS:
-        count, rest = divmod(rest, milliseconds)
-        if count:
-            words.append(f"{count}{unit}")
-    return "".join(words)
-
-
-def parse_seconds(name: str, text: str) -> float:
-    """Return the seconds in `90`, `1m30s` or `250ms`; anything else is refused, naming `name`."""
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    if not _PARTS.fullmatch(text):
-        raise SettingError(f"{name} has value {text!r}; give seconds, or 10m, 1m30s, 250ms")
-    milliseconds = dict(_UNIT_MILLISECONDS)
-    return sum(float(number) * milliseconds[unit] / 1000 for number, unit in _PART.findall(text))

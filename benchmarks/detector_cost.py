@@ -11,12 +11,13 @@ from pathlib import Path
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.conditions import tracker
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ConditionMemory
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity
@@ -58,13 +59,13 @@ class Training:
 
     def __init__(self, run_dir: Path) -> None:
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+            resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
         )
         self.tracker = ConditionTracker(run_dir, values_in_force(), memory=ConditionMemory())
         self.sequence = 0
         self.now_seconds = 0.0
 
-    def fold(self, **values: float) -> None:
+    def fold(self, **changes: float) -> None:
         """Take one more step into the account."""
         self.sequence += 1
         self.now_seconds += STEP_SECONDS
@@ -73,31 +74,32 @@ class Training:
             "loss_scale": 65536.0,
             "skipped": 0.0,
             "step_seconds": STEP_SECONDS,
+        }
+        gradients = {
             "sum_squares": 1.0 + self.sequence % 5 / 10,
             "nan_elements": 0.0,
             "inf_elements": 0.0,
-            **values,
+            **changes,
         }
         self.account.fold_step(
             MergedStep(
                 sequence=self.sequence,
                 step=self.sequence,
                 time_unix_seconds=self.now_seconds,
-                values=columns,
+                columns=columns,
+                families={GRADIENTS.name: gradients},
+                complete=frozenset({GRADIENTS.name}),
                 world_size=8,
                 present_ranks=frozenset(range(8)),
-                gradients_complete=True,
                 compute_seconds=dict.fromkeys(range(8), 0.1),
             )
         )
 
     def judge(self) -> None:
         """Judge the step that was folded last."""
-        self.tracker.after_step(self.account.progress, self.now_seconds, self._export)
+        self.tracker.after_step(self.account, self.now_seconds, self._export)
 
     def _export(self) -> RunExport:
-        progress = self.account.progress
-        extremes = self.account.norms.extremes(self.now_seconds)
         view = RunView(
             identity=IDENTITY,
             facts={},
@@ -105,14 +107,7 @@ class Training:
             active=True,
             end_reason=EndReason.RUNNING,
             phase_name="forward",
-            last=progress.last,
-            judged=progress.judged,
-            loss=progress.loss,
-            loss_scale=progress.loss_scale,
-            loss_scale_initial=progress.loss_scale_initial,
-            loss_scale_calibrated=progress.loss_scale_calibrated,
-            norm_window_max=extremes[0] if extremes else None,
-            health=self.account.health(),
+            **self.account.view(self.now_seconds),
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.records.steps import LayerTable, Phase, StepRecord
 from mp_agent.ring.writer import RingWriter
 
@@ -38,7 +38,7 @@ def schema_of(shares: int, layers: int) -> Schema:
     """Return a schema of the probe's columns."""
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        gradient_columns=GRADIENT_COLUMN_NAMES,
+        families=family_columns(),
         shares=tuple(Share(group=str(index)) for index in range(shares)),
         layers=tuple(Layer(name=f"layer{index}", share=0, elements=1) for index in range(layers)),
     )
@@ -65,9 +65,9 @@ def measure(directory: Path, shares: int, layers: int) -> dict[str, float]:
         step=1,
         time_unix_ns=1,
         values=np.zeros(len(STEP_COLUMN_NAMES)),
-        gradients=np.zeros((shares, columns)),
+        families={GRADIENTS.name: np.zeros((shares, columns))},
     )
-    table = LayerTable(sequence=1, rows=np.zeros((layers, columns)))
+    table = LayerTable(sequence=1, families={GRADIENTS.name: np.zeros((layers, columns))})
     calls: dict[str, Callable[[], None]] = {
         "stamp": lambda: writer.stamp(Phase.BACKWARD, sequence=1),
         "count": lambda: writer.count(probe_seconds=1e-6),

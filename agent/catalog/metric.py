@@ -7,6 +7,7 @@ from typing import Any
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import CatalogError
+from mp_agent.records.columns import GRADIENTS
 
 Reading = float | None | Mapping[tuple[str, ...], float | None]
 """One value for a family without labels of its own, a value per label tuple otherwise."""
@@ -58,8 +59,10 @@ class Metric:
     count: Callable[[Any], Reading] | None = None
     label_values: Callable[[Mapping[str, float]], tuple[tuple[str, ...], ...]] | None = None
     """From the thresholds in force to the label tuples known beforehand."""
+    family: str = GRADIENTS.name
+    """Of a layer: the family of columns that it is read or counted from."""
     gives_way: bool = False
-    """Of a layer: whether it is left out, for all layers, before any layer is rolled up."""
+    """Of a layer: whether it is left out first, for all layers; of the last family first of all."""
     bounds: tuple[float, ...] = ()
     thresholds: tuple[str, ...] = ()
     """Thresholds that the node agent compares against to make it: those are the jobs' to set."""

@@ -8,7 +8,7 @@ from mp_agent.errors import SettingError
 from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
 from mp_agent.settings import Settings
-from mp_agent.settings.handover import take_over
+from mp_agent.settings.handover import receive_settings
 
 log = logging.getLogger("mp_agent.node")
 
@@ -41,7 +41,7 @@ def _settings(name: str, *, detached: bool) -> tuple[Settings, int]:
     among them.
     """
     try:
-        return take_over()
+        return receive_settings()
     except SettingError as error:
         _log(Settings(), name, detached=detached)
         log.error("the node agent stops and serves nothing: %s", error)

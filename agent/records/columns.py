@@ -3,29 +3,24 @@
 A column is declared here once. The probe's kernels fill it under its name, the ring stores it as a
 float64, the merge applies its algebra. NaN means "not observed": in the ring, on the wire and in
 tables. Where values go by name, an absent one is not there; no exporter ever sees NaN.
+
+`FAMILIES` declares the tables: each family has one row per share in the record of a step, and one
+row per layer in the table of a sampled step. Ring, merge, reports, flight records and series follow
+the declaration.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import isnan
+from functools import cached_property
+from math import isfinite, isnan
 
 from mp_agent.errors import CatalogError
 from mp_agent.records.algebra import Algebra
 
 
-class ColumnFamily(Enum):
-    """What a column is of."""
-
-    STEP = "step"
-    """A rank's step as a whole."""
-
-    GRADIENT = "gradient"
-    """A set of gradient elements: one share of a rank, or one layer on a rank."""
-
-
 class Tier(Enum):
-    """How often a gradient column is measured."""
+    """How often a column of a family is measured."""
 
     EVERY_STEP = "every step"
 
@@ -43,23 +38,95 @@ class Unscaling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One float64 of a record: its name (with unit), algebra and meaning.
-
-    Raises CatalogError for a gradient column whose algebra cannot be folded at every stage.
-    """
+    """One float64 of a record: its name (with unit), algebra and meaning."""
 
     name: str
     algebra: Algebra
     meaning: str
-    family: ColumnFamily = ColumnFamily.STEP
     tier: Tier = Tier.EVERY_STEP
     unscaling: Unscaling = Unscaling.NONE
+    signed: bool = False
+    """Whether a value may be negative; otherwise a report with one is refused."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnFamily:
+    """Statistics that are measured together: what a row is of, its columns, and when it counts.
+
+    A row is of the elements that a rank has of one share, or of one layer. Of both kinds of rows
+    shards are united by the columns' algebra, and of equal replicas one is taken. Column names are
+    unique within a family. Raises CatalogError for columns that cannot be merged so.
+    """
+
+    name: str
+    row: str
+    """What a row is of."""
+    columns: tuple[Column, ...]
+    key: str
+    """The column that is there whenever a row was measured; without it no row counts."""
+    required: tuple[str, ...]
+    """What a layer's row must have to count."""
+    size: str
+    """The column with the number of elements; a row of 0 elements was not measured."""
+    nonfinite: tuple[str, ...] = ()
+    """Columns with the numbers of elements that are not finite; a row that has any does not count,
+    and replicas of it are compared by these and by `size` alone."""
+    compares_replicas: bool = False
+    """Whether replicas of a share are expected to have equal rows."""
+    counts_when_skipped: bool = True
+    """Whether rows of a step count whose update GradScaler skipped."""
 
     def __post_init__(self) -> None:
-        if self.family is ColumnFamily.GRADIENT and self.algebra in (Algebra.MEAN, Algebra.OWN):
-            raise CatalogError(
-                f"{self.name}: algebra {self.algebra.value} does not exist for gradient columns"
-            )
+        for column in self.columns:
+            if column.algebra in (Algebra.MEAN, Algebra.OWN):
+                raise CatalogError(
+                    f"{column.name}: algebra {column.algebra.value} does not exist for {self.name}"
+                )
+        if len(set(self.names)) != len(self.names):
+            raise CatalogError(f"{self.name}: names of columns are not unique")
+        needed = {self.key, self.size, *self.required, *self.nonfinite}
+        if unknown := needed - set(self.names):
+            raise CatalogError(f"{self.name}: {', '.join(sorted(unknown))} is no column")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, in the order of a row."""
+        return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def sampled(self) -> tuple[str, ...]:
+        """The names of the columns that are not measured on every step."""
+        return tuple(column.name for column in self.columns if column.tier is Tier.SAMPLED)
+
+    @property
+    def cadence(self) -> Tier:
+        """How often there is a row of a share; layers are sampled in any case."""
+        tiers = {column.tier for column in self.columns}
+        return Tier.EVERY_STEP if Tier.EVERY_STEP in tiers else Tier.SAMPLED
+
+    def nonfinite_elements(self, values: Mapping[str, float]) -> float:
+        """Return how many elements of a row, given by name, are not finite."""
+        return sum(values.get(name, 0.0) for name in self.nonfinite)
+
+    def counts(self, values: Mapping[str, float]) -> bool:
+        """Return whether a row, given by name, was measured and is of finite elements only."""
+        return self.key in values and self.nonfinite_elements(values) == 0.0
+
+    def with_last_sample(
+        self, values: Mapping[str, float], before: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        """Return a row, by name, with sampled columns from `before` if it has none of its own."""
+        if not self.sampled or any(name in values for name in self.sampled):
+            return values
+        return {**{name: before[name] for name in self.sampled if name in before}, **values}
+
+    def merged(self, rows: Iterable[Sequence[float]]) -> dict[str, float]:
+        """Return rows, at least one, as one; without what none has or what is beyond float64."""
+        values = {
+            column.name: column.algebra.merged(found)
+            for column, found in zip(self.columns, zip(*rows, strict=True), strict=True)
+        }
+        return {name: value for name, value in values.items() if isfinite(value)}
 
 
 STEP_COLUMNS = (
@@ -125,7 +192,7 @@ def _gradient(
     tier: Tier = Tier.EVERY_STEP,
     unscaling: Unscaling = Unscaling.NONE,
 ) -> Column:
-    return Column(name, algebra, meaning, ColumnFamily.GRADIENT, tier, unscaling)
+    return Column(name, algebra, meaning, tier, unscaling)
 
 
 GRADIENT_COLUMNS = (
@@ -154,21 +221,31 @@ GRADIENT_COLUMNS = (
 )
 """What is known of a set of gradient elements."""
 
-NORM_COLUMNS = ("sum_squares", "abs_max", "zero_elements", "elements")
-"""What is always there of gradients whose norm counts."""
+GRADIENTS = ColumnFamily(
+    name="gradients",
+    row="gradient elements",
+    columns=GRADIENT_COLUMNS,
+    key="sum_squares",
+    required=("sum_squares", "abs_max", "zero_elements", "elements"),
+    size="elements",
+    nonfinite=("nan_elements", "inf_elements"),
+    compares_replicas=True,
+    counts_when_skipped=False,
+)
+
+FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS,)
+"""All of them. When there are too many series, the layers of the last family give way first."""
 
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)
-GRADIENT_COLUMN_NAMES = tuple(column.name for column in GRADIENT_COLUMNS)
+GRADIENT_COLUMN_NAMES = GRADIENTS.names
 
 GRADIENT_POSITIONS: Mapping[str, int] = {
     name: position for position, name in enumerate(GRADIENT_COLUMN_NAMES)
 }
 """Where a column stands in the rows that the probe writes and the merge holds."""
 
-COLUMNS: Mapping[str, Column] = {
-    column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
-}
-"""All of them by name."""
+STEP_COLUMNS_BY_NAME: Mapping[str, Column] = {column.name: column for column in STEP_COLUMNS}
+"""The columns of a step as a whole by name."""
 
 
 def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class KnownCondition:
 
     active: ActiveCondition
     labels: dict[str, str]
-    told: bool
+    notified: bool
     """Whether its event was sent; a milder severity of an active condition is held back."""
 
 

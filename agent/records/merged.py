@@ -4,36 +4,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
+from mp_agent.records.columns import GRADIENTS, ColumnFamily
+
 FIRST = "0"
 """Names the first optimizer's part of gradients of which others step the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """The gradients of one of several optimizers, measured during a step of the run."""
+    """What one of several optimizers trains, measured during a step of the run."""
 
     sequence: int
-    values: Mapping[str, float]
-    """Merged `GRADIENT_COLUMNS` by name; always finite."""
-    complete: bool
-    """Whether every shard of every tensor that it steps was present."""
+    families: Mapping[str, Mapping[str, float]]
+    """Merged columns by family and name; always finite."""
+    complete: frozenset[str]
+    """Families of which every shard of every tensor that it steps was present."""
     joint: bool = False
     """Whether its gradients count in the run's: it trains the same model as the first optimizer."""
 
     @property
+    def gradients(self) -> Mapping[str, float]:
+        """The columns of the gradients."""
+        return self.families.get(GRADIENTS.name, {})
+
+    @property
     def nonfinite_elements(self) -> float:
         """NaN and Inf gradient elements together."""
-        return self.values.get("nan_elements", 0.0) + self.values.get("inf_elements", 0.0)
+        return GRADIENTS.nonfinite_elements(self.gradients)
 
     @property
     def judged(self) -> bool:
         """Whether norms of this step may enter gauges and thresholds."""
-        return self.complete and "sum_squares" in self.values and self.nonfinite_elements == 0.0
+        return self.counts(GRADIENTS)
+
+    def counts(self, family: ColumnFamily) -> bool:
+        """Return whether a family is complete, and of finite elements only."""
+        return family.name in self.complete and family.counts(self.families.get(family.name, {}))
 
     @property
     def grad_norm(self) -> float | None:
         """L2 norm over the finite elements, judged or not."""
-        squares = self.values.get("sum_squares")
+        squares = self.gradients.get("sum_squares")
         return None if squares is None else sqrt(squares)
 
 
@@ -50,18 +61,19 @@ class Comparison:
 class MergedStep:
     """One step of the run, merged over the ranks that delivered it before the deadline.
 
-    values: merged columns by name, `STEP_COLUMNS` and `GRADIENT_COLUMNS`; a column that no rank
-    observed is absent. Always finite.
+    columns: merged `STEP_COLUMNS` by name. families: merged columns by family and name. What no
+    rank observed is absent. Always finite.
     """
 
     sequence: int
     step: int
     time_unix_seconds: float
-    values: Mapping[str, float]
+    columns: Mapping[str, float]
     world_size: int
     present_ranks: frozenset[int]
-    gradients_complete: bool
-    """Whether every shard of every tensor was present; a partial norm is never judged."""
+    families: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    complete: frozenset[str] = frozenset()
+    """Families of which every shard of every tensor was present; a partial norm never counts."""
     nonfinite_loss_ranks: tuple[int, ...] = ()
     compute_seconds: Mapping[int, float] = field(default_factory=dict)
     """Time before the first collective of the step, by rank; of all nodes."""
@@ -74,12 +86,27 @@ class MergedStep:
     """What could be compared: `gradients`, `weights`."""
 
     def get(self, column: str) -> float | None:
-        """Return a merged column, or None when no rank observed it."""
-        return self.values.get(column)
+        """Return a merged column of the step or of the gradients; None when no rank observed it.
+
+        Columns of other families are in `families`.
+        """
+        value = self.columns.get(column)
+        return self.gradients.get(column) if value is None else value
+
+    @property
+    def gradients(self) -> Mapping[str, float]:
+        """The columns of the gradients."""
+        return self.families.get(GRADIENTS.name, {})
+
+    def counts(self, family: ColumnFamily) -> bool:
+        """Return whether a family's values may enter gauges, windows and thresholds."""
+        if self.skipped and not family.counts_when_skipped:
+            return False
+        return family.name in self.complete and family.counts(self.families.get(family.name, {}))
 
     def flag(self, column: str) -> bool:
         """Return whether a 0/1 column is set on any rank."""
-        return self.values.get(column, 0.0) > 0.0
+        return self.columns.get(column, 0.0) > 0.0
 
     @property
     def skipped(self) -> bool:
@@ -92,34 +119,34 @@ class MergedStep:
 
         Some trainers log -1 or 0 where there is no scaler: what is not positive scales nothing.
         """
-        scale = self.values.get("loss_scale")
+        scale = self.columns.get("loss_scale")
         return None if scale is None or scale <= 0.0 else scale
 
     @property
     def gradient_nonfinite_elements(self) -> float:
         """NaN and Inf gradient elements together."""
-        return self.values.get("nan_elements", 0.0) + self.values.get("inf_elements", 0.0)
+        return GRADIENTS.nonfinite_elements(self.gradients)
+
+    @property
+    def gradients_complete(self) -> bool:
+        """Whether every shard of every tensor was present; a partial norm is never judged."""
+        return GRADIENTS.name in self.complete
 
     @property
     def gradients_judged(self) -> bool:
         """Whether norms of this step may enter gauges, windows and thresholds."""
-        return (
-            self.gradients_complete
-            and not self.skipped
-            and "sum_squares" in self.values
-            and self.gradient_nonfinite_elements == 0.0
-        )
+        return self.counts(GRADIENTS)
 
     @property
     def grad_norm(self) -> float | None:
         """Global L2 norm over the finite elements, judged or not."""
-        squares = self.values.get("sum_squares")
+        squares = self.gradients.get("sum_squares")
         return None if squares is None else sqrt(squares)
 
     @property
     def clip_coefficient(self) -> float | None:
         """Factor that clipping applied: min(1, max_norm / (norm + 1e-6)), as torch computes it."""
-        limit, norm = self.values.get("clip_max_norm"), self.values.get("clip_norm")
+        limit, norm = self.columns.get("clip_max_norm"), self.columns.get("clip_norm")
         if limit is None or norm is None:
             return None
         return min(1.0, limit / (norm + 1e-6))

@@ -8,7 +8,7 @@ from mp_agent.errors import ReportError
 from mp_agent.records.row_checks import check_report
 from mp_agent.records.rows import NodeReport, Receipt
 
-FORMAT = 3
+FORMAT = 4
 """Incremented with every change that an agent of another version would misread."""
 
 REPORT_BYTES_MAX = 64 * 2**20

@@ -5,6 +5,7 @@ from math import inf, isnan
 from operator import ge
 
 from mp_agent.errors import ReportError
+from mp_agent.records.columns import FAMILIES
 from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
 
 
@@ -18,9 +19,10 @@ def check_report(report: NodeReport) -> None:
     for holding in (report.held, *report.holdings):
         _below(holding, len(report.shares), "holdings")
     _finite(report.sent_unix_seconds, "sent_unix_seconds")
-    for name in ("step_columns", "gradient_columns"):
-        if len(set(getattr(report, name))) != len(getattr(report, name)):
-            raise ReportError(f"{name} are not unique")
+    _unique(report.step_columns, "step_columns")
+    _unique([family.name for family in report.families], "families")
+    for family in report.families:
+        _unique(family.columns, f"columns of {family.name}")
     _ascending([step.sequence for step in report.steps], "sequences of steps")
     _ascending([table.sequence for table in report.layers], "sequences of layers")
     _within(report.steps, report.after, report.position, "steps")
@@ -58,24 +60,34 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
         _check_place(report, row, what)
         if not present.issuperset(row.ranks):
             raise ReportError(f"{what} has rows of ranks that did not deliver it")
-        if len(row.columns) != len(report.gradient_columns):
+        if len(row.columns) != len(report.families[row.family].columns):
             raise ReportError(f"{what} has a row of {len(row.columns)} columns")
         if row.digests and len(row.digests) != len(row.shards):
             raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
-        # Squares, magnitudes and counts.
-        if any(value < 0.0 for value in row.columns):
+        if any(value < 0.0 for value in row.columns) and _is_wrong(row, report):
             raise ReportError(f"{what} has a row with a negative value")
+
+
+def _is_wrong(row: NodeRow, report: NodeReport) -> bool:
+    """Return whether a negative value is in a column that has none."""
+    sent = report.families[row.family]
+    known = {own.name: own.columns for own in FAMILIES}.get(sent.name, ())
+    unsigned = {column.name for column in known if not column.signed}
+    pairs = zip(sent.columns, row.columns, strict=True)
+    return any(value < 0.0 and name in unsigned for name, value in pairs)
 
 
 def _check_block(report: NodeReport, block: LayerBlock) -> None:
     _check_place(report, block, "layer block")
     _below((block.layout,), len(report.layouts), "layout of a layer block")
-    layers, columns = len(report.layouts[block.layout].names), len(report.gradient_columns)
+    layers = len(report.layouts[block.layout].names)
+    columns = len(report.families[block.family].columns)
     if len(block.values) != layers * columns * 8:
         raise ReportError(f"a layer block of {layers} layers has {len(block.values)} bytes")
 
 
 def _check_place(report: NodeReport, row: NodeRow | LayerBlock, what: str) -> None:
+    _below((row.family,), len(report.families), f"family of {what}")
     _below((row.share,), len(report.shares), f"share of {what}")
     share = report.shares[row.share]
     _below(row.ranks, report.world_size, f"ranks of {what}")
@@ -88,6 +100,11 @@ def _check_place(report: NodeReport, row: NodeRow | LayerBlock, what: str) -> No
     parts = len(row.shards) * len(row.replicas)
     if not row.ranks or not (share.assumed or parts == len(row.ranks)):
         raise ReportError(f"{what} has a row of {parts} parts and {len(row.ranks)} ranks")
+
+
+def _unique(names: Sequence[str], what: str) -> None:
+    if len(set(names)) != len(names):
+        raise ReportError(f"{what} are not unique")
 
 
 def _ascending(numbers: Sequence[int], what: str) -> None:

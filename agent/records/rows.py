@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mp_agent.records.flight import FlightRequest
+from mp_agent.records.schema import FamilyColumns, Text
 from mp_agent.records.steps import EndReason, Phase
 
 STEPS_PER_REPORT = 256
@@ -23,7 +24,6 @@ Rank = Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
 Ranks = Annotated[tuple[Rank, ...], Meta(max_length=_RANKS_MAX)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Sequence_ = Annotated[int, Meta(ge=0, lt=2**53)]
-Text = Annotated[str, Meta(max_length=4096)]
 Digest = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
@@ -37,14 +37,17 @@ class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     replica_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
     assumed: bool
     joint: bool = False
+    family: Text = ""
 
 
 class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Gradient columns of what a node holds of one share: summed over shards, equal replicas once.
+    """A family's columns of what a node holds of one share: shards united, equal replicas once.
 
     Of an assumed share: the row that each of `ranks` has by itself; shards and replicas are (0,).
     """
 
+    family: Index
+    """Into `NodeReport.families`."""
     share: Index
     """Into `NodeReport.shares`."""
     shards: Ranks
@@ -55,7 +58,7 @@ class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     """The ranks whose rows these are: one per replica and shard, replica after replica; ascending
     for an assumed share."""
     columns: tuple[float, ...]
-    """In the order of `NodeReport.gradient_columns`."""
+    """In the order of the family's columns."""
     digests: tuple[Digest, ...] = ()
     """Of the row of each shard, before summing; none where there are no replicas to compare."""
 
@@ -114,6 +117,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_
 class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """The layers of one share on a node: as `NodeRow`, with one row per layer."""
 
+    family: Index
     share: Index
     layout: Index
     """Into `NodeReport.layouts`."""
@@ -171,7 +175,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     """All ranks have ended, and this report has the last of their rows."""
 
     step_columns: tuple[Text, ...] = ()
-    gradient_columns: tuple[Text, ...] = ()
+    families: tuple[FamilyColumns, ...] = ()
     shares: Annotated[tuple[NodeShare, ...], Meta(max_length=_NAMES_MAX)] = ()
     held: tuple[Index, ...] = ()
     """The shares that the ranks hold now."""

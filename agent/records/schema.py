@@ -1,6 +1,14 @@
 """Describes a rank's rows: the rank, its layers, and the share of each tensor that it holds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
+
+Text = Annotated[str, Meta(max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,9 @@ class Share:
     """Empty for the optimizer that stepped first; others are "1", "2", … as they came."""
     joint: bool = False
     """Another optimizer's, of the model that the first one trains: it counts in the run's norm."""
+    family: str = ""
+    """The family of columns that alone has rows of it, where rows are not of parameters; families
+    that have such shares have no rows of others."""
     home: str = ""
     """Ranks that hold the tensors, such as `0-3`; distinguishes tensors of equal name."""
 
@@ -61,6 +72,13 @@ class Layer:
     elements: int
 
 
+class FamilyColumns(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A family of columns as the rows of a ring or report have it: its name, its columns' names."""
+
+    name: Text
+    columns: tuple[Text, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
     """How to read the rows of a ring: column names, shares and layers, in the order of the rows.
@@ -69,13 +87,27 @@ class Schema:
     """
 
     step_columns: tuple[str, ...]
-    gradient_columns: tuple[str, ...]
+    families: tuple[FamilyColumns, ...]
     shares: tuple[Share, ...]
     layers: tuple[Layer, ...]
     facts: tuple[tuple[str, str], ...] = ()
     """Static facts for the info metrics, by name:
     strategy, precision, scaler, measuring_point, device, gpu_uuid."""
 
+    def columns(self, family: str) -> tuple[str, ...]:
+        """Return the columns of a family; none if the rows have nothing of it."""
+        return next((found.columns for found in self.families if found.name == family), ())
+
+    @property
+    def gradient_columns(self) -> tuple[str, ...]:
+        """The columns of the gradients."""
+        return self.columns(GRADIENTS.name)
+
     def fact(self, name: str) -> str:
         """Return the fact called `name`; "" if the probe did not determine it."""
         return dict(self.facts).get(name, "")
+
+
+def family_columns(families: Iterable[ColumnFamily] = FAMILIES) -> tuple[FamilyColumns, ...]:
+    """Return the columns of some families, as a schema or report names them."""
+    return tuple(FamilyColumns(family.name, family.names) for family in families)

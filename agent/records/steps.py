@@ -1,10 +1,13 @@
 """Records of single steps of one rank, and its state."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+
+from mp_agent.records.columns import GRADIENTS
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -38,7 +41,8 @@ class StepRecord:
     """One step of one rank. Arrays hold float64; NaN means not observed.
 
     values: [S] in the order of `Schema.step_columns`.
-    gradients: [G, C] one row per share, columns in the order of `Schema.gradient_columns`.
+    families: by name, [G, C] one row per share, columns in the order of `Schema.columns`; those
+    that were not measured on this step may be left out.
     """
 
     sequence: int
@@ -47,15 +51,33 @@ class StepRecord:
     """The trainer's own step when `observe(step=…)` gives it, else `sequence`."""
     time_unix_ns: int
     values: FloatArray
-    gradients: FloatArray
+    families: Mapping[str, FloatArray]
+
+    @property
+    def gradients(self) -> FloatArray:
+        """The rows [G, C] of the gradients. Raises KeyError if they were not measured."""
+        return self.families[GRADIENTS.name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTable:
-    """The layers of one rank at one step: rows [L, C] in the order of `Schema.layers`."""
+    """The layers of one rank at one step, by family: [L, C] in the order of `Schema.layers`.
+
+    Families that were not measured on this step are left out.
+    """
 
     sequence: int
-    rows: FloatArray
+    families: Mapping[str, FloatArray]
+
+    @property
+    def gradients(self) -> FloatArray:
+        """The rows [L, C] of the gradients. Raises KeyError if they were not measured."""
+        return self.families[GRADIENTS.name]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(rows.nbytes for rows in self.families.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

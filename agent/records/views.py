@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.health import Health
 from mp_agent.records.merged import MergedStep, OptimizerStep
@@ -53,7 +54,12 @@ class RunView:
     phase_name: str
     last: MergedStep | None = None
     judged: MergedStep | None = None
-    """The last step with `gradients_judged`."""
+    """The last step with `gradients_judged`. Its sampled columns, if it did not measure any, are
+    those of the last such step that did."""
+    families: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same columns of each family, of the last step on which it counts."""
+    sampled_steps: Mapping[str, int] = field(default_factory=dict)
+    """The trainer's step of which sampled columns, and layers, are; by family."""
     loss: float | None = None
     """Last finite merged loss."""
     learning_rate: float | None = None
@@ -92,12 +98,14 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerView:
-    """One layer merged over the ranks of the latest sampled step. `values` by gradient column."""
+    """One layer merged over the ranks of the latest sampled step, in one family of columns."""
 
     name: str
     values: Mapping[str, float]
+    """By column."""
     judged: bool
     """Whether the sampled step's norms count (complete, finite, not skipped)."""
+    family: str = GRADIENTS.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,8 +49,8 @@ class RingReader:
         self._head = head
         self._states = SlotReader(self._read, STATE_SLOTS)
         self._unsupported = SlotReader(self._read, UNSUPPORTED_SLOTS)
-        self._body: _Body | None = None
-        self._later_bodies: deque[_Body] = deque()
+        self._body: _BodyReader | None = None
+        self._later_bodies: deque[_BodyReader] = deque()
         self._steps_read = 0
         """All records up to this number were returned, or are lost."""
         self._unreadable = 0
@@ -219,7 +219,7 @@ class RingReader:
         """Read the headers of the bodies that were appended since the last call."""
         newest = self._later_bodies[-1] if self._later_bodies else self._body
         known = 0 if newest is None else newest.generation
-        offset, found = live.body_offset, deque[_Body]()
+        offset, found = live.body_offset, deque[_BodyReader]()
         for generation in range(live.generation, known, -1):
             try:
                 body, offset = self._read_body(offset, generation)
@@ -237,7 +237,7 @@ class RingReader:
         fixed = self._read(offset, BODY.size)
         return generation_of(fixed) not in range(1, generation + 1)
 
-    def _read_body(self, offset: int, generation: int) -> tuple["_Body", int]:
+    def _read_body(self, offset: int, generation: int) -> tuple["_BodyReader", int]:
         """Return the body at an offset, and the offset of the one before it."""
         fixed = self._read(offset, BODY.size)
         file_bytes = os.fstat(self._fd).st_size
@@ -248,7 +248,7 @@ class RingReader:
                 raise RingError(f"generation {generation} of the schema is missing")
         if offset + header.size_bytes > file_bytes:
             raise RingError(f"{self.path}: truncated at {file_bytes} bytes")
-        return _Body.at(offset, header, self._read), header.previous_offset
+        return _BodyReader.at(offset, header, self._read), header.previous_offset
 
     def _read(self, offset: int, length: int) -> bytes:
         # Not through a mapping: a file that someone truncates would end the reader with SIGBUS.
@@ -262,7 +262,7 @@ class RingReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _BodyReader:
     """One body: its records' schema, and its slots."""
 
     generation: int
@@ -275,7 +275,9 @@ class _Body:
     device: DevicePartReader
 
     @classmethod
-    def at(cls, offset: int, header: BodyHeader, read: Callable[[int, int], bytes]) -> "_Body":
+    def at(
+        cls, offset: int, header: BodyHeader, read: Callable[[int, int], bytes]
+    ) -> "_BodyReader":
         layout = header.layout
         return cls(
             generation=header.generation,

@@ -52,7 +52,7 @@ class RingWriter:
         self._states_written = 0
         self._unsupported: list[str] = []
         self._unsupported_slots = SlotWriter(memory, UNSUPPORTED_SLOTS)
-        self._body: _Body | None = None
+        self._body: _BodyWriter | None = None
         self._regions = Regions(fd, self._map)
         self._newest_sequence = 0
         """Of the steps that were written or dropped."""
@@ -107,7 +107,7 @@ class RingWriter:
         region = self._regions.allocate(header.size_bytes)
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start
-        self._body = _Body(region, layout, schema)
+        self._body = _BodyWriter(region, layout, schema)
         self._state.body_offset = region.offset
         self._state.generation = header.generation
         self._publish()
@@ -260,7 +260,7 @@ class RingWriter:
         number = self._states_written = self._states_written + 1
         self._states.write(number, self._state.pack())
 
-    def _known_body(self) -> "_Body":
+    def _known_body(self) -> "_BodyWriter":
         if self._body is None:
             raise RingError(f"{self.path}: records can only be written after write_schema()")
         return self._body
@@ -273,7 +273,7 @@ class RingWriter:
         return self._maps[-1][1]
 
 
-class _Body:
+class _BodyWriter:
     """The body that records are written to."""
 
     def __init__(self, region: Region, layout: BodyLayout, schema: Schema) -> None:

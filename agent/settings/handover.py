@@ -27,7 +27,7 @@ def handed_over(settings: Settings) -> dict[str, str]:
     return variables
 
 
-def take_over() -> tuple[Settings, int]:
+def receive_settings() -> tuple[Settings, int]:
     """Return the settings that were handed over; where there are none, those of the environment.
 
     The second value counts what was ignored; what the other process ignored, it counts itself.

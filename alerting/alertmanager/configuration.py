@@ -6,7 +6,7 @@ from typing import Any
 from mp_agent.alerting.alertmanager.channels import Channel, Site, integrations
 from mp_agent.alerting.alertmanager.inhibition import inhibit_rules
 from mp_agent.alerting.alertmanager.routes import NOBODY, RECEIVER_NAMES, routing_tree
-from mp_agent.alerting.durations import prometheus_duration
+from mp_agent.alerting.duration_text import prometheus_duration
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.errors import SettingError
 

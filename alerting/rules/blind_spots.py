@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.durations import DURATIONS, SCRAPE_GAP, Duration, prometheus_duration
+from mp_agent.alerting.duration_text import prometheus_duration
+from mp_agent.alerting.durations import DURATIONS, SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions.nodes import walk
 from mp_agent.alerting.expressions.predicates import Gone, Silent, Unreachable
 from mp_agent.alerting.expressions.signals import Count, Series

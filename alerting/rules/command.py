@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mp_agent.alerting.durations import parse_seconds
+from mp_agent.alerting.duration_text import parse_seconds
 from mp_agent.alerting.links import ALERT_MARK
 from mp_agent.alerting.rules.blind_spots import blind_spots, check_windows
 from mp_agent.alerting.rules.rule_file import render_rules, rules_heading

@@ -7,7 +7,7 @@ from urllib.parse import quote_plus
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
-from mp_agent.alerting.durations import prometheus_duration
+from mp_agent.alerting.duration_text import prometheus_duration
 from mp_agent.alerting.examples.example import RUN, TARGET, Example, Track, Value
 from mp_agent.alerting.examples.healthy import clocks, healthy_tracks, same_series
 from mp_agent.alerting.examples.routine import ROUTINE

@@ -8,8 +8,8 @@ from math import fsum, nan, sqrt
 
 import numpy as np
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
 RUN = "llama-70b-pretraining"
@@ -105,7 +105,7 @@ class Model:
         )
         return Schema(
             step_columns=STEP_COLUMN_NAMES,
-            gradient_columns=GRADIENT_COLUMN_NAMES,
+            families=family_columns(),
             shares=(share,),
             layers=self._named_layers,
             facts=(("strategy", self.placement), ("precision", "fp16"), ("scaler", "GradScaler")),
@@ -131,13 +131,14 @@ class Model:
             step=sequence,
             time_unix_ns=time.time_ns(),
             values=values,
-            gradients=gradients,
+            families={GRADIENTS.name: gradients},
         )
 
     def table(self, rank: int, sequence: int) -> LayerTable:
         """Return what a rank writes of the layers of a step: a view into a pool that all share."""
         start = self._place(rank % self.shards, sequence)
-        return LayerTable(sequence=sequence, rows=self._pool[start : start + self.layers])
+        rows = self._pool[start : start + self.layers]
+        return LayerTable(sequence=sequence, families={GRADIENTS.name: rows})
 
     def norm(self, sequence: int) -> float:
         """Return the norm of all gradients of a step, by the closed form of the shards' rows."""

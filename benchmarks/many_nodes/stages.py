@@ -4,29 +4,20 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.many_nodes.door import seconds_per_request
+from benchmarks.many_nodes.http_cost import seconds_per_request
 from benchmarks.many_nodes.model import Model
 from benchmarks.many_nodes.node import SimulatedNode
-from mp_agent.alerting.values import values_in_force
-from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.catalog.thresholds import resolve
+from benchmarks.many_nodes.simulated_root import SimulatedRoot
 from mp_agent.exporters.prometheus import render
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
-from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
 from mp_agent.node.agent import POLL_INTERVAL_SECONDS
 from mp_agent.node.cluster.root import MergedTable
-from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS, ConditionTracker
-from mp_agent.node.run.ledger import ProbeTotals
-from mp_agent.node.run.views import ServiceCounts, agent_view, rank_view, run_view
-from mp_agent.node.series.layer_budget import LayerBudget
-from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
+from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS
 from mp_agent.node.transport.wire import pack, unpack
-from mp_agent.records.conditions import ConditionMemory
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.report_codec import decode_receipt, encode_receipt
 from mp_agent.records.rows import NodeReport
@@ -85,64 +76,6 @@ class Stages:
         )
 
 
-class Root:
-    """The root's part of a run, without rings and HTTP."""
-
-    def __init__(self, model: Model, directory: Path, settings: Settings) -> None:
-        self.node = SimulatedNode(model, 0, settings, sampled=(_SAMPLED,))
-        thresholds = resolve(settings.thresholds)
-        self.account = Accumulator(
-            thresholds, progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
-        )
-        self.builder = SnapshotBuilder(thresholds, settings.max_series)
-        self._layer_budget = LayerBudget()
-        self._conditions = ConditionTracker(
-            directory, values_in_force(settings.thresholds), memory=ConditionMemory()
-        )
-        self.last_step: MergedStep | None = None
-        self.snapshot_taken = Snapshot()
-
-    def fold(self, item: MergedStep | MergedTable) -> None:
-        """Enter what was merged into the account, as `Run` does."""
-        if isinstance(item, MergedStep):
-            self.account.fold_step(item)
-            self.last_step = item
-        else:
-            self.account.fold_layers(item.sequence, item.layers, step_judged=True)
-
-    def judge(self, now_seconds: float) -> None:
-        """Judge the run's conditions, if a second has passed since the last time."""
-        self._conditions.tick(now_seconds, self._export)
-
-    def snapshot(self) -> Snapshot:
-        """Return what /metrics is made of."""
-        self.snapshot_taken = self.builder.build([self._export()], time.time())
-        return self.snapshot_taken
-
-    def take_layers_anew(self) -> "Root":
-        """Let the layers be of another table, with equal values."""
-        for name, view in self.account.layers.items():
-            self.account.layers[name] = replace(view)
-        return self
-
-    def _export(self) -> RunExport:
-        attempt = self.node.attempt
-        view = run_view(self.node.member, self.account, self._conditions, time.time())
-        return RunExport(
-            run=self.node.name,
-            node_rank=0,
-            view=view,
-            layers=tuple(self.account.layers.values()),
-            ranks=[rank_view(source) for source in attempt.sources.values()],
-            faded_ranks=frozenset(),
-            agent=agent_view(
-                attempt, ProbeTotals(), counting_seconds=None, services=ServiceCounts()
-            ),
-            counters=self.account.counters,
-            layer_budget=self._layer_budget,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
     """What a scrape takes, in processor time, and brings."""
@@ -166,7 +99,7 @@ def measure_stages(model: Model) -> Stages:
     settings = Settings()
     stages = Stages(nodes=model.nodes)
     with tempfile.TemporaryDirectory() as directory:
-        root = Root(model, Path(directory), settings)
+        root = SimulatedRoot(model, Path(directory), settings, sampled=(_SAMPLED,))
         bodies = [_bodies(model, number, settings, stages) for number in range(1, model.nodes)]
         gc.collect()
         for period in range(_STEPS // _PERIOD_STEPS):
@@ -185,13 +118,13 @@ def measure_rendering(layers: int, *, settings: Settings | None = None) -> Rende
     settings = settings or Settings()
     model = Model(nodes=1, placement="ddp", layers=layers)
     with tempfile.TemporaryDirectory() as directory:
-        root = Root(model, Path(directory), settings)
+        root = SimulatedRoot(model, Path(directory), settings, sampled=(_SAMPLED,))
         root.node.write(_STEPS)
         for item in root.node.poll(0.0):
             if isinstance(item, MergedStep | MergedTable):
                 root.fold(item)
         root.snapshot()
-        anew = min(_timed(root.take_layers_anew().snapshot)[0] for _ in range(_RESTS))
+        anew = min(_timed(root.renew_layers().snapshot)[0] for _ in range(_RESTS))
         again = min(_timed(root.snapshot)[0] for _ in range(_RESTS))
         rendered = [_timed(lambda: render(root.snapshot_taken)) for _ in range(_RESTS)]
     body = rendered[-1][1][0]
@@ -228,7 +161,7 @@ def _body(node: SimulatedNode) -> bytes:
     return pack(report)
 
 
-def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -> None:
+def _take_period(root: SimulatedRoot, bodies: list[bytes], period: int, stages: Stages) -> None:
     now_seconds = 5.0 * period
     root.node.write(_PERIOD_STEPS * (period + 1))
     for item in root.node.poll(now_seconds):
@@ -260,7 +193,7 @@ def _take_period(root: Root, bodies: list[bytes], period: int, stages: Stages) -
         stages.merge_table = max(seconds - steps_seconds, 0.0) + closing + entering
 
 
-def _rest(root: Root, stages: Stages) -> None:
+def _rest(root: SimulatedRoot, stages: Stages) -> None:
     """Measure what goes on without any input."""
     moments = [100.0 + 2 * number for number in range(_RESTS)]
     looking, _ = _timed(lambda: [root.node.poll(20.0) for _ in moments])
@@ -268,16 +201,16 @@ def _rest(root: Root, stages: Stages) -> None:
     stages.look, stages.judge = looking / _RESTS, judging / _RESTS
 
 
-def _receive(root: Root, report: NodeReport) -> None:
+def _receive(root: SimulatedRoot, report: NodeReport) -> None:
     decode_receipt(encode_receipt(root.node.receive(report)))
 
 
-def _fold_all(root: Root, items: Iterable[MergedStep | MergedTable]) -> None:
+def _fold_all(root: SimulatedRoot, items: Iterable[MergedStep | MergedTable]) -> None:
     for item in items:
         root.fold(item)
 
 
-def _judge_at_each(root: Root, moments_seconds: Iterable[float]) -> None:
+def _judge_at_each(root: SimulatedRoot, moments_seconds: Iterable[float]) -> None:
     for moment_seconds in moments_seconds:
         root.judge(moment_seconds)
 
@@ -288,14 +221,14 @@ def _timed(work: Callable[[], T]) -> tuple[float, T]:
     return time.process_time() - begun, result
 
 
-def _check(model: Model, root: Root) -> None:
+def _check(model: Model, root: SimulatedRoot) -> None:
     """Raise unless what was merged is what the model says."""
     step = root.last_step
     assert step is not None
     norm = step.grad_norm
     if step.coverage != 1.0 or norm is None or norm != model.norm(step.sequence):
         raise AssertionError(f"step {step.sequence}: {norm}, not {model.norm(step.sequence)}")
-    layers = [root.account.layers[name] for name in model.layer_names]
+    layers = [root.account.layers[GRADIENTS.name][name] for name in model.layer_names]
     found = [layer.values["sum_squares"] ** 0.5 for layer in layers]
     truth = model.layer_norms(_SAMPLED).tolist()
     exact = all(abs(a - b) <= 1e-12 * b for a, b in zip(found, truth, strict=True))

@@ -92,7 +92,7 @@ class _Watch:
         """Take one look at the job's metrics and alerts."""
         reading = self._read()
         if reading is not None:
-            self.story.take(reading)
+            self.story.add(reading)
             self._screen.show(reading)
         alerts = tuple(self._source.firing(self._job.run, reading))
         for alert in alerts[len(self.alerts) :]:

@@ -22,7 +22,7 @@ class Story:
 
     troubles: dict[str, Trouble] = field(default_factory=dict)
 
-    def take(self, reading: Reading) -> None:
+    def add(self, reading: Reading) -> None:
         """Look at one more reading of the same run."""
         for trouble in (_explosion(reading), _nonfinite(reading), _floor(reading)):
             if trouble is not None:

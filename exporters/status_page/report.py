@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any, Protocol
 
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import AgentView, LayerView, RankView, RunView
@@ -50,6 +51,7 @@ def snapshot_report(
 
 def _run(source: RunSources) -> dict[str, Any]:
     view = source.view
+    layers = [layer for layer in source.layers if layer.family == GRADIENTS.name]
     return {
         "run": source.run,
         "node_rank": source.node_rank,
@@ -57,8 +59,8 @@ def _run(source: RunSources) -> dict[str, Any]:
         "verdict": verdict(source),
         "summary": None if view is None else _summary(view),
         "conditions": [] if view is None else [_condition(c) for c in _by_severity(view)],
-        "layers": _layers(source.layers),
-        "layers_omitted": max(len(source.layers) - LAYERS_AT_MOST, 0),
+        "layers": _layers(layers),
+        "layers_omitted": max(len(layers) - LAYERS_AT_MOST, 0),
         "ranks": _ranks(source.ranks),
         "agent": _agent(source.agent),
     }

@@ -23,7 +23,6 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.series import snapshot_builder
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from tests.agent.node.series.test_snapshot_builder import export, series
 from tests.alerting.promtool import assert_passes
@@ -120,9 +119,9 @@ def test_they_become_entries_of_the_references(
     assert "### `mp_agent_activation_abs_max`\n" in metrics
 
 
-def test_its_metric_becomes_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_builder, "METRICS", (*METRICS, ACTIVATION, LARGEST_MODULE))
-    snapshot = SnapshotBuilder(resolve({}), max_series=20_000).build([export()], 0.0)
+def test_its_metric_becomes_a_series() -> None:
+    metrics = (*METRICS, ACTIVATION, LARGEST_MODULE)
+    snapshot = SnapshotBuilder(resolve({}), 20_000, metrics=metrics).build([export()], 0.0)
     assert series(snapshot, "mp_agent_activation_abs_max") == {("llama",): 61_000.0}
     assert series(snapshot, "mp_agent_largest_activation_info") == {("llama", "blocks.3.mlp"): 1.0}
 

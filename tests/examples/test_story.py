@@ -37,14 +37,14 @@ LOST = reading(
 
 def test_a_healthy_run_has_no_story():
     story = Story()
-    story.take(reading())
+    story.add(reading())
     assert story.first is None
 
 
 def test_what_comes_first_is_told_with_its_step_and_the_layer_of_the_largest_gradient():
     story = Story()
     for seen in (reading(), EXPLODED, LOST):
-        story.take(seen)
+        story.add(seen)
     first = story.first
     assert first is not None
     assert (first.what, first.step, first.layer) == (
@@ -56,7 +56,7 @@ def test_what_comes_first_is_told_with_its_step_and_the_layer_of_the_largest_gra
 
 def test_a_non_finite_loss_is_told_with_the_step_and_rank_that_the_agent_names():
     story = Story()
-    story.take(LOST)
+    story.add(LOST)
     first = story.first
     assert first is not None
     assert (first.what, first.step, first.where) == ("loss NaN or Inf", 51, "rank 1, forward")

@@ -49,7 +49,7 @@ class TestFsdp1:
         assert len(merged) == len(reference)
         for step, expected in zip(merged, reference, strict=True):
             assert step.gradients_complete
-            observed = [step.values[column] for column in GRADIENT_COLUMN_NAMES]
+            observed = [step.gradients[column] for column in GRADIENT_COLUMN_NAMES]
             np.testing.assert_allclose(observed, _total(expected[""]), rtol=RELATIVE_ERROR)
 
     def test_layers_equal_those_of_one_process(self, rings, reference):

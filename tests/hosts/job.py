@@ -5,6 +5,7 @@ Rank 0 prints `norm STEP VALUE` at each step: the norm over all parameters, in f
 
 import argparse
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -41,9 +42,9 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"norm {step} {norm!r}", flush=True)
+            _print(f"norm {step} {norm!r}")
         time.sleep(options.pause)
-    print("done", flush=True)
+    _print("done")
     while options.gate is not None and not options.gate.exists():
         time.sleep(0.05)
     dist.barrier()
@@ -61,6 +62,12 @@ def global_norm(model: nn.Module, *, sharded: bool) -> float:
     if sharded:
         dist.all_reduce(squares)
     return math.sqrt(squares.item())
+
+
+def _print(line: str) -> None:
+    """Print a line in one piece: unbuffered, its end would be written apart, after other ranks'."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

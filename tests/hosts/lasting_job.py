@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import math
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def main() -> None:
         time.sleep(max(begun + step * options.period - time.monotonic(), 0.0))
         if last is None:
             last = last_step(step, options)
-    print(f"rank {dist.get_rank()} done {step}", flush=True)
+    _print(f"rank {dist.get_rank()} done {step}")
     dist.barrier()
     # See tests/e2e/counting_job.py: gloo's threads need a moment before the model goes.
     time.sleep(0.1)
@@ -56,9 +57,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None
     squares = [p.grad.double().square().sum().item() for p in model.parameters()]
     optimizer.step()
     optimizer.zero_grad()
-    print(f"rank {dist.get_rank()} step {step}", flush=True)
+    _print(f"rank {dist.get_rank()} step {step}")
     if dist.get_rank() == 0:
-        print(f"norm {step} {math.sqrt(sum(squares))!r}", flush=True)
+        _print(f"norm {step} {math.sqrt(sum(squares))!r}")
 
 
 def last_step(step: int, options: argparse.Namespace) -> int | None:
@@ -72,6 +73,12 @@ def last_step(step: int, options: argparse.Namespace) -> int | None:
     mine = torch.tensor(step if there else 0)
     dist.all_reduce(mine, dist.ReduceOp.MAX)
     return int(mine) or None
+
+
+def _print(line: str) -> None:
+    """Print a line in one piece: unbuffered, its end would be written apart, after other ranks'."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

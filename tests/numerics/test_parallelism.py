@@ -84,7 +84,7 @@ class TestEverySplit:
         for step, expected in zip(merged, reference, strict=True):
             assert step.gradients_complete
             np.testing.assert_allclose(
-                _columns(step.values), _total(expected.pop("")), rtol=RELATIVE_ERROR
+                _columns(step.gradients), _total(expected.pop("")), rtol=RELATIVE_ERROR
             )
             for label, rows in expected.items():
                 assert step.optimizers[label].complete

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mp_agent.errors import FlightError
 from mp_agent.flight.record.manifest import (
     MANIFEST,
+    FamilyEntry,
     Manifest,
     Names,
     RankEntry,
@@ -25,7 +26,7 @@ from mp_agent.flight.record.manifest import (
     schema_of,
 )
 from mp_agent.records.flight import NodeRecord, RankLog, Segment
-from mp_agent.records.schema import Schema
+from mp_agent.records.schema import FamilyColumns, Schema
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
 _COMPRESSION = 1
@@ -97,20 +98,30 @@ class _Writer:
 
     def _segment(self, base: str, segment: Segment) -> SegmentEntry:
         schema, steps = segment.schema, segment.steps
-        columns = len(schema.gradient_columns)
         values = [step.values for step in steps]
-        gradients = [step.gradients for step in steps]
         return SegmentEntry(
             schema=self._schema(schema),
             sequence=self._integers(f"{base}/sequence", [step.sequence for step in steps]),
             step=self._integers(f"{base}/step", [step.step for step in steps]),
             time_unix_ns=self._integers(f"{base}/time", [step.time_unix_ns for step in steps]),
             values=self._floats(f"{base}/values", values, (len(schema.step_columns),)),
-            gradients=self._floats(f"{base}/gradients", gradients, (len(schema.shares), columns)),
+            families={
+                family.name: self._family(f"{base}/{number}", family, segment)
+                for number, family in enumerate(schema.families)
+            },
             tables=tuple(
-                TableEntry(sequence=table.sequence, array=self._table(table))
+                TableEntry(sequence=table.sequence, families=self._table(table))
                 for table in segment.tables
             ),
+        )
+
+    def _family(self, base: str, family: FamilyColumns, segment: Segment) -> FamilyEntry:
+        places = [n for n, step in enumerate(segment.steps) if family.name in step.families]
+        rows = [segment.steps[place].families[family.name] for place in places]
+        shape = (len(segment.schema.shares), len(family.columns))
+        return FamilyEntry(
+            places=self._integers(f"{base}/places", places),
+            rows=self._floats(f"{base}/rows", rows, shape),
         )
 
     def _schema(self, schema: Schema) -> int:
@@ -123,8 +134,11 @@ class _Writer:
             self.schemas.append(schema_entry(schema, self._layer_index[names]))
         return self._schema_index[schema]
 
-    def _table(self, table: LayerTable) -> str:
-        rows = np.ascontiguousarray(table.rows, dtype="<f8")
+    def _table(self, table: LayerTable) -> dict[str, str]:
+        return {name: self._layer_rows(rows) for name, rows in table.families.items()}
+
+    def _layer_rows(self, rows: FloatArray) -> str:
+        rows = np.ascontiguousarray(rows, dtype="<f8")
         digest = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
         if digest not in self._tables:
             self._tables[digest] = self._write(f"layers/{len(self._tables)}", rows)
@@ -185,13 +199,13 @@ class _Reader:
             raise ValueError(f"no schema {entry.schema}")
         schema = self._schemas[entry.schema]
         sequences = self._array(entry.sequence, "i").tolist()
-        columns = len(schema.gradient_columns)
+        families = self._families(entry, schema, len(sequences))
         rows = zip(
             sequences,
             self._array(entry.step, "i").tolist(),
             self._array(entry.time_unix_ns, "i").tolist(),
             self._shaped(entry.values, (len(sequences), len(schema.step_columns))),
-            self._shaped(entry.gradients, (len(sequences), len(schema.shares), columns)),
+            families,
             strict=True,
         )
         return Segment(
@@ -202,21 +216,41 @@ class _Reader:
                     step=step,
                     time_unix_ns=time_unix_ns,
                     values=values,
-                    gradients=gradients,
+                    families=found,
                 )
-                for sequence, step, time_unix_ns, values, gradients in rows
+                for sequence, step, time_unix_ns, values, found in rows
             ),
             tables=tuple(
-                LayerTable(sequence=table.sequence, rows=self._table(table.array, schema))
+                LayerTable(
+                    sequence=table.sequence,
+                    families={
+                        name: self._table(member, schema, name)
+                        for name, member in table.families.items()
+                    },
+                )
                 for table in entry.tables
             ),
         )
 
-    def _table(self, member: str, schema: Schema) -> FloatArray:
+    def _families(
+        self, entry: SegmentEntry, schema: Schema, steps: int
+    ) -> list[dict[str, FloatArray]]:
+        """Return the rows of each step by family."""
+        found: list[dict[str, FloatArray]] = [{} for _ in range(steps)]
+        for name, family in entry.families.items():
+            places = self._array(family.places, "i").tolist()
+            shape = (len(places), len(schema.shares), len(schema.columns(name)))
+            for place, rows in zip(places, self._shaped(family.rows, shape), strict=True):
+                if not 0 <= place < steps:
+                    raise ValueError(f"{family.places} names step {place} of {steps}")
+                found[place][name] = rows
+        return found
+
+    def _table(self, member: str, schema: Schema, family: str) -> FloatArray:
         if member not in self._tables:
             self._tables[member] = self._array(member, "f")
         rows = self._tables[member]
-        if rows.shape != (len(schema.layers), len(schema.gradient_columns)):
+        if rows.shape != (len(schema.layers), len(schema.columns(family))):
             raise ValueError(f"{member} has shape {rows.shape}")
         return rows
 

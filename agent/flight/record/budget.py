@@ -20,9 +20,10 @@ def within(record: NodeRecord, bytes_max: int) -> NodeRecord:
     Sizes are before compression; tables that are equal on several ranks count once.
     """
     digests = {
-        id(table): hashlib.blake2b(table.rows.tobytes(), digest_size=16).digest()
+        id(rows): hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
         for segment in _segments(record.ranks)
         for table in segment.tables
+        for rows in table.families.values()
     }
     fixed = _names_bytes(record.ranks)
     rest = bytes_max - fixed - sum(_step_bytes(record.ranks).values())
@@ -57,7 +58,8 @@ def _table_bytes(ranks: Sequence[RankLog], digests: Mapping[int, bytes]) -> dict
     found: dict[int, dict[bytes, int]] = {}
     for segment in _segments(ranks):
         for table in segment.tables:
-            found.setdefault(table.sequence, {})[digests[id(table)]] = table.rows.nbytes
+            sizes = found.setdefault(table.sequence, {})
+            sizes.update((digests[id(rows)], rows.nbytes) for rows in table.families.values())
     return {sequence: sum(sizes.values()) for sequence, sizes in found.items()}
 
 
@@ -65,7 +67,8 @@ def _step_bytes(ranks: Sequence[RankLog]) -> dict[int, int]:
     found: dict[int, int] = {}
     for segment in _segments(ranks):
         for step in segment.steps:
-            size = step.values.nbytes + step.gradients.nbytes + _FIXED_STEP_BYTES
+            size = step.values.nbytes + _FIXED_STEP_BYTES
+            size += sum(rows.nbytes for rows in step.families.values())
             found[step.sequence] = found.get(step.sequence, 0) + size
     return found
 

@@ -15,11 +15,11 @@ from msgspec import Struct
 from mp_agent.errors import FlightError
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.schema import FamilyColumns, Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import EndReason, RankState
 
 FORMAT = "mp_agent flight record"
-VERSION = 1
+VERSION = 2
 """Incremented by every change that an older reader would misread."""
 
 MANIFEST = "manifest.json"
@@ -37,23 +37,34 @@ class SchemaEntry(Struct, frozen=True, kw_only=True):
     """A `Schema`; its layers are those of `Manifest.layers` at an index."""
 
     step_columns: tuple[str, ...]
-    gradient_columns: tuple[str, ...]
+    families: tuple[FamilyColumns, ...]
     shares: tuple[Share, ...]
     layers: int
     facts: tuple[tuple[str, str], ...]
 
 
 class TableEntry(Struct, frozen=True, kw_only=True):
-    """A layer table: its array is [L, C], one row per layer. Equal tables share an array."""
+    """A layer table: the array of each family is [L, C], one row per layer.
+
+    Equal arrays are stored once.
+    """
 
     sequence: int
-    array: str
+    families: dict[str, str]
+
+
+class FamilyEntry(Struct, frozen=True, kw_only=True):
+    """Rows of a family on some of a segment's steps."""
+
+    places: str
+    rows: str
 
 
 class SegmentEntry(Struct, frozen=True, kw_only=True):
     """Rows of a rank under one schema.
 
-    Arrays of N steps: sequence, step and time_unix_ns [N], values [N, S], gradients [N, G, C].
+    Arrays of N steps: sequence, step and time_unix_ns [N], values [N, S]. Of each family the places
+    of the steps on which it was measured [M], and its rows [M, G, C].
     """
 
     schema: int
@@ -61,7 +72,7 @@ class SegmentEntry(Struct, frozen=True, kw_only=True):
     step: str
     time_unix_ns: str
     values: str
-    gradients: str
+    families: dict[str, FamilyEntry]
     tables: tuple[TableEntry, ...]
 
 
@@ -130,7 +141,7 @@ def schema_entry(schema: Schema, layers: int) -> SchemaEntry:
     """Return the entry of a schema whose layers are at an index."""
     return SchemaEntry(
         step_columns=schema.step_columns,
-        gradient_columns=schema.gradient_columns,
+        families=schema.families,
         shares=schema.shares,
         layers=layers,
         facts=schema.facts,
@@ -149,7 +160,7 @@ def schema_of(entry: SchemaEntry, layers: tuple[Names, ...]) -> Schema:
         raise FlightError("its manifest contradicts itself: a layer of no share")
     return Schema(
         step_columns=entry.step_columns,
-        gradient_columns=entry.gradient_columns,
+        families=entry.families,
         shares=entry.shares,
         layers=found,
         facts=entry.facts,

@@ -35,12 +35,14 @@ class CounterStore:
         self._failed: set[str] = set()
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
-        """Update every counted metric of `scope` with one step.
+        """Update every counted metric of `scope`, of a layer those of its family, with one step.
 
         A metric whose count function raises misses only this update; that is logged once.
         """
         for metric in COUNTED[scope]:
             assert metric.count is not None
+            if scope is Scope.LAYER and metric.family != change.family:
+                continue
             try:
                 reading = metric.count(change)
             except Exception:

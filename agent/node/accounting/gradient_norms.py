@@ -4,8 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, inf, log, sqrt
+from typing import Any
 
 from mp_agent.node.accounting.medians import median
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.records.health import NormStanding
 from mp_agent.records.merged import MergedStep
 
 MAIN = ""
@@ -114,24 +117,42 @@ LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 
 @dataclass(slots=True, kw_only=True)
-class NormTracker:
+class NormTracker(Tracker):
     """Tracks the norms of a run, separately for each of its optimizers."""
 
-    courses: dict[str, NormHistory] = field(default_factory=dict)
+    histories: dict[str, NormHistory] = field(default_factory=dict)
     exploded: dict[str, float] = field(default_factory=dict)
     """Optimizer whose norm exploded on the last step → that norm."""
     exploded_steps_ago: int | None = None
     """Judged steps since the last one that exploded; None before the first."""
 
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        risen_steps = context.progress.losses.reference.risen_steps
+        self.fold(step, context.thresholds, loss_risen=risen_steps > 0)
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return the norms that exploded on the last step."""
+        return {"exploded": self.exploded}
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return what is usual of each optimizer's norm."""
+        return {
+            "norms": {
+                name: NormStanding(usual=own.usual, peak=own.peak, below=own.below)
+                for name, own in self.histories.items()
+            }
+        }
+
     def fold(self, step: MergedStep, thresholds: Mapping[str, float], *, loss_risen: bool) -> None:
         """Add a closed step."""
         self.exploded = {}
         for name, norm in judged_norms(step):
-            history = self.courses.get(name)
+            history = self.histories.get(name)
             if history is None:
-                if len(self.courses) >= OPTIMIZERS_AT_MOST:
+                if len(self.histories) >= OPTIMIZERS_AT_MOST:
                     continue
-                history = self.courses[name] = NormHistory()
+                history = self.histories[name] = NormHistory()
             exploded = history.exploded(norm, thresholds)
             if exploded:
                 self.exploded[name] = norm
@@ -144,7 +165,7 @@ class NormTracker:
 
     def history(self, name: str = MAIN) -> NormHistory | None:
         """Return the norms of one optimizer; None if none was judged."""
-        return self.courses.get(name)
+        return self.histories.get(name)
 
 
 def judged_norms(step: MergedStep) -> Iterator[tuple[str, float]]:

@@ -1,7 +1,11 @@
 """Finds where non-finite values appeared first, by evidence from before the reduction."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import FirstNonfinite
 
@@ -12,7 +16,7 @@ TOLERATED_SKIPS = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class IncidentTracker:
+class IncidentTracker(Tracker):
     """Tracks where a run's latest incident began.
 
     An overflow that GradScaler skips is no incident. A non-finite loss on skipped steps becomes one
@@ -26,6 +30,25 @@ class IncidentTracker:
     """The first of the consecutive skipped steps with a non-finite loss."""
     suspect_sequence: int = 0
     suspect_steps: int = 0
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step)
+
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
+        """Note the layer, if the gradients of the incident's first step show it."""
+        if sample.layers.family is not GRADIENTS:
+            return
+        if nearest_output := sample.layers.nonfinite_nearest_output():
+            self.set_layer(sample.sequence, nearest_output)
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return for how many steps in a row a non-finite loss was skipped."""
+        return {"nonfinite_loss_skips": self.suspect_steps}
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return where the incident began."""
+        return {"first_nonfinite": self.first}
 
     def fold(self, step: MergedStep) -> None:
         """Add a closed step."""

@@ -7,10 +7,14 @@ the start (biases that a softmax cancels) or come and go (experts) have not died
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import sqrt
+from typing import Any
 
 from mp_agent.node.accounting.layer_health_state import LayerHealthState
 from mp_agent.node.accounting.medians import median
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
 
@@ -53,11 +57,14 @@ _ADOPTED_SHARE = 0.1
 """Weight of the newest norm in a layer's moving average."""
 
 
-class LayerHealth:
-    """Tracks the layers of a run from sample to sample."""
+@dataclass
+class LayerHealth(Tracker):
+    """Tracks the layers of a run from sample to sample. Only `memory` is stored."""
 
-    def __init__(self, memory: LayerHealthState) -> None:
-        self.memory = memory
+    memory: LayerHealthState = field(default_factory=LayerHealthState)
+
+    def __post_init__(self) -> None:
+        memory = self.memory
         memory.add_missing_columns()
         self._index = {name: index for index, name in enumerate(memory.names)}
         self._troubled: TroubledLayers | None = None
@@ -67,10 +74,21 @@ class LayerHealth:
         self._names_known = 0
         self._idle_layers: frozenset[int] = frozenset()
 
-    def begin_attempt(self) -> None:
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
+        """Add the layers' gradients on a sampled step."""
+        if sample.layers.family is GRADIENTS:
+            self.retire(sample.layers.retired)
+            self.fold(sample.views, context.thresholds)
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the layers in trouble; None before any layer was sampled."""
+        return {"layers": self.troubled(context.thresholds) if self.memory.names else None}
+
+    def next_attempt(self) -> "LayerHealth":
         """Reset the consecutive samples; what is usual for a layer outlives a restart."""
         self._troubled = None
         self.memory.begin_attempt()
+        return self
 
     def retire(self, names: Iterable[str]) -> None:
         """Drop names that no longer stand for a layer."""

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
+from typing import Any
 
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.merged import MergedStep
 
 ZERO_LOSS = "loss 0 with non-finite gradients"
@@ -29,7 +31,7 @@ _SCALE_MIN = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
-class LearningTracker:
+class LearningTracker(Tracker):
     """Tracks a run step by step. Plain data, stored in the ledger."""
 
     untrained: dict[str, int] = field(default_factory=dict)
@@ -52,6 +54,18 @@ class LearningTracker:
     suspect_steps: int | None = None
     """Steps since the end of a possible warm-up at a constant rate."""
     last_loss: float | None = None
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step, context.thresholds)
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return what the last step showed."""
+        return {"nonfinite_gradient_steps": self.nonfinite_steps, "rate_jumped": self.rate_jumped}
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return for how many steps in a row nothing can have been learned."""
+        return {"untrained": self.untrained, "scaled_clip_steps": self.scaled_clip_steps}
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step."""

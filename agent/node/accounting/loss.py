@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mp_agent.node.accounting.loss_reference import LossReference
 from mp_agent.node.accounting.medians import LARGEST, breadth, deviation, median
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.health import LossLevel
 from mp_agent.records.merged import MergedStep
 
@@ -25,7 +27,7 @@ TREND_BLOCKS = 32
 
 
 @dataclass(slots=True, kw_only=True)
-class LossTracker:
+class LossTracker(Tracker):
     """Tracks the merged loss of a run. Bounded plain data, stored in the ledger.
 
     Only these losses count: finite on all ranks that delivered, of steps that were not skipped,
@@ -41,6 +43,8 @@ class LossTracker:
     """Medians of the last blocks, oldest first."""
     spiking: bool = False
     """Whether the last step belongs to a spike."""
+    explained: bool = False
+    """Whether the learning rate schedule restarted shortly before the last step."""
     rising: bool = False
     """Whether the trend was above its limit after the last complete block."""
     rising_steps: int = 0
@@ -50,6 +54,34 @@ class LossTracker:
     """Number of ranks over which the last loss that counted is the mean."""
     fewer_steps: int = 0
     """Consecutive losses over less than half as many ranks."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step, with the disturbances that may set the loss back."""
+        norms, learning = context.progress.norms, context.progress.learning
+        largest = max(norms.exploded.values(), default=0.0)
+        unskipped_nonfinite = step.gradient_nonfinite_elements > 0 and not step.skipped
+        high = largest > context.thresholds["grad_norm_high"]
+        severe = unskipped_nonfinite or learning.rate_jumped or high
+        if severe or largest or learning.rate_raised:
+            self.reference.disturb(severe=severe)
+        self.fold(step, context.thresholds)
+        broken = step.flag("loss_nonfinite") and not step.skipped
+        if learning.confirm(trouble=broken or self.spiking or bool(norms.exploded)):
+            self.reference.disturb(severe=True)
+        self.explained = learning.restarted
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return whether the last step belongs to a spike that nothing explains."""
+        return {"loss_spiking": self.spiking and not self.explained}
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the usual loss, its trend, and the best level."""
+        return {
+            "loss": self.level(context.thresholds),
+            "loss_trend": self.trend(context.thresholds),
+            "loss_rising_steps": self.rising_steps,
+            "loss_standing": self.reference.standing,
+        }
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step; it is judged by the window before it."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.merged import MergedStep
 
 _KEPT = 256
@@ -10,12 +12,20 @@ _KEPT = 256
 
 
 @dataclass(slots=True, kw_only=True)
-class FloorSkips:
+class FloorSkips(Tracker):
     """Remembers the last steps that were skipped with the loss scale at its floor."""
 
     sequences: list[int] = field(default_factory=list)
     recent: int = 0
     """Number of them within `floor_skip_steps`, if the last step was one; else 0."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step, context.thresholds)
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return how many steps were skipped of late, if the last one was."""
+        return {"recent_floor_skips": self.recent}
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step."""

@@ -1,8 +1,12 @@
 """Usual step time, and how long a run has made no progress."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mp_agent.node.accounting.medians import median
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import Phase
 
 _TRAINING = frozenset(
@@ -85,10 +89,18 @@ _STEPS = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class Pace:
+class Pace(Tracker):
     """Remembers the last step times; a compilation or a checkpoint does not affect the median."""
 
     seconds: list[float] = field(default_factory=list)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step.get("step_seconds"))
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the usual step time."""
+        return {"usual_step_seconds": self.usual_seconds}
 
     def fold(self, step_seconds: float | None) -> None:
         """Add a step's time, if it is known."""

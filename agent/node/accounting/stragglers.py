@@ -2,10 +2,13 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_low
+from typing import Any
 
 import numpy as np
 
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.health import Laggard, Straggler
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import RankStatus
@@ -61,18 +64,29 @@ BLOCKS = 4
 """A rank must be slow in each of this many blocks: with many ranks, one is slow in any block."""
 
 
-class StragglerTracker:
+@dataclass(kw_only=True)
+class StragglerTracker(Tracker):
     """Compares the ranks over blocks of steps; `worst` is that of the last complete blocks.
 
     Step times include waiting and are equal on all ranks; the time before the first collective is
-    the rank's own.
+    the rank's own. Only `worst` is stored: blocks start over with the node agent.
     """
 
-    def __init__(self, worst: Straggler | None = None) -> None:
-        self.worst = worst
+    worst: Straggler | None = None
+
+    def __post_init__(self) -> None:
         self._ranks: tuple[int, ...] = ()
         self._rows: list[FloatArray] = []
         self._blocks: deque[FloatArray] = deque(maxlen=BLOCKS)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step, unless it was skipped or a rank is missing."""
+        if not step.skipped and step.coverage == 1.0:
+            self.fold(step.compute_seconds)
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the slowest rank."""
+        return {"straggler": self.worst}
 
     def fold(self, compute_seconds: Mapping[int, float]) -> None:
         """Add a step. When ranks come or go, all blocks start over."""

@@ -1,8 +1,11 @@
 """Largest and smallest value within a time window, in bounded memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import floor
+from typing import Any
 
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.merged import MergedStep
 
 Bucket = tuple[int, float, float]
@@ -52,36 +55,42 @@ class ValueWindow:
         self.buckets = [*kept, *self.buckets[-1:]]
 
 
-class OptimizerWindows:
-    """One window per optimizer that the ranks hold, by name."""
+@dataclass(slots=True, kw_only=True)
+class NormWindows(Tracker):
+    """The norms that count within the last `window_seconds`: the run's, and each optimizer's."""
 
-    def __init__(
-        self, window_seconds: float, buckets: Mapping[str, Sequence[Bucket]] | None = None
-    ) -> None:
-        self._window_seconds = window_seconds
-        self._windows = {
-            name: ValueWindow(window_seconds, list(own)) for name, own in (buckets or {}).items()
-        }
+    norms: list[Bucket] = field(default_factory=list)
+    optimizers: dict[str, list[Bucket]] = field(default_factory=dict)
+    """Of those that the ranks hold, by name."""
 
-    @property
-    def buckets(self) -> dict[str, list[Bucket]]:
-        """The windows in the form that the constructor accepts."""
-        return {name: window.buckets for name, window in self._windows.items()}
-
-    def fold(self, step: MergedStep) -> None:
-        """Add the norms of a closed step that count; drop optimizers that no rank holds."""
-        for name in self._windows.keys() - step.optimizers_held:
-            del self._windows[name]
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add the norms of a closed step; drop optimizers that no rank holds."""
+        if step.gradients_judged and (norm := step.grad_norm) is not None:
+            self.norms = _added(self.norms, norm, step, context)
+        for name in self.optimizers.keys() - step.optimizers_held:
+            del self.optimizers[name]
         for name, own in step.optimizers.items():
             if own.judged and (norm := own.grad_norm) is not None:
-                window = self._windows.setdefault(name, ValueWindow(self._window_seconds))
-                window.add(norm, step.time_unix_seconds)
+                self.optimizers[name] = _added(self.optimizers.get(name, []), norm, step, context)
 
-    def extremes(self, time_unix_seconds: float) -> dict[str, tuple[float, float]]:
-        """Return (largest, smallest) norm over the window that ends now, per optimizer."""
-        found = {name: window.extremes(time_unix_seconds) for name, window in self._windows.items()}
-        return {name: extremes for name, extremes in found.items() if extremes is not None}
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return the largest and smallest norms over the window that ends now."""
 
-    def clear(self) -> None:
-        """Forget all values."""
-        self._windows.clear()
+        def extremes(buckets: list[Bucket]) -> tuple[float, float] | None:
+            return ValueWindow(context.window_seconds, buckets).extremes(time_unix_seconds)
+
+        largest, smallest = extremes(self.norms) or (None, None)
+        optimizers = {name: extremes(buckets) for name, buckets in self.optimizers.items()}
+        return {
+            "norm_window_max": largest,
+            "norm_window_min": smallest,
+            "optimizer_extremes": {name: own for name, own in optimizers.items() if own},
+        }
+
+
+def _added(
+    buckets: list[Bucket], norm: float, step: MergedStep, context: AccountContext
+) -> list[Bucket]:
+    window = ValueWindow(context.window_seconds, buckets)
+    window.add(norm, step.time_unix_seconds)
+    return window.buckets

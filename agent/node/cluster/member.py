@@ -201,7 +201,7 @@ class ClusterMember:
         for row in rows:
             if isinstance(row, LocalStep):
                 self._reports.steps.add(row.row)
-                self._times.note_step(row.row, self.attempt.schema_index.gradient_columns)
+                self._times.note_step(row.row, self.attempt.schema_index.families)
                 yield row
             else:
                 self._queue_table(row)

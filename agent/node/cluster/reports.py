@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.merge.schema_index import SchemaIndex
+from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.rows import (
     STEPS_PER_REPORT,
     TABLES_PER_REPORT,
@@ -20,6 +21,7 @@ from mp_agent.records.rows import (
     NodeStep,
     Receipt,
 )
+from mp_agent.records.schema import family_columns
 from mp_agent.records.steps import EndReason
 from mp_agent.records.text import as_utf8
 
@@ -38,9 +40,9 @@ class ReportTimes:
         self._reported_seconds: float | None = None
         self._reported_ends: Ends = ()
 
-    def note_step(self, step: NodeStep, gradient_columns: tuple[str, ...]) -> None:
+    def note_step(self, step: NodeStep, families: Sequence[ColumnFamily]) -> None:
         """Note whether a step of the node has non-finite values, which are reported at once."""
-        troubled = is_troubled(step, gradient_columns)
+        troubled = is_troubled(step, families)
         self.urgent = self.urgent or (troubled and not self._troubled)
         self._troubled = troubled
 
@@ -56,17 +58,12 @@ class ReportTimes:
         self.urgent = False
 
 
-_NONFINITE_COLUMNS = ("nan_elements", "inf_elements")
-
-
-def is_troubled(step: NodeStep, gradient_columns: Sequence[str]) -> bool:
-    """Return whether a rank of the node had a loss or gradients that are not finite."""
+def is_troubled(step: NodeStep, families: Sequence[ColumnFamily]) -> bool:
+    """Return whether a rank of the node had a loss or elements that are not finite."""
     if step.nonfinite_loss_ranks:
         return True
-    places = [
-        gradient_columns.index(name) for name in _NONFINITE_COLUMNS if name in gradient_columns
-    ]
-    return any(row.columns[place] > 0.0 for row in step.rows for place in places)
+    places = [[own.names.index(name) for name in own.nonfinite] for own in families]
+    return any(row.columns[place] > 0.0 for row in step.rows for place in places[row.family])
 
 
 STEPS_KEPT = 2048
@@ -172,7 +169,7 @@ class ReportBuilder:
             header,
             final=ended and not self.waiting,
             step_columns=self._schema_index.step_columns,
-            gradient_columns=self._schema_index.gradient_columns,
+            families=family_columns(self._schema_index.families),
             shares=tuple(self._schema_index.shares),
             holdings=tuple(self._schema_index.holdings),
             layouts=layouts,

@@ -1,6 +1,6 @@
 """Merges the rows of all nodes, at the root, into steps and layers of the run."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.node.cluster.nodes import Node, NodeRegistry
@@ -10,6 +10,7 @@ from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_exp
 from mp_agent.node.merge.layer_names import LayerNames
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
+from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
@@ -29,10 +30,10 @@ _OPEN_STEPS_MIN = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedTable:
-    """The merged layers of a sampled step."""
+    """The merged layers of a sampled step, by family."""
 
     sequence: int
-    layers: MergedLayers
+    families: Mapping[str, MergedLayers]
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class RootMerger:
         closed_layers_sequence: int = 0,
         assumed: Mapping[str, bool] | None = None,
         retired_sessions: Collection[str] = (),
+        families: Sequence[ColumnFamily] = FAMILIES,
     ) -> None:
         """Start after what is already closed.
 
@@ -68,6 +70,7 @@ class RootMerger:
         """Steps and tables up to these are in the ledger."""
         self.nodes = NodeRegistry(world_size, silence_seconds=deadline_seconds)
         self._world_size = world_size
+        self._families = families
         self._grace_seconds = grace_seconds
         self._retired_sessions = frozenset(retired_sessions)
         self._base = (closed_sequence, closed_layers_sequence)
@@ -172,7 +175,7 @@ class RootMerger:
     def _add_steps(
         self, node: Node, report: NodeReport, now_seconds: float, time_unix_seconds: float
     ) -> None:
-        columns = ReportColumns(report.step_columns, report.gradient_columns, report.shares)
+        columns = ReportColumns(report.step_columns, report.families, report.shares)
         arrived_unix_seconds = None if node.own else time_unix_seconds
         for step in report.steps:
             if step.sequence <= node.position:
@@ -183,7 +186,8 @@ class RootMerger:
             self.steps.add(report.node_rank, step.sequence, None, now_seconds)
             entry = self._open.get(step.sequence)
             if entry is None:
-                entry = _OpenStep(StepMerge(step.sequence, self._world_size))
+                merge = StepMerge(step.sequence, self._world_size, self._families)
+                entry = _OpenStep(merge)
                 self._open[step.sequence] = entry
             entry.merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
             entry.held |= node.holdings[step.holding]
@@ -192,11 +196,14 @@ class RootMerger:
         self.steps.advance(report.node_rank, node.position)
 
     def _add_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
-        columns = ReportLayerColumns(report.gradient_columns, report.shares, report.layouts)
+        columns = ReportLayerColumns(report.families, report.shares, report.layouts)
         for table in report.layers:
             if max(node.layers_position, self.tables.closed_sequence) < table.sequence:
                 self.tables.add(report.node_rank, table.sequence, None, now_seconds)
-                entry = self._open_tables.setdefault(table.sequence, LayerMerge(self._world_size))
+                entry = self._open_tables.get(table.sequence)
+                if entry is None:
+                    entry = LayerMerge(self._world_size, self._families)
+                    self._open_tables[table.sequence] = entry
                 entry.add(table, columns)
         node.layers_position = max(node.layers_position, report.layers_position)
         self.tables.advance(report.node_rank, node.layers_position)
@@ -218,10 +225,10 @@ class RootMerger:
 
     def _merge_table(self, sequence: int) -> MergedTable:
         merge = self._open_tables.pop(sequence)
-        layers = merge.merged(
+        families = merge.merged(
             self._shares_expected_of(self.nodes.held()), self.assumed, self._names
         )
-        return MergedTable(sequence, layers)
+        return MergedTable(sequence, families)
 
     def _shares_expected_of(self, held: set[NodeShare]) -> ExpectedShares:
         ranks_known = self.nodes.ranks_known

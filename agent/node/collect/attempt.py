@@ -147,7 +147,8 @@ class LocalAttempt:
             self.steps.add(rank, step.sequence, RankStep(rank, schema, step), now_seconds)
         self.layer_tables.put(rank, schema, batch.tables)
         for table in batch.tables:
-            self.tables.add(rank, table.sequence, RankLayers(rank, schema, table.rows), now_seconds)
+            layers = RankLayers(rank, schema, table.families)
+            self.tables.add(rank, table.sequence, layers, now_seconds)
 
     def _awaited_ranks(self) -> set[int]:
         """Return the ranks that can still deliver, including those that have no ring yet."""

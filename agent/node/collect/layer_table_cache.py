@@ -35,10 +35,10 @@ class LayerTableCache:
         """Add tables of a rank."""
         for table in tables:
             self._tables.setdefault(table.sequence, []).append(CachedTable(rank, schema, table))
-            self._bytes += table.rows.nbytes
+            self._bytes += table.size_bytes
         while self._bytes > self._bytes_max:
             oldest = self._tables.pop(min(self._tables))
-            self._bytes -= sum(kept.table.rows.nbytes for kept in oldest)
+            self._bytes -= sum(kept.table.size_bytes for kept in oldest)
 
     @property
     def tables(self) -> tuple[CachedTable, ...]:

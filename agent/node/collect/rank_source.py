@@ -1,7 +1,7 @@
 """Reads one rank's ring incrementally, and tracks whether its process is alive."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -10,8 +10,9 @@ import numpy as np
 
 from mp_agent.errors import RingError
 from mp_agent.node.collect.liveness import rank_end
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.schema import RankIdentity, Schema
-from mp_agent.records.steps import EndReason, LayerTable, RankState, StepRecord
+from mp_agent.records.steps import EndReason, FloatArray, LayerTable, RankState, StepRecord
 from mp_agent.ring.reader import RingReader
 
 log = logging.getLogger("mp_agent.node")
@@ -127,16 +128,19 @@ class RankSource:
     ) -> RingBatch:
         if self.schema is None:
             return RingBatch(None, dropped=lost)
-        gradients = (len(self.schema.shares), len(self.schema.gradient_columns))
-        layers = (len(self.schema.layers), len(self.schema.gradient_columns))
-        fitting = [step for step in steps if step.gradients.shape == gradients]
-        whole = [table for table in tables if table.rows.shape == layers]
+        shares, layers = len(self.schema.shares), len(self.schema.layers)
+        fitting = [step for step in steps if _fits(step.families, self.schema, shares)]
+        whole = [table for table in tables if _fits(table.families, self.schema, layers)]
         if steps:
             self.position = steps[-1].sequence
             self.last = fitting[-1] if fitting else self.last
         if tables:
             self._layers_position = tables[-1].sequence
         return RingBatch(self.schema, fitting, whole, lost + len(steps) - len(fitting))
+
+
+def _fits(families: Mapping[str, FloatArray], schema: Schema, rows: int) -> bool:
+    return all(found.shape == (rows, len(schema.columns(name))) for name, found in families.items())
 
 
 def _settled(record: StepRecord, schema: Schema) -> StepRecord:
@@ -147,8 +151,10 @@ def _settled(record: StepRecord, schema: Schema) -> StepRecord:
     """
     columns = schema.step_columns
     skipped, scale = columns.index("skipped"), columns.index("loss_scale")
-    counts = [schema.gradient_columns.index(name) for name in ("nan_elements", "inf_elements")]
-    nonfinite = np.nansum(record.gradients[:, counts]) > 0
+    rows_GC = record.families.get(GRADIENTS.name)
+    names = schema.columns(GRADIENTS.name)
+    counts = [names.index(name) for name in GRADIENTS.nonfinite]
+    nonfinite = rows_GC is not None and np.nansum(rows_GC[:, counts]) > 0
     if not isnan(record.values[skipped]) or isnan(record.values[scale]) or not nonfinite:
         return record
     values = record.values.copy()

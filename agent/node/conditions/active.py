@@ -44,7 +44,7 @@ class ActiveConditions:
         """Add a condition that has begun."""
         self.fired[finding.condition.name, finding.severity] += 1
         self._known[_key(finding)] = KnownCondition(
-            active=active, labels=dict(finding.labels), told=False
+            active=active, labels=dict(finding.labels), notified=False
         )
 
     def known(self, finding: Finding) -> ActiveCondition | None:
@@ -66,10 +66,10 @@ class ActiveConditions:
             for key, known in list(self._known.items()):
                 if (
                     known.active.severity == severity
-                    and not known.told
+                    and not known.notified
                     and not self._is_held_back(known)
                 ):
-                    self._known[key] = replace(known, told=True)
+                    self._known[key] = replace(known, notified=True)
                     yield known.active
 
     def _is_held_back(self, known: KnownCondition) -> bool:

@@ -10,7 +10,7 @@ from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.values import Values
-from mp_agent.node.accounting.accumulator import Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.conditions.active import ActiveConditions
 from mp_agent.node.conditions.messages import Observation, described
@@ -88,14 +88,14 @@ class ConditionTracker:
         self._notifier.adopt_from_root(content)
 
     def after_step(
-        self, progress: Progress, now_seconds: float, read: Callable[[], RunExport]
+        self, account: Accumulator, now_seconds: float, read: Callable[[], RunExport]
     ) -> None:
         """Judge the run after a closed step, budget permitting; read: returns the run's export."""
         self._unjudged = True
         if perf_counter() >= self._resume_seconds:
             self._judge(now_seconds, read)
         elif self._view is not None:
-            view = _after(self._view, progress)
+            view = replace(self._view, **account.view_of_step())
             self._detector.readings.update_some(self._reader.gauges(view), now_seconds)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
@@ -140,7 +140,7 @@ class ConditionTracker:
                 active = described(change.finding, observation, self._values, self._series_labels)
                 self._active.begin(change.finding, active)
         for known in over:
-            if known is not None and known.told:
+            if known is not None and known.notified:
                 self._notify("resolved", known.active, observation)
         for active in self._active.pop_unnotified():
             self._notify("firing", active, observation)
@@ -183,16 +183,3 @@ class ConditionTracker:
             time_unix_seconds=observation.time_unix_seconds,
         )
         self._notifier.notify(event, observation.now_seconds)
-
-
-def _after(view: RunView, progress: Progress) -> RunView:
-    """Return the view after one more step: only the gauges that change with every step."""
-    return replace(
-        view,
-        last=progress.last,
-        judged=progress.judged,
-        loss=progress.loss,
-        loss_scale=progress.loss_scale,
-        loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
-        coverage=progress.last.coverage if progress.last else view.coverage,
-    )

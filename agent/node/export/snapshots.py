@@ -52,7 +52,7 @@ class SnapshotProvider:
         exports = self._exports(shown)
         snapshot = self._builder.build(exports, time.time())
         for supervisor, export in zip(shown, exports, strict=True):
-            supervisor.run.count_dropped_series(self._builder.take_dropped(export.run))
+            supervisor.run.count_dropped_series(self._builder.pop_dropped(export.run))
         return snapshot
 
     def routes(self) -> list[web.RouteDef]:

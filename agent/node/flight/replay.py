@@ -12,9 +12,10 @@ from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
 from mp_agent.node.merge.schema_index import SchemaIndex
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.schema import Schema
+from mp_agent.records.schema import Schema, family_columns
 
 
 def replay(ranks: Sequence[RankLog]) -> RunHistory:
@@ -63,7 +64,7 @@ class _Replay:
                         row,
                         ReportColumns(
                             schema_index.step_columns,
-                            schema_index.gradient_columns,
+                            family_columns(schema_index.families),
                             schema_index.shares,
                         ),
                         arrived_unix_seconds=None if node.holds_root else row.time_unix_seconds,
@@ -71,6 +72,7 @@ class _Replay:
             yield merge.merged(self._expected_shares(sequence), self._assumed)
 
     def tables(self) -> Iterator[tuple[int, MergedLayers]]:
+        """Yield the layers' gradients, by sequence number."""
         for sequence in sorted({s for node in self._nodes.values() for s in node.tables}):
             merge = LayerMerge(self._world_size)
             for node in self._nodes.values():
@@ -80,13 +82,15 @@ class _Replay:
                     merge.add(
                         rows,
                         ReportLayerColumns(
-                            schema_index.gradient_columns, schema_index.shares, schema_index.layouts
+                            family_columns(schema_index.families),
+                            schema_index.shares,
+                            schema_index.layouts,
                         ),
                     )
-            yield (
-                sequence,
-                merge.merged(self._expected_shares(sequence), self._assumed, self._names),
-            )
+            expected = self._expected_shares(sequence)
+            families = merge.merged(expected, self._assumed, self._names)
+            if GRADIENTS.name in families:
+                yield sequence, families[GRADIENTS.name]
 
     def _add(self, log: RankLog) -> None:
         identity = log.identity
@@ -97,7 +101,7 @@ class _Replay:
                 row = RankStep(identity.rank, segment.schema, step)
                 node.steps.setdefault(step.sequence, []).append(row)
             for table in segment.tables:
-                layers = RankLayers(identity.rank, segment.schema, table.rows)
+                layers = RankLayers(identity.rank, segment.schema, table.families)
                 node.tables.setdefault(table.sequence, []).append(layers)
 
     def _expected_shares(self, sequence: int) -> ExpectedShares:
@@ -144,7 +148,7 @@ def _layer_history(sequence: int, layers: MergedLayers) -> LayerSample:
     return LayerSample(
         sequence=sequence,
         names=layers.names,
-        columns=layers.columns,
+        columns=layers.family.names,
         values=layers.values,
         complete=layers.complete,
     )

@@ -1,8 +1,9 @@
 """Which tensors a run has, how they are split, and which of them are whole in a merge."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import FIRST
 from mp_agent.records.rows import NodeShare
 
@@ -29,10 +30,13 @@ class ExpectedShares:
     """What all ranks of a run hold, whether or not they are present in a given step."""
 
     groups: frozenset[GroupKey]
+    """Of parameters."""
     strangers_hold_replicas: bool
     """Whether ranks that are not known can hold nothing but replicas of known shards."""
     joint: frozenset[str] = frozenset()
     """The other optimizers that train the model of the first one."""
+    own: Mapping[str, frozenset[GroupKey]] = field(default_factory=dict)
+    """The groups of families whose rows are not of parameters."""
 
     @property
     def of_run(self) -> frozenset[str]:
@@ -43,9 +47,14 @@ class ExpectedShares:
         """Return the name of an optimizer next to the run; None where it is not shown."""
         return optimizer or (FIRST if self.joint else None)
 
-    def complete(self, whole: Collection[GroupKey], optimizers: Collection[str] = ("",)) -> bool:
-        """Return whether the groups that are whole are all those that `optimizers` step."""
-        groups = {key for key in self.groups if key[1] in optimizers}
+    def complete(
+        self,
+        whole: Collection[GroupKey],
+        optimizers: Collection[str] = ("",),
+        family: str = GRADIENTS.name,
+    ) -> bool:
+        """Return whether the groups that are whole are all of a family that `optimizers` step."""
+        groups = {key for key in self.own.get(family, self.groups) if key[1] in optimizers}
         return bool(groups) and groups <= set(whole) and self.strangers_hold_replicas
 
 
@@ -54,8 +63,14 @@ def make_expected_shares(
 ) -> ExpectedShares:
     """Return the roster of the shares that `ranks_known` ranks hold."""
     shares = set(shares)
+    parameters = [share for share in shares if not share.family]
+    families = {share.family for share in shares if share.family}
     return ExpectedShares(
-        groups=frozenset(map(group_key, shares)),
+        groups=frozenset(map(group_key, parameters)),
+        own={
+            family: frozenset(group_key(share) for share in shares if share.family == family)
+            for family in families
+        },
         strangers_hold_replicas=ranks_known >= world_size
         or all(share.shard_count * share.replica_count >= world_size for share in shares),
         joint=frozenset(share.optimizer for share in shares if share.joint),

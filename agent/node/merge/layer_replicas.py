@@ -1,11 +1,12 @@
 """The layer tables of one group as they come in: one of equal replicas, its shards added up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mp_agent.node.merge.node_layers import fold
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS
+from mp_agent.records.columns import Column
 from mp_agent.records.rows import LayerBlock, Layout
 from mp_agent.records.steps import FloatArray
 
@@ -23,7 +24,8 @@ class Table:
 
 
 @dataclass(slots=True)
-class _Replica:
+class _ReplicaLayers:
+    columns: tuple[Column, ...]
     tables: dict[bytes, Table] = field(default_factory=dict)
     shards: set[int] = field(default_factory=set)
     """Those of all tables."""
@@ -35,7 +37,7 @@ class _Replica:
             ranks, shards = min(block.ranks), set(block.shards)
             self.tables[layout.digest] = Table(layout, ranks, values, shards)
         elif table.shards.isdisjoint(block.shards):
-            table.values = fold([table.values, values], GRADIENT_COLUMN_NAMES)
+            table.values = fold([table.values, values], self.columns)
             table.rank = min(table.rank, *block.ranks)
             table.shards.update(block.shards)
 
@@ -44,17 +46,18 @@ class _Replica:
 class LayerGroup:
     """The replicas of a group that may still be the one to take."""
 
+    columns: tuple[Column, ...]
     shard_count: int
     complete: int | None = None
     """The lowest replica of which every shard is there."""
-    replicas: dict[int, _Replica] = field(default_factory=dict)
+    replicas: dict[int, _ReplicaLayers] = field(default_factory=dict)
 
     def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
         """Take in a node's layers [C, L] of one layout."""
         number = block.replicas[0]
         if self.complete is not None and number > self.complete:
             return
-        replica = self.replicas.setdefault(number, _Replica())
+        replica = self.replicas.setdefault(number, _ReplicaLayers(self.columns))
         replica.add(block, layout, values)
         if len(replica.shards) >= self.shard_count:
             self.complete = number
@@ -75,6 +78,7 @@ class AssumedLayers:
     Which of the two is known only from the steps, so that both are kept.
     """
 
+    columns: tuple[Column, ...]
     ranks: set[int] = field(default_factory=set)
     _first: dict[bytes, Table] = field(default_factory=dict)
     """What the lowest rank has, by layout."""
@@ -90,12 +94,12 @@ class AssumedLayers:
         first = self._first.setdefault(layout.digest, table)
         if table.rank < first.rank:
             self._first[layout.digest] = table
-        all_of_them = _times(values, len(block.ranks))
+        all_of_them = _times(values, len(block.ranks), self.columns)
         total = self._total.get(layout.digest)
         if total is None:
             self._total[layout.digest] = replace(table, values=all_of_them)
         else:
-            total.values = fold([total.values, all_of_them], GRADIENT_COLUMN_NAMES)
+            total.values = fold([total.values, all_of_them], self.columns)
             total.rank = min(total.rank, table.rank)
 
     def chosen(self, *, independent: bool) -> list[Table]:
@@ -103,9 +107,9 @@ class AssumedLayers:
         return list((self._total if independent else self._first).values())
 
 
-def _times(values: FloatArray, count: int) -> FloatArray:
+def _times(values: FloatArray, count: int, columns: Sequence[Column]) -> FloatArray:
     """Return a table [C, L] as if `count` ranks had one each."""
     if count == 1:
         return values
-    columns = zip(GRADIENT_COLUMNS, values, strict=True)
-    return np.stack([column.algebra.repeated(own, count) for column, own in columns])
+    pairs = zip(columns, values, strict=True)
+    return np.stack([column.algebra.repeated(own, count) for column, own in pairs])

@@ -1,13 +1,14 @@
 """The layer tables that a node's ranks wrote of one step become the node's blocks of layers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
 from mp_agent.node.merge.node_steps import fitted
 from mp_agent.node.merge.schema_index import SchemaIndex, SchemaMapping, SharePlace
-from mp_agent.records.columns import COLUMNS
+from mp_agent.records.columns import Column, ColumnFamily
 from mp_agent.records.rows import LayerBlock, NodeLayers
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
@@ -15,11 +16,12 @@ from mp_agent.records.steps import FloatArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLayers:
-    """One rank's layer table of a step: rows [L, C], with the schema they were written under."""
+    """One rank's layer table of a step, with the schema it was written under."""
 
     rank: int
     schema: Schema
-    rows: FloatArray
+    families: Mapping[str, FloatArray]
+    """Rows [L, C] by family."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,40 +43,54 @@ def reduce_layers(
     is reported; of an assumed share, equal tables are reported once.
     """
     tables = sorted(tables, key=lambda table: table.rank)
+    blocks = tuple(
+        block
+        for number in range(len(schema_index.families))
+        for block in _blocks(number, tables, schema_index)
+    )
+    return NodeLayers(sequence=sequence, blocks=blocks)
+
+
+def _blocks(
+    number: int, tables: Sequence[RankLayers], schema_index: SchemaIndex
+) -> Iterator[LayerBlock]:
+    """Yield the blocks of one family."""
+    family = schema_index.families[number]
     parts: dict[tuple[int, int], list[_Part]] = {}
     assumed: dict[tuple[int, int, bytes], list[_Part]] = {}
     for table in tables:
-        for part in _parts(table, schema_index.plan(table.schema)):
+        for part in _parts(table, family, schema_index.plan(table.schema)):
             place = part.place
             if place.assumed:
                 key = (place.share, place.layout, part.table.tobytes())
                 assumed.setdefault(key, []).append(part)
             else:
                 parts.setdefault((place.share, place.replica), []).append(part)
-    blocks = [
-        _block(alike[:1], [part.rank for part in alike], schema_index) for alike in assumed.values()
-    ]
+    for alike in assumed.values():
+        yield _block(number, family, alike[:1], [part.rank for part in alike])
     for share in dict.fromkeys(share for share, _ in parts):
         replicas = {replica: found for (own, replica), found in parts.items() if own == share}
         for chosen in _needed(replicas, schema_index.shares[share].shard_count):
-            blocks.extend(_replica_blocks(chosen, schema_index))
-    return NodeLayers(sequence=sequence, blocks=tuple(blocks))
+            yield from _replica_blocks(number, family, chosen)
 
 
-def fold(rows: Sequence[FloatArray], columns: Sequence[str]) -> FloatArray:
+def fold(rows: Sequence[FloatArray], columns: Sequence[Column]) -> FloatArray:
     """Return tables [C, L] folded into one by their columns' algebra."""
     if len(rows) == 1:
         return rows[0]
     stacked = np.stack(rows)
     folded = np.empty_like(rows[0])
-    for index, name in enumerate(columns):
-        folded[index] = COLUMNS[name].algebra.folded(stacked[:, index])
+    for index, column in enumerate(columns):
+        folded[index] = column.algebra.folded(stacked[:, index])
     return folded
 
 
-def _parts(table: RankLayers, plan: SchemaMapping) -> Iterator[_Part]:
-    rows = fitted(table.rows, plan)
-    for place in plan.places:
+def _parts(table: RankLayers, family: ColumnFamily, plan: SchemaMapping) -> Iterator[_Part]:
+    found = table.families.get(family.name)
+    if found is None or family.name not in plan.families:
+        return
+    rows = fitted(found, plan.families[family.name])
+    for place in compress(plan.places, plan.has_rows[family.name]):
         yield _Part(table.rank, place, rows[place.layers].T)
 
 
@@ -86,20 +102,25 @@ def _needed(replicas: dict[int, list[_Part]], shard_count: int) -> list[list[_Pa
     return [parts for _, parts in sorted(replicas.items())]
 
 
-def _replica_blocks(parts: Sequence[_Part], schema_index: SchemaIndex) -> Iterator[LayerBlock]:
+def _replica_blocks(
+    number: int, family: ColumnFamily, parts: Sequence[_Part]
+) -> Iterator[LayerBlock]:
     """Yield one block per layout; ranks of one replica need not all hold the same layers."""
     by_layout: dict[int, dict[int, _Part]] = {}
     for part in parts:
         by_layout.setdefault(part.place.layout, {}).setdefault(part.place.shard, part)
     for shards in by_layout.values():
         ordered = [shards[shard] for shard in sorted(shards)]
-        yield _block(ordered, [part.rank for part in ordered], schema_index)
+        yield _block(number, family, ordered, [part.rank for part in ordered])
 
 
-def _block(parts: Sequence[_Part], ranks: Sequence[int], schema_index: SchemaIndex) -> LayerBlock:
+def _block(
+    number: int, family: ColumnFamily, parts: Sequence[_Part], ranks: Sequence[int]
+) -> LayerBlock:
     place = parts[0].place
-    table = fold([part.table for part in parts], schema_index.gradient_columns)
+    table = fold([part.table for part in parts], family.columns)
     return LayerBlock(
+        family=number,
         share=place.share,
         layout=place.layout,
         shards=tuple(part.place.shard for part in parts),

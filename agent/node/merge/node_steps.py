@@ -7,8 +7,8 @@ from zlib import crc32
 
 import numpy as np
 
-from mp_agent.node.merge.schema_index import SchemaIndex, SchemaMapping, SharePlace
-from mp_agent.records.columns import COLUMNS
+from mp_agent.node.merge.schema_index import Indices, SchemaIndex, SchemaMapping, SharePlace
+from mp_agent.records.columns import STEP_COLUMNS_BY_NAME, ColumnFamily
 from mp_agent.records.rows import NodeRow, NodeStep, StepValue, WeightDigest
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
@@ -56,7 +56,11 @@ def reduce_step(
         ranks=tuple(step.rank for step in steps),
         holding=holding,
         values=_step_values(values, plans, schema_index),
-        rows=tuple(_rows(steps, plans, schema_index)),
+        rows=tuple(
+            row
+            for number, family in enumerate(schema_index.families)
+            for row in _rows(number, family, steps, plans, schema_index)
+        ),
         compute_seconds=tuple(_own(values, plans, "compute_seconds")),
         nonfinite_loss_ranks=tuple(
             step.rank for step, loss in zip(steps, losses, strict=True) if loss == 1.0
@@ -81,36 +85,44 @@ def _step_values(
     return tuple(
         StepValue(
             count=sum(not isnan(value) for value in column),
-            value=COLUMNS[name].algebra.merged(column),
+            value=STEP_COLUMNS_BY_NAME[name].algebra.merged(column),
         )
         for name, column in zip(schema_index.step_columns, zip(*ranks, strict=True), strict=True)
     )
 
 
 def _rows(
-    steps: Sequence[RankStep], plans: Sequence[SchemaMapping], schema_index: SchemaIndex
+    number: int,
+    family: ColumnFamily,
+    steps: Sequence[RankStep],
+    plans: Sequence[SchemaMapping],
+    schema_index: SchemaIndex,
 ) -> Iterator[NodeRow]:
-    """Yield one row per share and distinct content, those of the lowest ranks first."""
+    """Yield one row of a family per share and distinct content, those of the lowest ranks first."""
     assumed: dict[tuple[int, bytes], list[_Row]] = {}
     replicas: dict[tuple[int, int], dict[int, _Row]] = {}
-    for place, row in _observed(steps, plans):
+    for place, row in _observed(family, steps, plans):
         if place.assumed:
             assumed.setdefault((place.share, row.bits), []).append(row)
         else:
             replicas.setdefault((place.share, place.replica), {}).setdefault(place.shard, row)
     for (share, _), alike in assumed.items():
         yield NodeRow(
+            family=number,
             share=share,
             shards=(0,),
             replicas=(0,),
             ranks=tuple(row.rank for row in alike),
-            columns=_columns(alike[:1], schema_index),
+            columns=_columns(alike[:1], family),
         )
-    yield from _replica_rows(replicas, schema_index)
+    yield from _replica_rows(number, family, replicas, schema_index)
 
 
 def _replica_rows(
-    replicas: Mapping[tuple[int, int], Mapping[int, _Row]], schema_index: SchemaIndex
+    number: int,
+    family: ColumnFamily,
+    replicas: Mapping[tuple[int, int], Mapping[int, _Row]],
+    schema_index: SchemaIndex,
 ) -> Iterator[NodeRow]:
     alike: dict[tuple[int, tuple[tuple[int, bytes], ...]], dict[int, Mapping[int, _Row]]] = {}
     for (share, replica), rows in replicas.items():
@@ -120,66 +132,70 @@ def _replica_rows(
         shards = [shard for shard, _ in content]
         chosen = sorted(equal)
         first = [equal[chosen[0]][shard] for shard in shards]
+        compared = family.compares_replicas and schema_index.shares[share].replica_count > 1
         yield NodeRow(
+            family=number,
             share=share,
             shards=tuple(shards),
             replicas=tuple(chosen),
             ranks=tuple(equal[replica][shard].rank for replica in chosen for shard in shards),
-            columns=_columns(first, schema_index),
-            digests=_row_digests(first, schema_index)
-            if schema_index.shares[share].replica_count > 1
-            else (),
+            columns=_columns(first, family),
+            digests=_row_digests(first, family) if compared else (),
         )
 
 
 def _observed(
-    steps: Sequence[RankStep], plans: Sequence[SchemaMapping]
+    family: ColumnFamily, steps: Sequence[RankStep], plans: Sequence[SchemaMapping]
 ) -> Iterator[tuple[SharePlace, _Row]]:
-    """Yield the rows in which anything was observed, rank by rank."""
-    ranks = [step.rank for step, plan in zip(steps, plans, strict=True) for _ in plan.places]
-    places = [place for plan in plans for place in plan.places]
+    """Yield the rows of a family in which anything was observed, rank by rank."""
+    measured = [
+        (step.rank, plan, fitted(rows, plan.families[family.name]))
+        for step, plan in zip(steps, plans, strict=True)
+        if (rows := step.record.families.get(family.name)) is not None
+        and family.name in plan.families
+    ]
+    if not measured:
+        return
+    ranks = [rank for rank, plan, _ in measured for _ in plan.places]
+    places = [place for _, plan, _ in measured for place in plan.places]
+    of_family = np.concatenate([plan.has_rows[family.name] for _, plan, _ in measured])
     # Adding 0 makes -0.0 and 0.0, which are equal, the same bits.
-    rows = 0.0 + np.concatenate(
-        [fitted(s.record.gradients, p) for s, p in zip(steps, plans, strict=True)]
-    )
+    rows = 0.0 + np.concatenate([rows for _, _, rows in measured])
     absent = np.isnan(rows)
     rows[absent] = nan  # the same bits for all
-    observed = np.flatnonzero(~absent.all(axis=1))
+    observed = np.flatnonzero(~absent.all(axis=1) & of_family)
     bits, size = rows.tobytes(), rows.shape[1] * rows.itemsize
     for index, values in zip(observed.tolist(), rows[observed].tolist(), strict=True):
         own = bits[index * size : (index + 1) * size]
         yield places[index], _Row(ranks[index], values, own)
 
 
-def fitted(rows: FloatArray, plan: SchemaMapping) -> FloatArray:
-    """Return rows [N, C] with the index's columns; NaN in those that the schema lacks."""
-    if plan.gradient_columns is None:
+def fitted(rows: FloatArray, places: Indices | None) -> FloatArray:
+    """Return rows [N, C] with the index's columns, at these places; NaN in absent ones."""
+    if places is None:
         return rows
     absent = np.full((len(rows), 1), np.nan)
-    return np.concatenate([rows, absent], axis=1)[:, plan.gradient_columns]
+    return np.concatenate([rows, absent], axis=1)[:, places]
 
 
-def _columns(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[float, ...]:
+def _columns(rows: Sequence[_Row], family: ColumnFamily) -> tuple[float, ...]:
     """Return each column of some shards together."""
     columns = zip(*(row.values for row in rows), strict=True)
     return tuple(
-        COLUMNS[name].algebra.merged(column)
-        for name, column in zip(schema_index.gradient_columns, columns, strict=True)
+        own.algebra.merged(column) for own, column in zip(family.columns, columns, strict=True)
     )
 
 
-def _row_digests(rows: Sequence[_Row], schema_index: SchemaIndex) -> tuple[int, ...]:
+def _row_digests(rows: Sequence[_Row], family: ColumnFamily) -> tuple[int, ...]:
     """Return what replicas must have in common: every bit, or the counts where not all is finite.
 
     Replicas may differ in a sum over the finite elements where there is a NaN.
     """
-    nans, infs, elements = (
-        schema_index.gradient_columns.index(name)
-        for name in ("nan_elements", "inf_elements", "elements")
-    )
+    nonfinite = [family.names.index(name) for name in family.nonfinite]
+    counts = [*nonfinite, family.names.index(family.size)]
     return tuple(
-        crc32(repr((row.values[nans], row.values[infs], row.values[elements])).encode())
-        if row.values[nans] > 0 or row.values[infs] > 0
+        crc32(repr(tuple(row.values[place] for place in counts)).encode())
+        if any(row.values[place] > 0 for place in nonfinite)
         else crc32(row.bits)
         for row in rows
     )
@@ -206,5 +222,5 @@ def _own(values: Sequence[list[float]], plans: Sequence[SchemaMapping], name: st
 
 def _trainer_step(steps: Sequence[RankStep]) -> int:
     """Return the trainer's own step if any rank knows it, else the count since attach."""
-    told = (step.record.step for step in steps if step.record.step != step.record.sequence)
-    return next(told, steps[0].record.step)
+    known = (step.record.step for step in steps if step.record.step != step.record.sequence)
+    return next(known, steps[0].record.step)

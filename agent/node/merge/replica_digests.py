@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.merged import Comparison
 from mp_agent.records.rows import NodeRow, WeightDigest
 
@@ -13,15 +14,15 @@ class ReplicaDigests:
     """The digests of one step, as they come in from the nodes."""
 
     def __init__(self) -> None:
-        self._gradients: dict[tuple[str, str, int], Votes] = {}
-        """By group, optimizer and shard."""
+        self._rows: dict[ColumnFamily, dict[tuple[str, str, int], Votes]] = {}
+        """By family; by group, optimizer and shard."""
         self._weights: dict[tuple[str, tuple[str, ...]], Votes] = {}
         """By what is held, and which groups of that are assumed."""
 
-    def add_gradients(self, group: tuple[str, str], row: NodeRow) -> None:
-        """Add the digest of each shard of a row."""
+    def add_rows(self, family: ColumnFamily, group: tuple[str, str], row: NodeRow) -> None:
+        """Add the digest of each shard of a family's row."""
         for place, (shard, digest) in enumerate(zip(row.shards, row.digests, strict=False)):
-            votes = self._gradients.setdefault((*group, shard), {})
+            votes = self._rows.setdefault(family, {}).setdefault((*group, shard), {})
             votes.setdefault(digest, []).extend(row.ranks[place :: len(row.shards)])
 
     def add_weights(self, digests: Iterable[WeightDigest]) -> None:
@@ -30,23 +31,27 @@ class ReplicaDigests:
             votes = self._weights.setdefault((digest.of, digest.assumed), {})
             votes.setdefault(digest.digest, []).extend(digest.ranks)
 
-    def gradients_agree(self) -> bool:
-        """Return whether replicas were seen, and all of them have the same gradients."""
-        found = _compare(list(self._gradients.values()))
+    def agree(self, family: ColumnFamily) -> bool:
+        """Return whether replicas of a family's rows were seen, and all of them are the same."""
+        found = _compare(list(self._rows.get(family, {}).values()))
         return found is not None and found.agree
 
     def compared(
         self, *, skipped: bool, reduced: bool, replicated: Callable[[str], bool]
     ) -> Mapping[str, Comparison]:
-        """Return the comparisons that could be made: of `gradients`, of `weights`.
+        """Return the comparisons that could be made: by the name of the family, and of `weights`.
 
         Gradients of a skipped step are not compared: nothing was done with them. Weights of plain
         parameters are once their group is known to be `replicated`. Replicas that step with
         gradients of their own (not `reduced`) are meant to differ until they synchronise: then only
         equality is reported.
         """
-        gradients = _compare(list(self._gradients.values()))
-        weights = _compare(
+        comparisons = {
+            family.name: _compare(list(rows.values()))
+            for family, rows in self._rows.items()
+            if family.counts_when_skipped or not skipped
+        }
+        comparisons["weights"] = _compare(
             [
                 votes
                 for (_, assumed), votes in self._weights.items()
@@ -54,8 +59,7 @@ class ReplicaDigests:
             ]
         )
         if not reduced:
-            gradients, weights = _if_equal(gradients), _if_equal(weights)
-        comparisons = {"gradients": None if skipped else gradients, "weights": weights}
+            comparisons = {kind: _if_equal(found) for kind, found in comparisons.items()}
         return {kind: found for kind, found in comparisons.items() if found is not None}
 
 

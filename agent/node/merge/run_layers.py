@@ -1,7 +1,7 @@
 """The layer tables of several nodes become one table of the run."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,30 +13,25 @@ from mp_agent.node.merge.coverage import (
     assumed_name,
     group_key,
 )
-from mp_agent.node.merge.layer_names import LayerNames, LayerSource
-from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup
-from mp_agent.records.columns import (
-    GRADIENT_COLUMN_NAMES,
-    GRADIENT_COLUMNS,
-    GRADIENT_POSITIONS,
-    NORM_COLUMNS,
-    by_name,
-)
+from mp_agent.node.merge.layer_names import LayerNames, LayerPlan, LayerSource
+from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup, Table
+from mp_agent.records.columns import FAMILIES, ColumnFamily, by_name
 from mp_agent.records.rows import LayerBlock, Layout, NodeLayers, NodeShare
+from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import LayerView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedLayers:
-    """The layers of the run at one sampled step, in module order.
+    """The layers of the run at one sampled step, in module order, as one family has them.
 
     values: [L, C] finite, NaN where absent or beyond float64. sound: [L] whether all that a norm
     that counts comes with is there.
     """
 
+    family: ColumnFamily
     names: tuple[str, ...]
-    columns: tuple[str, ...]
     values: FloatArray
     sound: npt.NDArray[np.bool_]
     complete: bool
@@ -55,9 +50,10 @@ class MergedLayers:
 
     def views(self, *, step_judged: bool) -> tuple[LayerView, ...]:
         """Return one view per layer; norms count only where those of the step do."""
+        columns, family = self.family.names, self.family.name
         judged = (self.sound & (step_judged and self.complete)).tolist()
         return tuple(
-            LayerView(name=name, values=by_name(self.columns, row), judged=counts)
+            LayerView(name=name, values=by_name(columns, row), judged=counts, family=family)
             for name, row, counts in zip(self.names, self.values.tolist(), judged, strict=True)
         )
 
@@ -66,7 +62,7 @@ class MergedLayers:
 
         Backward runs from the output, so that is where a value born in backward began.
         """
-        indices = [self.columns.index(name) for name in ("nan_elements", "inf_elements")]
+        indices = [self.family.names.index(name) for name in self.family.nonfinite]
         found = np.flatnonzero(np.nansum(self.values[:, indices], axis=1))
         return self.names[found[-1]] if found.size else ""
 
@@ -75,93 +71,150 @@ class MergedLayers:
 class ReportLayerColumns:
     """What the blocks of a node refer to."""
 
-    gradient_columns: tuple[str, ...]
+    families: Sequence[FamilyColumns]
     shares: Sequence[NodeShare]
     layouts: Sequence[Layout]
 
-    def table(self, block: LayerBlock) -> FloatArray:
+    def table(self, block: LayerBlock, family: ColumnFamily) -> FloatArray:
         """Return a block's values [C, L] in the order of this agent's columns, NaN if absent."""
+        sent = self.families[block.family].columns
         values = np.frombuffer(block.values, dtype="<f8")
-        table = values.reshape(len(self.gradient_columns), -1)
-        if self.gradient_columns == GRADIENT_COLUMN_NAMES:
+        table = values.reshape(len(sent), -1)
+        if sent == family.names:
             return table
-        fitted = np.full((len(GRADIENT_COLUMN_NAMES), table.shape[1]), np.nan)
-        for index, name in enumerate(self.gradient_columns):
-            if name in GRADIENT_COLUMN_NAMES:
-                fitted[GRADIENT_POSITIONS[name]] = table[index]
+        fitted = np.full((len(family.columns), table.shape[1]), np.nan)
+        for index, name in enumerate(family.names):
+            if name in sent:
+                fitted[index] = table[sent.index(name)]
         return fitted
+
+
+@dataclass(slots=True)
+class _FamilyTables:
+    """The tables of one family, by group."""
+
+    family: ColumnFamily
+    groups: dict[GroupKey, LayerGroup] = field(default_factory=dict)
+    assumed: dict[GroupKey, AssumedLayers] = field(default_factory=dict)
+
+    def add(self, block: LayerBlock, share: NodeShare, layout: Layout, values: FloatArray) -> None:
+        key, columns = group_key(share), self.family.columns
+        if share.assumed:
+            if key not in self.assumed:
+                self.assumed[key] = AssumedLayers(columns)
+            self.assumed[key].add(block, layout, values)
+        else:
+            if key not in self.groups:
+                self.groups[key] = LayerGroup(columns, share.shard_count)
+            self.groups[key].add(block, layout, values)
+
+    def chosen(self, assumed: AssumedShares) -> list[tuple[int, GroupKey, Table]]:
+        """Return the tables to unite as (lowest rank, group, table), in a fixed order."""
+        chosen = {key: group.chosen() for key, group in self.groups.items()}
+        for key, layers in self.assumed.items():
+            chosen[key] = layers.chosen(independent=assumed.independent(assumed_name(key)))
+        return sorted(
+            ((table.rank, key, table) for key, found in chosen.items() for table in found),
+            key=lambda item: (*item[:2], item[2].layout.digest),
+        )
+
+    def whole(self, assumed: AssumedShares, world_size: int) -> set[GroupKey]:
+        """Return the groups of which nothing is missing."""
+        whole = {key for key, group in self.groups.items() if group.complete is not None}
+        return whole | {
+            key
+            for key, layers in self.assumed.items()
+            if len(layers.ranks) == world_size or not assumed.independent(assumed_name(key))
+        }
 
 
 class LayerMerge:
     """The layers of one sampled step as they come in, node by node, in any order."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, families: Iterable[ColumnFamily] = FAMILIES) -> None:
         self._world_size = world_size
-        self._groups: dict[GroupKey, LayerGroup] = {}
-        self._assumed: dict[GroupKey, AssumedLayers] = {}
+        self._families = {family.name: _FamilyTables(family) for family in families}
         self._homes: dict[GroupKey, str] = {}
 
     def add(self, table: NodeLayers, terms: ReportLayerColumns) -> None:
-        """Take a node's blocks in."""
+        """Add a node's blocks; those of a family that this agent does not know are ignored."""
         for block in table.blocks:
             share, layout = terms.shares[block.share], terms.layouts[block.layout]
-            key, values = group_key(share), terms.table(block)
-            self._homes[key] = share.home
-            if share.assumed:
-                self._assumed.setdefault(key, AssumedLayers()).add(block, layout, values)
-            else:
-                group = self._groups.setdefault(key, LayerGroup(share.shard_count))
-                group.add(block, layout, values)
+            tables = self._families.get(terms.families[block.family].name)
+            if tables is not None:
+                self._homes[group_key(share)] = share.home
+                tables.add(block, share, layout, terms.table(block, tables.family))
 
     def merged(
         self, expected_shares: ExpectedShares, assumed: AssumedShares, names: LayerNames
-    ) -> MergedLayers:
-        """Return the table: of equal replicas one is taken, shards add up.
+    ) -> dict[str, MergedLayers]:
+        """Return the tables by family: of equal replicas one is taken, shards are united.
 
-        Layers of equal name and home in different groups become one row: the norm of their union.
+        Layers of equal name and home in different groups become one row: that of their union. A
+        layer is called the same in all families.
         """
-        chosen = {key: group.chosen() for key, group in self._groups.items()}
-        whole = {key for key, group in self._groups.items() if group.complete is not None}
-        for key, layers in self._assumed.items():
-            independent = assumed.independent(assumed_name(key))
-            chosen[key] = layers.chosen(independent=independent)
-            if not independent or len(layers.ranks) == self._world_size:
-                whole.add(key)
-        tables = sorted(
-            ((table.rank, key, table) for key, found in chosen.items() for table in found),
-            key=lambda item: (*item[:2], item[2].layout.digest),
-        )
+        chosen = {name: own.chosen(assumed) for name, own in self._families.items()}
+        tables = [table for found in chosen.values() for table in found]
         plan = names.plan(
             [
                 LayerSource(table.layout, rank, self._homes[key], key[1])
                 for rank, key, table in tables
             ]
         )
-        values = _spread([table.values for *_, table in tables], plan.targets, len(plan.labels))
-        finite = np.isfinite(values)
-        needed = [GRADIENT_POSITIONS[name] for name in NORM_COLUMNS]
-        return MergedLayers(
-            names=plan.labels,
-            columns=GRADIENT_COLUMN_NAMES,
-            values=np.where(finite, values, np.nan).T,
-            sound=np.logical_and.reduce(finite[needed], axis=0),
-            complete=all(
-                expected_shares.complete(whole, (optimizer,))
-                for optimizer in {"", *plan.optimizers}
-            ),
-            optimizers=plan.optimizers,
-            retired=plan.retired,
-        )
+        optimizers = {
+            name: {"", *(key[1] for _, key, _ in found)} for name, found in chosen.items()
+        }
+        complete = {
+            name: all(
+                expected_shares.complete(own.whole(assumed, self._world_size), (optimizer,), name)
+                for optimizer in optimizers[name]
+            )
+            for name, own in self._families.items()
+        }
+        merged, start = {}, 0
+        for name, found in chosen.items():
+            targets = plan.targets[start : start + len(found)]
+            start += len(found)
+            if found:
+                values = [table.values for *_, table in found]
+                family = self._families[name].family
+                merged[name] = _united(family, values, targets, plan, complete=complete[name])
+        return merged
+
+
+def _united(
+    family: ColumnFamily,
+    tables: Sequence[FloatArray],
+    targets: Sequence[npt.NDArray[np.intp]],
+    plan: LayerPlan,
+    *,
+    complete: bool,
+) -> MergedLayers:
+    """Return tables [C, L] of a family as one, of the layers that any of them has."""
+    rows, into = np.concatenate(tables, axis=1), np.concatenate(targets)
+    there = np.zeros(len(plan.labels), dtype=np.bool_)
+    there[into] = True
+    own = np.flatnonzero(there)
+    values = _spread(family, rows, np.searchsorted(own, into), len(own))
+    finite = np.isfinite(values)
+    required = [family.names.index(name) for name in family.required]
+    all_there = len(own) == len(plan.labels)
+    return MergedLayers(
+        family=family,
+        names=plan.labels if all_there else tuple(plan.labels[place] for place in own),
+        values=np.where(finite, values, np.nan).T,
+        sound=np.logical_and.reduce(finite[required], axis=0),
+        complete=complete,
+        optimizers=plan.optimizers if all_there else tuple(plan.optimizers[place] for place in own),
+        retired=plan.retired,
+    )
 
 
 def _spread(
-    tables: Sequence[FloatArray], targets: Sequence[npt.NDArray[np.intp]], layers: int
+    family: ColumnFamily, rows: FloatArray, into: npt.NDArray[np.intp], layers: int
 ) -> FloatArray:
-    """Return [C, layers]: the tables [C, L] folded into their target layers."""
-    merged = np.empty((len(GRADIENT_COLUMN_NAMES), layers))
-    if not tables:
-        return merged
-    rows, into = np.concatenate(tables, axis=1), np.concatenate(targets)
-    for index, column in enumerate(GRADIENT_COLUMNS):
+    """Return [C, layers]: rows [C, L] folded into their target layers."""
+    merged = np.empty((len(family.columns), layers))
+    for index, column in enumerate(family.columns):
         merged[index] = column.algebra.folded_into(rows[index], into, layers)
     return merged

@@ -1,7 +1,7 @@
 """What the rows of a node refer to: columns, shares, holdings and layouts, by their index."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mp_agent.node.merge.coverage import assumed_name
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMNS
+from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily
 from mp_agent.records.rows import Layout, NodeShare
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.text import as_utf8
@@ -28,6 +28,8 @@ class SharePlace:
     shard: int
     replica: int
     assumed: bool
+    family: str
+    """The family that alone has rows of it; empty for shares of parameters."""
     layout: int
     """Index into `SchemaIndex.layouts`."""
     layers: Indices
@@ -44,8 +46,11 @@ class SchemaMapping:
     """Position of each of the index's step columns in a record; -1 where the schema lacks it."""
     own_columns: Mapping[str, int]
     """Position of every column in a record."""
-    gradient_columns: Indices | None
-    """The same for gradient columns; None where they are the index's own."""
+    families: Mapping[str, Indices | None]
+    """Of each family that the schema has, the position of each of the index's columns in a row, the
+    row's length where the schema lacks it; None where the columns are the index's own."""
+    has_rows: Mapping[str, npt.NDArray[np.bool_]]
+    """Of each of those families, whether it has rows of a place."""
     held: frozenset[int]
     weights: str
     """Names what the rank holds of the model; "" where no other rank can hold the same."""
@@ -56,10 +61,10 @@ class SchemaMapping:
 class SchemaIndex:
     """Grows with every schema that the node's ranks come up with; nothing in it is renumbered."""
 
+    families: tuple[ColumnFamily, ...] = FAMILIES
     step_columns: tuple[str, ...] = tuple(
         column.name for column in STEP_COLUMNS if column.algebra is not Algebra.OWN
     )
-    gradient_columns: tuple[str, ...] = GRADIENT_COLUMN_NAMES
     shares: list[NodeShare] = field(default_factory=list)
     holdings: list[tuple[int, ...]] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
@@ -93,9 +98,8 @@ class SchemaIndex:
         return self._joined[key]
 
     def _make_plan(self, schema: Schema) -> SchemaMapping:
-        step, gradient = schema.step_columns, schema.gradient_columns
+        step = schema.step_columns
         places = tuple(self._place(schema, index) for index in range(len(schema.shares)))
-        same = gradient == self.gradient_columns
         return SchemaMapping(
             schema=schema,
             places=places,
@@ -103,17 +107,21 @@ class SchemaIndex:
                 step.index(name) if name in step else -1 for name in self.step_columns
             ),
             own_columns={name: index for index, name in enumerate(step)},
-            gradient_columns=None
-            if same
-            else np.array(
-                [
-                    gradient.index(name) if name in gradient else len(gradient)
-                    for name in self.gradient_columns
-                ]
-            ),
+            families={
+                family.name: _places(found, family.names)
+                for family in self.families
+                if (found := schema.columns(family.name))
+            },
+            has_rows={
+                family.name: _has_rows(family.name, places)
+                for family in self.families
+                if schema.columns(family.name)
+            },
             held=frozenset(place.share for place in places),
-            weights=_weights_name(schema.shares),
-            assumed_groups=tuple(sorted({_verdict(s) for s in schema.shares if s.assumed})),
+            weights=_weights_name([share for share in schema.shares if not share.family]),
+            assumed_groups=tuple(
+                sorted({_verdict(s) for s in schema.shares if s.assumed and not s.family})
+            ),
         )
 
     def _place(self, schema: Schema, index: int) -> SharePlace:
@@ -125,6 +133,7 @@ class SchemaIndex:
             shard=0 if share.assumed else share.shard_index,
             replica=0 if share.assumed else share.replica_index,
             assumed=share.assumed,
+            family=share.family,
             layout=self._layout_index(names, tuple(layers)),
             layers=np.array(layers, dtype=np.intp),
         )
@@ -138,6 +147,7 @@ class SchemaIndex:
             replica_count=share.replica_count,
             assumed=share.assumed,
             joint=share.joint,
+            family=as_utf8(share.family),
         )
         if known not in self._shares:
             self._shares[known] = len(self.shares)
@@ -150,6 +160,19 @@ class SchemaIndex:
             self._layouts[digest] = len(self.layouts)
             self.layouts.append(Layout(digest=digest, names=names, positions=positions))
         return self._layouts[digest]
+
+
+def _has_rows(family: str, places: Sequence[SharePlace]) -> npt.NDArray[np.bool_]:
+    """Return of which places a family has rows: its own, else those of parameters."""
+    wanted = family if any(place.family == family for place in places) else ""
+    return np.array([place.family == wanted for place in places], dtype=np.bool_)
+
+
+def _places(found: tuple[str, ...], wanted: tuple[str, ...]) -> Indices | None:
+    if found == wanted:
+        return None
+    places = [found.index(name) if name in found else len(found) for name in wanted]
+    return np.array(places, dtype=np.intp)
 
 
 def _verdict(share: Share) -> str:

@@ -13,9 +13,8 @@ from typing import ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mp_agent.errors import RingError
-from mp_agent.node.accounting.accumulator import Progress
 from mp_agent.node.accounting.counters import Cells, Total
-from mp_agent.node.accounting.windows import Bucket
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.run.launches import Launch
 from mp_agent.node.series.layer_budget import LayerBudgetState
 from mp_agent.records.conditions import ConditionMemory
@@ -23,7 +22,7 @@ from mp_agent.ring.files import open_private, replace_atomically
 
 log = logging.getLogger("mp_agent.node")
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,6 @@ class Ledger:
     counted_sequence: int = 0
     """Steps up to this one are in the counters of this node's ranks."""
     progress: Progress = field(default_factory=Progress)
-    norms: list[Bucket] = field(default_factory=list)
-    optimizer_norms: dict[str, list[Bucket]] = field(default_factory=dict)
     totals: list[Total] = field(default_factory=list)
     histograms: list[Cells] = field(default_factory=list)
     layer_budget: LayerBudgetState = field(default_factory=LayerBudgetState)
@@ -75,7 +72,14 @@ class Ledger:
     conditions: ConditionMemory = field(default_factory=ConditionMemory)
 
 
+@dataclass(frozen=True, slots=True)
+class _Format:
+    format: int = FORMAT
+
+
 _ADAPTER = TypeAdapter(Ledger)
+_FORMATS = TypeAdapter(_Format)
+"""Reads the format alone: of another one, nothing else may fit."""
 
 
 def read_ledger(path: Path) -> Ledger:
@@ -83,16 +87,17 @@ def read_ledger(path: Path) -> Ledger:
     try:
         # Anything but a regular file might block, or never end.
         with os.fdopen(open_private(path), "rb") as file:
-            ledger = _ADAPTER.validate_json(file.read())
+            content = file.read()
+        found = _FORMATS.validate_json(content).format
+        if found != FORMAT:
+            log.warning("ledger %s has format %d, counters start at 0", path, found)
+            return Ledger()
+        return _ADAPTER.validate_json(content)
     except FileNotFoundError:
         return Ledger()
     except (OSError, RingError, ValidationError) as error:
         log.warning("ledger %s cannot be used, counters start at 0: %s", path, error)
         return Ledger()
-    if ledger.format != FORMAT:
-        log.warning("ledger %s has format %d, counters start at 0", path, ledger.format)
-        return Ledger()
-    return ledger
 
 
 def write_ledger(path: Path, ledger: Ledger) -> None:

@@ -223,8 +223,8 @@ class Run:
                 self._state.step_ingest.fold_layers(item)
                 continue
             self._state.step_ingest.fold_step(item)
-            progress = self._state.account.progress
-            self.conditions.after_step(progress, self._now_seconds, self._current_export)
+            account = self._state.account
+            self.conditions.after_step(account, self._now_seconds, self._current_export)
 
     def _current_export(self) -> RunExport:
         return self.export(self._now_seconds, time.time())

@@ -11,7 +11,6 @@ from mp_agent.alerting.site import usable_values
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.pace import Standstill
-from mp_agent.node.accounting.windows import OptimizerWindows, ValueWindow
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.conditions.tracker import ConditionTracker
@@ -42,8 +41,7 @@ class RunState:
             self.thresholds,
             progress=ledger.progress,
             counters=CounterStore(ledger.totals, ledger.histograms),
-            norms=ValueWindow(settings.window_seconds, ledger.norms),
-            optimizer_norms=OptimizerWindows(settings.window_seconds, ledger.optimizer_norms),
+            window_seconds=settings.window_seconds,
         )
         self.step_ingest = StepIngest(account, counted_sequence=ledger.counted_sequence)
         self.conditions = ConditionTracker(
@@ -187,8 +185,6 @@ class RunState:
             closed_layers_sequence=closed_layers_sequence,
             counted_sequence=self.step_ingest.counted_sequence,
             progress=account.progress,
-            norms=account.norms.buckets,
-            optimizer_norms=account.optimizer_norms.buckets,
             totals=totals,
             histograms=histograms,
             layer_budget=self.layer_budget.state,

@@ -1,12 +1,24 @@
 """Folds the steps and layers of an attempt into the run's account: each once, in order."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.collect.attempt import LocalStep
+from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
 
-_JUDGEMENTS_KEPT = 4096
+_STEPS_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedStep:
+    step: int
+    """The trainer's own."""
+    judged: Mapping[str, frozenset[str]]
+    """By family: the optimizers whose norms counted."""
 
 
 class StepIngest:
@@ -19,15 +31,15 @@ class StepIngest:
         """The last steps, for the status page."""
         self.counted_sequence = counted_sequence
         """Steps up to this one are in the counters of this node's ranks."""
-        self._judged: dict[int, frozenset[str]] = {}
-        """By step, for its layers that follow: the optimizers whose norms counted in it."""
+        self._closed: dict[int, _ClosedStep] = {}
+        """By sequence number, for the layers that follow."""
 
     def begin_attempt(self) -> None:
         """Count the next attempt's steps from its first on; counters continue."""
         self.account.begin_attempt()
         self.history.clear()
         self.counted_sequence = 0
-        self._judged = {}
+        self._closed = {}
 
     def fold_local(self, step: LocalStep) -> None:
         """Count what this node's ranks observed, unless an earlier node agent has."""
@@ -40,17 +52,31 @@ class StepIngest:
         """Add a step of the run."""
         self.account.fold_step(step)
         self.history.add(step)
-        judged = {
-            name
-            for name, own in step.optimizers.items()
-            if (step.gradients_judged if own.joint else own.judged)
-        }
-        self._judged[step.sequence] = frozenset(judged | ({""} if step.gradients_judged else set()))
-        if len(self._judged) > _JUDGEMENTS_KEPT:
-            del self._judged[next(iter(self._judged))]
+        self._closed[step.sequence] = _ClosedStep(
+            step.step, {family.name: _judged_optimizers(step, family) for family in FAMILIES}
+        )
+        if len(self._closed) > _STEPS_KEPT:
+            del self._closed[next(iter(self._closed))]
 
     def fold_layers(self, table: MergedTable) -> None:
         """Add the layers of a sampled step; the step itself came before."""
-        judged = self._judged.get(table.sequence, frozenset())
-        layers = table.layers.judged_of(judged)
-        self.account.fold_layers(table.sequence, layers, step_judged=bool(judged))
+        closed = self._closed.get(table.sequence, _ClosedStep(table.sequence, {}))
+        for name, layers in table.families.items():
+            judged = closed.judged.get(name, frozenset())
+            self.account.fold_layers(
+                table.sequence,
+                layers.judged_of(judged),
+                step_judged=bool(judged),
+                step=closed.step,
+            )
+
+
+def _judged_optimizers(step: MergedStep, family: ColumnFamily) -> frozenset[str]:
+    """Return the optimizers whose rows of a family count; "" stands for the run's own."""
+    whole = step.counts(family)
+    judged = {
+        name
+        for name, own in step.optimizers.items()
+        if (whole if own.joint else own.counts(family))
+    }
+    return frozenset(judged | ({""} if whole else set()))

@@ -60,7 +60,9 @@ def run_export(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
         view=view,
-        layers=tuple(account.layers.values()) if exported else (),
+        layers=tuple(view for own in account.layers.values() for view in own.values())
+        if exported
+        else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
         faded_ranks=state.departed_ranks.expired(now_seconds),
         agent=agent_view(
@@ -83,7 +85,6 @@ def run_view(
 ) -> RunView:
     """Return the state of the run after its last closed step."""
     progress, identity = account.progress, member.attempt.identity
-    extremes = account.norms.extremes(time_unix_seconds)
     return RunView(
         identity=identity,
         facts=_facts(member),
@@ -91,26 +92,13 @@ def run_view(
         active=member.end is EndReason.RUNNING,
         end_reason=member.end,
         phase_name=member.phase_name,
-        last=progress.last,
-        judged=progress.judged,
-        loss=progress.loss,
-        learning_rate=progress.learning_rate,
-        loss_scale=progress.loss_scale,
-        loss_scale_initial=progress.loss_scale_initial,
-        loss_scale_calibrated=progress.loss_scale_calibrated,
-        loss_scale_consecutive_decreases=progress.loss_scale_consecutive_decreases,
-        norm_window_max=extremes[0] if extremes else None,
-        norm_window_min=extremes[1] if extremes else None,
-        optimizer_extremes=account.optimizer_norms.extremes(time_unix_seconds),
-        coverage=progress.last.coverage if progress.last else 1.0,
-        missing_ranks=progress.last.missing_ranks if progress.last else (),
-        first_nonfinite=progress.incident.first,
-        optimizers=progress.optimizers,
-        replicas=progress.replicas,
         conditions=conditions.active,
         conditions_fired=conditions.fired,
-        health=account.health(
-            laggards(member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds)
+        **account.view(
+            time_unix_seconds,
+            laggards(
+                member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
+            ),
         ),
     )
 

@@ -5,7 +5,7 @@ Who has its own series changes as rarely as can be, and every counted event is s
 layer's own series or in a roll-up, whichever stood for the layer when it was first exported.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 
@@ -14,6 +14,7 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.snapshot import HistogramValue
 from mp_agent.node.accounting.counters import CounterStore, Labels
 from mp_agent.node.series.rollup import depth_that_fits, rollup_label, union
+from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
 from mp_agent.records.views import LayerView
 
 _NONFINITE = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"]
@@ -74,7 +75,12 @@ class LayerCounters(CounterStore):
 class LayerBudget:
     """Decides which layers of one run have their own series."""
 
-    def __init__(self, state: LayerBudgetState | None = None) -> None:
+    def __init__(
+        self,
+        state: LayerBudgetState | None = None,
+        families: Sequence[ColumnFamily] = FAMILIES,
+    ) -> None:
+        self._families = {family.name: family for family in families}
         state = state or LayerBudgetState()
         self._capacity = state.capacity
         self._depth = state.depth
@@ -84,7 +90,8 @@ class LayerBudget:
         self._by_layers = _schema_index(state.by_layers)
         self._showed_all = False
         """Whether every layer had its own series until now."""
-        self._unions: dict[str, tuple[list[LayerView], LayerView]] = {}
+        self._unions: dict[tuple[str, str], tuple[list[LayerView], LayerView]] = {}
+        """By family and label."""
         self._fitting: tuple[int, tuple[str, ...], int] | None = None
         """Capacity, names of layers, and the depth that fits them."""
         self._last: tuple[_Basis, list[LayerView], CounterStore] | None = None
@@ -108,11 +115,13 @@ class LayerBudget:
         metrics: Sequence[Metric],
         room: int,
     ) -> tuple[list[LayerView], CounterStore]:
-        """Return the layers and roll-ups to export, at most `room`, and the counters they show.
+        """Return the layers and roll-ups to export, and the counters they show.
 
-        metrics: the counters of layers.
+        At most `room` of each family, and the same of every family. metrics: the counters of
+        layers.
         """
-        if not layers or (self._capacity is None and len(layers) <= room):
+        number = len({layer.name for layer in layers})
+        if not layers or (self._capacity is None and number <= room):
             self._showed_all = self._showed_all or bool(layers)
             return list(layers), counters
         names = {metric.name for metric in metrics}
@@ -127,37 +136,38 @@ class LayerBudget:
     def _arrange(
         self, layers: Sequence[LayerView], counters: CounterStore, counted: list[Shown], room: int
     ) -> tuple[list[LayerView], CounterStore]:
-        self._settle_capacity(layers, room)
-        labels = {layer.name: rollup_label(layer.name, self._depth) for layer in layers}
-        self._choose(layers, counters, rollups=len(set(labels.values())))
+        names = tuple(dict.fromkeys(layer.name for layer in layers))
+        self._settle_capacity(names, room)
+        labels = {name: rollup_label(name, self._depth) for name in names}
+        gradients = {view.name: view for view in layers if view.family == GRADIENTS.name}
+        badness = {name: _badness(name, gradients.get(name), counters) for name in names}
+        self._choose(badness, rollups=len(set(labels.values())))
         shown = [layer for layer in layers if layer.name in self._own]
-        children: dict[str, list[LayerView]] = {}
+        children: dict[tuple[str, str], list[LayerView]] = {}
         for layer in layers:
             if layer.name not in self._own:
-                children.setdefault(labels[layer.name], []).append(layer)
+                children.setdefault((layer.family, labels[layer.name]), []).append(layer)
         if self._capacity:
-            shown += [self._union(label, found) for label, found in children.items()]
+            shown += [self._union(*key, found) for key, found in children.items()]
         return shown, LayerCounters(counters, self._share(counted))
 
-    def _settle_capacity(self, layers: Sequence[LayerView], room: int) -> None:
+    def _settle_capacity(self, names: tuple[str, ...], room: int) -> None:
         """Follow the room in large steps only: what else is exported comes and goes."""
         first = self._capacity is None
         if first or room < (self._capacity or 0) or room > _GROWTH * (self._capacity or 0):
             self._capacity = max(room - room // _SLACK, 0)
         capacity = self._capacity or 0
-        names = tuple(layer.name for layer in layers)
         if self._fitting is None or self._fitting[:2] != (capacity, names):
             depth = depth_that_fits(names, max(capacity // 2, 1))
             self._fitting = (capacity, names, depth)
         self._depth = self._fitting[2] if first else min(self._depth, self._fitting[2])
 
-    def _choose(self, layers: Sequence[LayerView], counters: CounterStore, *, rollups: int) -> None:
+    def _choose(self, badness: Mapping[str, tuple[float, float]], *, rollups: int) -> None:
         """Keep who has its own series, but for the very much worse."""
         capacity = self._capacity or 0
-        places = len(layers)
+        places = len(badness)
         if places > capacity:
             places = max(capacity - rollups, 0)
-        badness = {layer.name: _badness(layer, counters) for layer in layers}
         ordered = sorted(badness, key=lambda name: (badness[name], name), reverse=True)
         own = [name for name in ordered if name in self._own][:places]
         rest = [name for name in ordered if name not in self._own]
@@ -171,10 +181,11 @@ class LayerBudget:
             own[place] = candidate
         self._own = dict.fromkeys(own)
 
-    def _union(self, label: str, children: list[LayerView]) -> LayerView:
-        known = self._unions.get(label)
+    def _union(self, family: str, label: str, children: list[LayerView]) -> LayerView:
+        known = self._unions.get((family, label))
         if known is None or not _same(known[0], children):
-            known = self._unions[label] = (children, union(label, children))
+            known = (children, union(label, children, self._families[family]))
+            self._unions[family, label] = known
         return known[1]
 
     def _share(self, counted: Iterable[Shown]) -> dict[tuple[str, Labels], float]:
@@ -193,10 +204,11 @@ class LayerBudget:
         return {**shown, **self._by_rollups}
 
 
-def _badness(layer: LayerView, counters: CounterStore) -> tuple[float, float]:
+def _badness(name: str, gradients: LayerView | None, counters: CounterStore) -> tuple[float, float]:
     """Return by how much a layer deserves its own series: non-finite elements, then its norm."""
-    nonfinite_elements = counters.total(_NONFINITE, (layer.name,))
-    return nonfinite_elements, layer.values["sum_squares"] if layer.judged else 0.0
+    nonfinite_elements = counters.total(_NONFINITE, (name,))
+    judged = gradients is not None and gradients.judged
+    return nonfinite_elements, gradients.values["sum_squares"] if gradients and judged else 0.0
 
 
 def _much_worse(layer: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -1,9 +1,9 @@
 """Layers that stand for others: the union of the children of a module."""
 
 from collections.abc import Iterable, Sequence
-from math import isfinite, nan
+from math import nan
 
-from mp_agent.records.columns import COLUMNS, NORM_COLUMNS
+from mp_agent.records.columns import GRADIENTS, ColumnFamily
 from mp_agent.records.views import LayerView
 
 EVERYTHING = "*"
@@ -28,15 +28,10 @@ def depth_that_fits(layers: Iterable[str], rollups_at_most: int) -> int:
     return depth
 
 
-def union(name: str, layers: Sequence[LayerView]) -> LayerView:
-    """Return layers as one: the norm of their union, of those whose norms count, if any do."""
+def union(name: str, layers: Sequence[LayerView], family: ColumnFamily = GRADIENTS) -> LayerView:
+    """Return layers of a family as one: their union, of those whose norms count, if any do."""
     judged = [layer for layer in layers if layer.judged]
     of = judged or layers
-    columns = dict.fromkeys(column for each in of for column in each.values)
-    values = {
-        column: COLUMNS[column].algebra.merged([each.values.get(column, nan) for each in of])
-        for column in columns
-    }
-    values = {column: value for column, value in values.items() if isfinite(value)}
-    sound = all(column in values for column in NORM_COLUMNS)
-    return LayerView(name=name, values=values, judged=bool(judged) and sound)
+    values = family.merged([[each.values.get(own, nan) for own in family.names] for each in of])
+    sound = all(column in values for column in family.required)
+    return LayerView(name=name, values=values, judged=bool(judged) and sound, family=family.name)

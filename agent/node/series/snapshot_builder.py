@@ -1,6 +1,7 @@
 """Evaluates the catalog over the views of every run: what the exporters read."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
-from mp_agent.node.accounting.counters import COUNTED, CounterStore, Labels, labelled
+from mp_agent.node.accounting.counters import CounterStore, Labels, labelled
 from mp_agent.node.series.layer_budget import LayerBudget
+from mp_agent.node.series.layer_metrics import LayerMetrics
+from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 log = logging.getLogger("mp_agent.node")
@@ -17,10 +20,6 @@ log = logging.getLogger("mp_agent.node")
 _KEPT_OF_FADED_RANKS = {
     BY_PROMETHEUS_NAME[name] for name in ("mp_agent_rank_up", "mp_agent_rank_info")
 }
-_LAYER_METRICS = tuple(metric for metric in METRICS if metric.scope is Scope.LAYER)
-_GIVING_WAY = tuple(metric for metric in _LAYER_METRICS if metric.gives_way)
-_SPACE = 1.2
-"""How much more room than needed there must be before metrics that gave way come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +42,8 @@ class RunExport:
     def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
         """Yield (labels after `run` that the scope gives, view) of all that a metric covers."""
         if metric.scope is Scope.LAYER:
-            yield from (((layer.name,), layer) for layer in self.layers)
+            own = (layer for layer in self.layers if layer.family == metric.family)
+            yield from (((layer.name,), layer) for layer in own)
         elif metric.scope is Scope.RANK:
             for rank in self.ranks:
                 if rank.identity.rank not in self.faded_ranks or metric in _KEPT_OF_FADED_RANKS:
@@ -92,34 +92,38 @@ class SnapshotBuilder:
 
     thresholds: Mapping[str, float]
     max_series: int
-    _tight: bool = False
-    """Whether the layer metrics that give way do so."""
+    metrics: Sequence[Metric] = METRICS
+    families: Sequence[ColumnFamily] = FAMILIES
     _dropped: dict[str, int] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
+    _layer_metrics: LayerMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._layer_metrics = LayerMetrics(self.metrics, self.families)
 
     def build(self, exports: Sequence[RunExport], time_unix_seconds: float) -> Snapshot:
         """Return the families of all runs in the catalog's order.
 
-        Where all layers do not fit into `max_series`, the layer metrics that give way are left out
-        first. Beyond it only the worst layers have their own series, the others are rolled up by
-        module.
+        Where all layers do not fit into `max_series`, metrics of layers are left out first, in the
+        order of `layer_metrics.giving_way`. Beyond it only the worst layers have their own series,
+        the others are rolled up by module.
         """
         families = {
             metric: self._family(metric, exports)
-            for metric in METRICS
+            for metric in self.metrics
             if metric.scope is not Scope.LAYER
         }
         room = self.max_series - sum(map(_series_count, families.values()))
-        shown = self._layer_metrics(exports, room)
-        governed = self._govern_layers(exports, room, self._series_per_layer(shown))
+        shown = self._choose_layer_metrics(exports, room)
+        governed = self._govern_layers(exports, room, shown)
         families |= {
             metric: self._family(metric, governed) if metric in shown else Family(metric, ())
-            for metric in _LAYER_METRICS
+            for metric in self._layer_metrics.all
         }
-        return Snapshot(tuple(families[metric] for metric in METRICS), time_unix_seconds)
+        return Snapshot(tuple(families[metric] for metric in self.metrics), time_unix_seconds)
 
-    def take_dropped(self, run: str) -> int:
-        """Return how many series of a run were left out since this was last asked."""
+    def pop_dropped(self, run: str) -> int:
+        """Return how many series of a run were left out since the last call."""
         return self._dropped.pop(run, 0)
 
     def _family(self, metric: Metric, exports: Sequence[RunExport]) -> Family:
@@ -135,43 +139,49 @@ class SnapshotBuilder:
                     log.exception("%s cannot be read", metric.name)
         return Family(metric, tuple(samples))
 
-    def _layer_metrics(self, exports: Sequence[RunExport], room: int) -> tuple[Metric, ...]:
-        """Return the layer metrics to export; those that gave way come back when there is space."""
-        layers = sum(len(export.layers) for export in exports)
-        needed = layers * self._series_per_layer(_LAYER_METRICS)
-        self._tight = needed * (_SPACE if self._tight else 1.0) > room
-        if not self._tight:
-            return _LAYER_METRICS
-        left_out = self._series_per_layer(_GIVING_WAY)
-        for export in exports:
-            if export.layers and left_out:
-                self._drop(export.run, len(export.layers) * left_out)
-        return tuple(metric for metric in _LAYER_METRICS if not metric.gives_way)
+    def _choose_layer_metrics(self, exports: Sequence[RunExport], room: int) -> tuple[Metric, ...]:
+        """Return the layer metrics to export; count the series of those that give way."""
+        layers = Counter(layer.family for export in exports for layer in export.layers)
+        series = {metric: self._series(metric) for metric in self._layer_metrics.all}
+        shown = self._layer_metrics.choose(layers, series, room)
+        hidden = Counter[str]()
+        for metric in self._layer_metrics.all:
+            if metric not in shown:
+                hidden[metric.family] += series[metric]
+        for export in exports if hidden else ():
+            if left_out := sum(hidden[layer.family] for layer in export.layers):
+                self._drop(export.run, left_out)
+        return shown
 
     def _govern_layers(
-        self, exports: Sequence[RunExport], room: int, series_per_layer: int
+        self, exports: Sequence[RunExport], room: int, metrics: Sequence[Metric]
     ) -> Sequence[RunExport]:
         """Return the exports with layers and roll-ups of at most `room` series in all."""
-        layers = sum(len(export.layers) for export in exports)
-        room = max(room, 0) // series_per_layer
+        present = {layer.family for export in exports for layer in export.layers}
+        series: dict[str, int] = dict.fromkeys(present, 0)
+        for metric in metrics:
+            if metric.family in present:
+                series[metric.family] += self._series(metric)
+        names = [{layer.name for layer in export.layers} for export in exports]
+        layers = sum(map(len, names))
+        room = max(room, 0) // max(sum(series.values()), 1)
+        counted = tuple(metric for metric in self._layer_metrics.all if metric.count is not None)
         governed = []
-        for export in exports:
-            share = room * len(export.layers) // layers if layers else 0
+        for export, own_names in zip(exports, names, strict=True):
+            share = room * len(own_names) // layers if layers else 0
             shown, counters = export.layer_budget.govern(
-                export.layers, export.counters, COUNTED[Scope.LAYER], share
+                export.layers, export.counters, counted, share
             )
             own = {layer.name for layer in shown}
-            hidden = sum(layer.name not in own for layer in export.layers)
+            hidden = sum(series[layer.family] for layer in export.layers if layer.name not in own)
             if hidden:
-                self._drop(export.run, hidden * series_per_layer)
+                self._drop(export.run, hidden)
             governed.append(replace(export, layers=shown, counters=counters))
         return governed
 
-    def _series_per_layer(self, metrics: Sequence[Metric]) -> int:
-        return sum(
-            len(metric.label_values(self.thresholds)) if metric.label_values else 1
-            for metric in metrics
-        )
+    def _series(self, metric: Metric) -> int:
+        """Return how many series a layer has of a metric."""
+        return len(metric.label_values(self.thresholds)) if metric.label_values else 1
 
     def _drop(self, run: str, series: int) -> None:
         self._dropped[run] = self._dropped.get(run, 0) + series

@@ -14,7 +14,7 @@ from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable
 from mp_agent.ring.format.device_part import HostPart
@@ -204,7 +204,8 @@ class DeviceDelivery:
             lose()
 
     def _write_layers(self, sequence: int, rows_LC: FloatArray) -> None:
-        self._writer.write_layers(LayerTable(sequence=sequence, rows=rows_LC))
+        families = {GRADIENTS.name: rows_LC}
+        self._writer.write_layers(LayerTable(sequence=sequence, families=families))
 
 
 def _host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mp_agent.probe.step.open_step import ObservedStep, record_of
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.steps import LayerTable
 from mp_agent.ring.writer import RingWriter
 
@@ -47,5 +48,5 @@ class HostDelivery:
     def _write_layers(self, step: ObservedStep) -> None:
         if step.rows_LC is not None:
             rows = step.rows_LC.numpy()
-            ordered = rows if self._order is None else rows[self._order]
-            self._writer.write_layers(LayerTable(sequence=step.sequence, rows=ordered))
+            families = {GRADIENTS.name: rows if self._order is None else rows[self._order]}
+            self._writer.write_layers(LayerTable(sequence=step.sequence, families=families))

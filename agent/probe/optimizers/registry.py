@@ -107,7 +107,7 @@ class OptimizerRegistry:
         overtaken = None if self._overtaken is None else self._overtaken()
         return overtaken is not None and watched.is_of(overtaken)
 
-    def take_over(self, watched: WatchedOptimizer) -> dict[str, str]:
+    def make_first(self, watched: WatchedOptimizer) -> dict[str, str]:
         """Make the model of `watched` the run's, and drop the optimizers of the one before.
 
         Returns the new labels, by the old ones, of those that train it.

@@ -12,8 +12,8 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, Schema
+from mp_agent.records.columns import STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, Schema, family_columns
 from mp_agent.ring.writer import RingWriter
 
 DRAIN_SECONDS = 1.0
@@ -69,7 +69,7 @@ class RingSchema:
         """
         schema = Schema(
             step_columns=STEP_COLUMN_NAMES,
-            gradient_columns=GRADIENT_COLUMN_NAMES,
+            families=family_columns(),
             shares=tuple(share for plan in plans for share in plan.shares),
             layers=_layers_of(plans),
             facts=facts_of(plans, self._traits),

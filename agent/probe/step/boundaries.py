@@ -143,7 +143,7 @@ class StepBoundaries:
         succeeds = label in self._lone and not self._in_turns
         return succeeds and (not self.reaches_run or trains_the_model())
 
-    def take_turns(self) -> None:
+    def note_turn(self) -> None:
         """Record that the optimizer that was overtaken steps again: it had no successor."""
         self._in_turns = True
         turn = self.step.sequence - self._first_sequence
@@ -153,7 +153,7 @@ class StepBoundaries:
         """Return whether an optimizer made a step of its own that counts if it takes over."""
         return label in self._lone
 
-    def take_over(self, label: str, labels: Mapping[str, str]) -> list[OpenStep]:
+    def restart_with(self, label: str, labels: Mapping[str, str]) -> list[OpenStep]:
         """Make the step under way one of the optimizer that was `label` and is now the first.
 
         labels: the new ones of all that train its model, by those that they had. A step of its own

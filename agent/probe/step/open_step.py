@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mp_agent.probe.accelerator import DeviceTimer
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, GRADIENTS
 from mp_agent.records.scalars import step_values
 from mp_agent.records.steps import FloatArray, StepRecord
 
@@ -266,5 +266,5 @@ def record_of(
         step=step.step,
         time_unix_ns=step.time_unix_ns,
         values=step_values(scalars),
-        gradients=totals_GC,
+        families={GRADIENTS.name: totals_GC},
     )

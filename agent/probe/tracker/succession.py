@@ -35,13 +35,13 @@ class Succession:
         """Count the steps of `watched` as the run's from now on."""
         context, label = self._context, watched.label
         if context.registry.returns(watched):
-            context.boundaries.take_turns()
-        labels = context.registry.take_over(watched)
+            context.boundaries.note_turn()
+        labels = context.registry.make_first(watched)
         context.run_thread = get_ident()
         # Published before the trainer's step number is that of the new optimizer.
         self._step_end.publish(context.boundaries.close_ended())
         made_one = context.boundaries.has_lone_step(label)
         context.note_trainer_step(watched, context.step.sequence + made_one)
-        self._step_end.publish(context.boundaries.take_over(label, labels))
+        self._step_end.publish(context.boundaries.restart_with(label, labels))
         if made_one:
             self._step_end.after_step()

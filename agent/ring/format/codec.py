@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 from zlib import crc32
@@ -10,11 +11,13 @@ import msgspec
 import numpy as np
 
 from mp_agent.errors import RingError
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.schema import FamilyColumns, Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 from mp_agent.records.text import as_utf8
 from mp_agent.ring.format.layout import (
     BODY,
+    FAMILIES_MAX,
     FORMAT_VERSION,
     HEAD,
     HEAD_BYTES,
@@ -30,7 +33,7 @@ from mp_agent.ring.format.layout import (
 _UNCHECKED_BYTES = 4
 """The CRC-32 at the end of the head's fields."""
 _RANKS_MAX = 2**20
-
+_FLOAT_BYTES = 8
 
 T = TypeVar("T")
 
@@ -40,7 +43,7 @@ class _SchemaTable:
     """What `encode_schema` writes."""
 
     step_columns: tuple[str, ...]
-    gradient_columns: tuple[str, ...]
+    families: tuple[FamilyColumns, ...]
     shares: tuple[Share, ...]
     layer_names: tuple[str, ...]
     layer_shares: tuple[int, ...]
@@ -140,10 +143,15 @@ def decode_names(payload: bytes) -> tuple[str, ...]:
 
 
 def encode_schema(schema: Schema) -> bytes:
-    """Return the schema as JSON, layers by column: there may be a hundred thousand."""
+    """Return the schema as JSON, layers by column: there may be a hundred thousand.
+
+    Raises RingError when it has more families than a record can name.
+    """
+    if len(schema.families) > FAMILIES_MAX:
+        raise RingError(f"{len(schema.families)} families; a ring holds at most {FAMILIES_MAX}")
     table: dict[str, Any] = {
         "step_columns": schema.step_columns,
-        "gradient_columns": schema.gradient_columns,
+        "families": [(family.name, family.columns) for family in schema.families],
         "shares": [asdict(share) for share in schema.shares],
         "layer_names": [layer.name for layer in schema.layers],
         "layer_shares": [layer.share for layer in schema.layers],
@@ -159,7 +167,7 @@ def decode_schema(data: bytes) -> Schema:
     layers = zip(table.layer_names, table.layer_shares, table.layer_elements, strict=True)
     return Schema(
         step_columns=table.step_columns,
-        gradient_columns=table.gradient_columns,
+        families=table.families,
         shares=table.shares,
         layers=tuple(
             Layer(name=sys.intern(name), share=share, elements=elements)
@@ -176,7 +184,7 @@ def layout_for(
 
     device_slots: of steps and of layers that a device writes; none without the former.
     """
-    columns = len(schema.gradient_columns)
+    columns = sum(len(family.columns) for family in schema.families)
     layout = body_layout(
         schema_bytes=schema_bytes,
         step_floats=len(schema.step_columns) + len(schema.shares) * columns,
@@ -186,11 +194,12 @@ def layout_for(
     )
     if not device_slots[0]:
         return layout
+    gradients = len(schema.columns(GRADIENTS.name))
     device = device_layout(
         begin=layout.size_bytes,
         step_columns=len(schema.step_columns),
-        total_floats=len(schema.shares) * columns,
-        layer_floats=len(schema.layers) * columns,
+        total_floats=len(schema.shares) * gradients,
+        layer_floats=len(schema.layers) * gradients,
         step_slots=device_slots[0],
         layer_slots=device_slots[1],
     )
@@ -249,18 +258,18 @@ def decode_body_header(data: bytes, head: Head) -> BodyHeader:
 def encode_step(record: StepRecord, schema: Schema) -> bytes:
     """Return a step slot's payload. Raises ValueError for arrays of another shape."""
     values_S = np.asarray(record.values, dtype=np.float64)
-    gradients_GC = np.asarray(record.gradients, dtype=np.float64)
     if values_S.shape != (len(schema.step_columns),):
         raise ValueError(f"values of step {record.sequence} have shape {values_S.shape}")
-    if gradients_GC.shape != (len(schema.shares), len(schema.gradient_columns)):
-        raise ValueError(f"gradients of step {record.sequence} have shape {gradients_GC.shape}")
-    fixed = STEP_HEADER.pack(record.sequence, record.step, record.time_unix_ns)
-    return fixed + values_S.tobytes() + gradients_GC.tobytes()
+    measured, rows = _encode_families(
+        record.families, schema, len(schema.shares), f"step {record.sequence}"
+    )
+    fixed = STEP_HEADER.pack(record.sequence, record.step, record.time_unix_ns, measured)
+    return fixed + values_S.tobytes() + rows
 
 
 def decode_step(payload: bytes, schema: Schema) -> StepRecord:
     """Return the record in a step slot's payload; its arrays are read-only."""
-    sequence, step, time_unix_ns = STEP_HEADER.unpack_from(payload)
+    sequence, step, time_unix_ns, measured = STEP_HEADER.unpack_from(payload)
     numbers = np.frombuffer(payload, dtype=np.float64, offset=STEP_HEADER.size)
     columns = len(schema.step_columns)
     return StepRecord(
@@ -268,24 +277,53 @@ def decode_step(payload: bytes, schema: Schema) -> StepRecord:
         step=step,
         time_unix_ns=time_unix_ns,
         values=numbers[:columns],
-        gradients=_rows(numbers[columns:], len(schema.shares), schema),
+        families=_decode_families(numbers[columns:], measured, schema, len(schema.shares)),
     )
 
 
 def encode_layers(table: LayerTable, schema: Schema) -> bytes:
     """Return a layer slot's payload. Raises ValueError for rows of another shape."""
-    rows_LC = np.asarray(table.rows, dtype=np.float64)
-    if rows_LC.shape != (len(schema.layers), len(schema.gradient_columns)):
-        raise ValueError(f"layers of step {table.sequence} have shape {rows_LC.shape}")
-    return LAYER_HEADER.pack(table.sequence) + rows_LC.tobytes()
+    measured, rows = _encode_families(
+        table.families, schema, len(schema.layers), f"layers of step {table.sequence}"
+    )
+    return LAYER_HEADER.pack(table.sequence, measured) + rows
 
 
 def decode_layers(payload: bytes, schema: Schema) -> LayerTable:
     """Return the table in a layer slot's payload; its array is read-only."""
-    (sequence,) = LAYER_HEADER.unpack_from(payload)
+    sequence, measured = LAYER_HEADER.unpack_from(payload)
     numbers = np.frombuffer(payload, dtype=np.float64, offset=LAYER_HEADER.size)
-    return LayerTable(sequence=sequence, rows=_rows(numbers, len(schema.layers), schema))
+    families = _decode_families(numbers, measured, schema, len(schema.layers))
+    return LayerTable(sequence=sequence, families=families)
 
 
-def _rows(numbers: FloatArray, rows: int, schema: Schema) -> FloatArray:
-    return numbers.reshape(rows, len(schema.gradient_columns))
+def _encode_families(
+    families: Mapping[str, FloatArray], schema: Schema, rows: int, what: str
+) -> tuple[int, bytes]:
+    """Return which families of the schema were measured, as bits, and the rows of all."""
+    if unknown := families.keys() - {family.name for family in schema.families}:
+        raise ValueError(f"{what}: {', '.join(sorted(unknown))} is not in the schema")
+    measured, parts = 0, []
+    for place, family in enumerate(schema.families):
+        shape = (rows, len(family.columns))
+        if family.name not in families:
+            parts.append(bytes(rows * len(family.columns) * _FLOAT_BYTES))
+            continue
+        rows_NC = np.asarray(families[family.name], dtype=np.float64)
+        if rows_NC.shape != shape:
+            raise ValueError(f"{family.name} of {what} have shape {rows_NC.shape}, not {shape}")
+        measured |= 1 << place
+        parts.append(rows_NC.tobytes())
+    return measured, parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decode_families(
+    numbers: FloatArray, measured: int, schema: Schema, rows: int
+) -> dict[str, FloatArray]:
+    found, start = {}, 0
+    for place, family in enumerate(schema.families):
+        size = rows * len(family.columns)
+        if measured >> place & 1:
+            found[family.name] = numbers[start : start + size].reshape(rows, len(family.columns))
+        start += size
+    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.scalars import step_values
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
@@ -121,7 +122,7 @@ class DevicePartReader:
             values_N = whole_values(words_W, number) if number > sequence else None
             if values_N is not None:
                 rows_LC = values_N.reshape(len(self._schema.layers), -1)
-                tables.append(LayerTable(sequence=number, rows=rows_LC))
+                tables.append(LayerTable(sequence=number, families={GRADIENTS.name: rows_LC}))
         return sorted(tables, key=lambda table: table.sequence)
 
     def _record(self, number: int, payload: bytes) -> StepRecord | None:
@@ -148,7 +149,7 @@ class DevicePartReader:
                 scalars[name] = value
             elif 0 <= place < numbers:
                 scalars[name] = float(values_N[place])
-        gradients_GC = np.full((len(schema.shares), len(schema.gradient_columns)), np.nan)
+        gradients_GC = np.full((len(schema.shares), len(schema.columns(GRADIENTS.name))), np.nan)
         if 0 <= totals <= numbers - gradients_GC.size:
             part: FloatArray = values_N[totals : totals + gradients_GC.size]
             gradients_GC = part.reshape(gradients_GC.shape)
@@ -157,7 +158,7 @@ class DevicePartReader:
             step=step,
             time_unix_ns=time_unix_ns,
             values=step_values(scalars, schema.step_columns),
-            gradients=gradients_GC,
+            families={GRADIENTS.name: gradients_GC},
         )
 
     def _transfer(self, origin: int, slot: int, words: int, used: int) -> Words:

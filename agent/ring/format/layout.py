@@ -41,10 +41,10 @@ all, a new one is written over the oldest, in its region of the file::
           ...   the device's part, from a multiple of 4096 on, where there is one
 
 The device's part (see `device_part`): slots of what the host knows of steps; then transfers of
-steps, int64[W] each, and transfers of layers, int64[L C + 2] each. A transfer (see `transfers`) is
-a number, the bits of float64, and a checksum; W leaves room for S + 8 + G C numbers. A step's
-transfer has the number of the host's slot of that step, a layer table's the sequence number; number
-n is in slot n modulo the slot count.
+steps, int64[W] each, and transfers of layers, int64[L C + 2] each, for the C columns of gradients.
+A transfer (see `transfers`) is a number, the bits of float64, and a checksum; W leaves room for
+S + 8 + G C numbers. A step's transfer has the number of the host's slot of that step, a layer
+table's the sequence number; number n is in slot n modulo the slot count.
 
 Slot: everything that changes is written into slots, so that one rule makes all of it safe::
 
@@ -58,9 +58,11 @@ A reader accepts a slot only when both numbers and the CRC agree, in whatever or
 made the bytes visible: a torn record is never accepted, and a writer killed in the middle of a
 write leaves the slots before it. The state that counts a record is written after the record.
 
-Payload of a step slot: i64 sequence, i64 step, i64 Unix nanoseconds, f64[S] step columns,
-f64[G, C] gradient columns per share. Payload of a layer slot: i64 sequence, f64[L, C].
-NaN stands for "not observed". Payload of a state slot: see `STATE`.
+Payload of a step slot: i64 sequence, i64 step, i64 Unix nanoseconds, u64 families, f64[S] step
+columns, then of each family of the schema f64[G, C], one row per share. Payload of a layer slot:
+i64 sequence, u64 families, then of each family f64[L, C]. Bit k of `families` is set where family k
+was measured; the numbers of others are to be ignored. NaN stands for "not observed". Payload of a
+state slot: see `STATE`.
 
 The rank holds a POSIX record lock on the whole file while it lives.
 """
@@ -88,8 +90,9 @@ STATE = struct.Struct(f"=IIqqq7QdII{NAME_BYTES_MAX}s")
 layers written, newest body's offset, generation, probe errors, setting errors, records dropped,
 probe seconds, scrape wait, bytes of the phase name, phase name (UTF-8)."""
 
-STEP_HEADER = struct.Struct("=3q")
-LAYER_HEADER = struct.Struct("=q")
+STEP_HEADER = struct.Struct("=3qQ")
+LAYER_HEADER = struct.Struct("=qQ")
+FAMILIES_MAX = 64
 _FLOAT_BYTES = 8
 
 STATE_SLOTS = SlotTable(offset=2048, payload_bytes=STATE.size, count=2)

@@ -19,9 +19,10 @@ from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Schema, Share
-from mp_agent.records.steps import EndReason, LayerTable, Phase
+from mp_agent.records.steps import EndReason, Phase
 from tests.agent.node.builders import (
     gradient_row,
+    layer_table,
     make_identity,
     make_record,
     make_schema,
@@ -126,7 +127,7 @@ def make_segment(
             make_record(sequence, {"loss": 2.0, "step_seconds": 0.1, "skipped": 0.0, **values})
             for sequence in range(first, first + steps)
         ),
-        tables=tuple(LayerTable(sequence=sequence, rows=rows) for sequence in tables),
+        tables=tuple(layer_table(sequence, rows) for sequence in tables),
     )
 
 

@@ -6,12 +6,18 @@ from typing import Any
 import numpy as np
 
 from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.series.snapshot_builder import RunExport
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENTS,
+    STEP_COLUMN_NAMES,
+    STEP_COLUMNS_BY_NAME,
+)
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
-from mp_agent.records.steps import EndReason, FloatArray, Phase, RankState, StepRecord
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
+from mp_agent.records.steps import EndReason, FloatArray, LayerTable, Phase, RankState, StepRecord
 from mp_agent.records.views import AgentView, RunView
 
 NO_GRADIENTS = dict.fromkeys(GRADIENT_COLUMN_NAMES, 0.0)
@@ -41,7 +47,7 @@ def make_schema(*shares: Share, layers: tuple[str, ...] = ("weight",), **facts: 
     shares = shares or (Share(group="all"),)
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        gradient_columns=GRADIENT_COLUMN_NAMES,
+        families=family_columns(),
         shares=shares,
         layers=tuple(
             Layer(name=name, share=index % len(shares), elements=4)
@@ -71,8 +77,20 @@ def make_record(
         step=sequence if step is None else step,
         time_unix_ns=round(time_unix_seconds * 1e9),
         values=np.array([columns[name] for name in STEP_COLUMN_NAMES]),
-        gradients=np.stack(gradients or [gradient_row(elements=4.0, sum_squares=1.0)]),
+        families={
+            GRADIENTS.name: np.stack(gradients or [gradient_row(elements=4.0, sum_squares=1.0)])
+        },
     )
+
+
+def rank_layers(rank: int, schema: Schema, rows: FloatArray) -> RankLayers:
+    """Return a rank's table of its layers' gradients [L, C]."""
+    return RankLayers(rank, schema, {GRADIENTS.name: rows})
+
+
+def layer_table(sequence: int, rows: FloatArray) -> LayerTable:
+    """Return a table of layers' gradients [L, C]."""
+    return LayerTable(sequence=sequence, families={GRADIENTS.name: rows})
 
 
 def rank_step(rank: int, record: StepRecord, *shares: Share) -> RankStep:
@@ -87,10 +105,13 @@ def merged_step(sequence: int = 1, **values: float) -> MergedStep:
         sequence=sequence,
         step=sequence,
         time_unix_seconds=values.pop("time", 1_000.0 + sequence),
-        values=values,
+        columns={name: value for name, value in values.items() if name in STEP_COLUMNS_BY_NAME},
+        families={
+            GRADIENTS.name: {n: value for n, value in values.items() if n in GRADIENT_COLUMN_NAMES}
+        },
+        complete=frozenset({GRADIENTS.name}),
         world_size=1,
         present_ranks=frozenset({0}),
-        gradients_complete=True,
         nonfinite_loss_ranks=(0,) if values.get("loss_nonfinite") else (),
     )
 

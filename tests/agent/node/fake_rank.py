@@ -15,10 +15,16 @@ from typing import Any
 import numpy as np
 
 from mp_agent.records.schema import RankIdentity, Share
-from mp_agent.records.steps import EndReason, LayerTable, Phase
+from mp_agent.records.steps import EndReason, Phase
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
-from tests.agent.node.builders import gradient_row, make_identity, make_record, make_schema
+from tests.agent.node.builders import (
+    gradient_row,
+    layer_table,
+    make_identity,
+    make_record,
+    make_schema,
+)
 
 
 class FakeRank:
@@ -142,7 +148,7 @@ class _Writer:
 
     def layers(self, columns: dict[str, float]) -> None:
         rows = np.stack([gradient_row(elements=4.0, **columns) for _ in self.schema.layers])
-        self.ring.write_layers(LayerTable(sequence=self.sequence, rows=rows))
+        self.ring.write_layers(layer_table(self.sequence, rows))
 
     def count(self, counts: dict[str, Any]) -> None:
         self.ring.count(**counts)

@@ -7,6 +7,7 @@ from mp_agent.node.cluster.root import MergedTable, RootMerger
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.schema_index import SchemaIndex
+from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.report_codec import (
     decode_receipt,
@@ -33,6 +34,7 @@ class SimNode:
         *,
         session: str = "",
         clock_offset_seconds: float = 0.0,
+        families: tuple[ColumnFamily, ...] = FAMILIES,
     ) -> None:
         self.number = number
         self.ranks = sorted(ranks)
@@ -41,6 +43,7 @@ class SimNode:
         self.clock_offset_seconds = clock_offset_seconds
         self.ends = dict.fromkeys(self.ranks, EndReason.RUNNING)
         self._rank_step = rank_step
+        self._families = families
         self._written = 0
         self._settled = 0
         self._missing: dict[int, set[int]] = {}
@@ -48,7 +51,7 @@ class SimNode:
 
     def restart(self) -> None:
         """Begin anew as the agent after this one, from what is settled."""
-        self.schema_index = SchemaIndex()
+        self.schema_index = SchemaIndex(self._families)
         self.reporter = ReportBuilder(self.schema_index, position=self._settled)
         for sequence in range(self._settled + 1, self._written + 1):
             self._add(sequence)

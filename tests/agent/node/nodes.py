@@ -9,7 +9,9 @@ from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
 from mp_agent.node.merge.schema_index import SchemaIndex
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import family_columns
 
 
 def merge_nodes(
@@ -32,7 +34,9 @@ def merge_nodes(
         schema_index = SchemaIndex()
         step = reduce_step(node, schema_index)
         terms = ReportColumns(
-            schema_index.step_columns, schema_index.gradient_columns, schema_index.shares
+            schema_index.step_columns,
+            family_columns(schema_index.families),
+            schema_index.shares,
         )
         merge.add(step, terms, arrived_unix_seconds=50.0 if number else None)
     expected_shares = _expected_shares([*present, *absent], world_size)
@@ -46,7 +50,7 @@ def merge_node_layers(
     assumed: AssumedShares | None = None,
     names: LayerNames | None = None,
 ) -> MergedLayers:
-    """Return the table that the nodes' ranks make together."""
+    """Return the table of gradients that the nodes' ranks make together."""
     nodes = [node for node in nodes if node]
     tables = [table for node in nodes for table in node]
     world_size = world_size or len(tables)
@@ -57,11 +61,12 @@ def merge_node_layers(
         merge.add(
             table,
             ReportLayerColumns(
-                schema_index.gradient_columns, schema_index.shares, schema_index.layouts
+                family_columns(schema_index.families), schema_index.shares, schema_index.layouts
             ),
         )
     expected_shares = _expected_shares(tables, world_size)
-    return merge.merged(expected_shares, assumed or AssumedShares(), names or LayerNames())
+    families = merge.merged(expected_shares, assumed or AssumedShares(), names or LayerNames())
+    return families[GRADIENTS.name]
 
 
 def _expected_shares(ranks: Sequence[RankStep | RankLayers], world_size: int) -> ExpectedShares:

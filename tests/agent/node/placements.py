@@ -12,7 +12,7 @@ from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share
 from tests.agent.gradient_reference import reference_row
-from tests.agent.node.builders import make_record, make_schema
+from tests.agent.node.builders import make_record, make_schema, rank_layers
 
 EDGES = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e20, -1e20, 1e-24, 5e-324, 1.0, -3.5, 1e-8)
 
@@ -51,7 +51,7 @@ class Placement:
     def rank_layers(self, rank: int) -> RankLayers:
         rows = [reference_row(elements) for parts in self.parts[rank] for _, elements in parts]
         table = np.stack(rows) if rows else np.empty((0, len(GRADIENT_COLUMN_NAMES)))
-        return RankLayers(rank, self.schema(rank), table)
+        return rank_layers(rank, self.schema(rank), table)
 
     def schema(self, rank: int) -> Schema:
         layers = tuple(
@@ -62,7 +62,7 @@ class Placement:
         plain = make_schema(*self.shares[rank])
         return Schema(
             step_columns=plain.step_columns,
-            gradient_columns=plain.gradient_columns,
+            families=plain.families,
             shares=plain.shares,
             layers=layers,
         )

@@ -5,10 +5,10 @@ from typing import Any
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.pace import Standstill
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.conditions import ConditionMemory, StoredConditionEvent
@@ -26,7 +26,7 @@ class Training:
             resolve({}),
             progress=earlier.get("progress", Progress()),
             counters=earlier.get("counters", CounterStore()),
-            norms=ValueWindow(120.0),
+            window_seconds=120.0,
         )
         self.tracker = ConditionTracker(
             run_dir,
@@ -44,7 +44,7 @@ class Training:
         self.sequence += 1
         step = merged_step(self.sequence, **{**HEALTHY, **values})
         self.account.fold_step(step)
-        self.tracker.after_step(self.account.progress, self.now_seconds, self.export)
+        self.tracker.after_step(self.account, self.now_seconds, self.export)
 
     def wait(self, seconds: float) -> None:
         self.now_seconds += seconds
@@ -58,17 +58,8 @@ class Training:
     def export(self) -> RunExport:
         self.looks += 1
         self.standstill.update("", self.sequence, "forward", self.now_seconds)
-        progress = self.account.progress
-        extremes = self.account.norms.extremes(self.now_seconds)
         view = make_run_view(
-            last=progress.last,
-            judged=progress.judged,
-            loss=progress.loss,
-            loss_scale=progress.loss_scale,
-            loss_scale_initial=progress.loss_scale_initial,
-            norm_window_max=extremes[0] if extremes else None,
-            first_nonfinite=progress.incident.first,
-            health=self.account.health(),
+            **self.account.view(self.now_seconds),
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
             standing_seconds=self.standstill.seconds(self.now_seconds),

@@ -128,7 +128,7 @@ def merge_layer_tables(
     for rank, ring in rings.items():
         for table, schema in zip(ring.layers, ring.layer_schemas, strict=True):
             found.setdefault(table.sequence, []).append(
-                RankLayers(rank=rank, schema=schema, rows=table.rows)
+                RankLayers(rank=rank, schema=schema, families=table.families)
             )
     assumed, names = _judged(rings), LayerNames()
     return {

@@ -6,12 +6,12 @@ import torch
 
 from mp_agent.probe.step.open_step import ObservedStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, Schema, Share
+from mp_agent.records.schema import Layer, Schema, Share, family_columns
 
 CPU = torch.device("cpu")
 SCHEMA = Schema(
     step_columns=STEP_COLUMN_NAMES,
-    gradient_columns=GRADIENT_COLUMN_NAMES,
+    families=family_columns(),
     shares=(Share(group="a"), Share(group="b")),
     layers=tuple(Layer(name=f"layer{index}", share=0, elements=4) for index in range(3)),
 )

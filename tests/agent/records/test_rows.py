@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
-from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records import report_codec
 from mp_agent.records.report_codec import (
@@ -19,8 +18,8 @@ from mp_agent.records.report_codec import (
     encode_report,
 )
 from mp_agent.records.rows import NodeReport, Receipt, StepValue
-from mp_agent.records.schema import Share
-from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_step
+from mp_agent.records.schema import FamilyColumns, Share
+from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
 from tests.agent.node.fleet import SimNode, make_root, push
 
 VALUES = {"loss": 1.5, "compute_seconds": 0.25}
@@ -42,7 +41,7 @@ def full_report() -> NodeReport:
     node.write(without=[2])
     schemas = {r: make_schema(Share(group="g"), layers=("a", "b")) for r in (2, 3)}
     tables = [
-        RankLayers(r, schemas[r], gradient_row(sum_squares=1.0)[None].repeat(2, 0)) for r in (2, 3)
+        rank_layers(r, schemas[r], gradient_row(sum_squares=1.0)[None].repeat(2, 0)) for r in (2, 3)
     ]
     node.write_layers(1, tables)
     return node.report()
@@ -132,7 +131,10 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
         (changed(position=1), "steps are not those from 0 to 1"),
         (changed(after=9), "steps after 9 cannot end at 2"),
         (changed(steps=REPORT.steps[::-1]), "sequences of steps do not ascend"),
-        (changed(gradient_columns=("a", "a")), "gradient_columns are not unique"),
+        (changed(families=(*REPORT.families, *REPORT.families)), "families are not unique"),
+        (changed(families=(FamilyColumns("f", ("a", "a")),)), "columns of f are not unique"),
+        (with_row(family=1), "family of step 1: 1 is not below 1"),
+        (with_block(family=1), "family of layer block: 1 is not below 1"),
         (with_step(ranks=(3, 2)), "ranks of step 1 do not ascend"),
         (with_step(ranks=(), compute_seconds=()), "step 1 has 0 ranks"),
         (with_step(time_unix_seconds=math.nan), "time of step 1 is nan"),
@@ -172,11 +174,11 @@ def test_a_sum_of_squares_below_zero_is_refused(value):
 
 
 def test_the_format_before_is_refused_by_name():
-    """Its sums came as parts, several floats each."""
+    """Its rows had no family."""
     with pytest.raises(
-        ReportError, match=rf"format 2; this agent reads format {report_codec.FORMAT}"
+        ReportError, match=rf"format 3; this agent reads format {report_codec.FORMAT}"
     ):
-        decode_report(msgspec.msgpack.encode([2, REPORT]))
+        decode_report(msgspec.msgpack.encode([3, REPORT]))
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,10 +1,11 @@
 """Records that carry their own redundancy: every number follows from the sequence number."""
 
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.schema import FamilyColumns, Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import LayerTable, StepRecord
 
 
@@ -30,7 +31,10 @@ def identity(*, rank: int = 0, **changes: object) -> RankIdentity:
 def schema(*, shares: int = 2, layers: int = 5, columns: int = 3) -> Schema:
     return Schema(
         step_columns=tuple(f"step{index}" for index in range(columns)),
-        gradient_columns=tuple(f"gradient{index}" for index in range(columns)),
+        families=(
+            FamilyColumns("gradients", tuple(f"gradient{index}" for index in range(columns))),
+            FamilyColumns("weights", ("weight0", "weight1")),
+        ),
         shares=tuple(Share(group=f"group{index}") for index in range(shares)),
         layers=tuple(
             Layer(name=f"layer{index}", share=index % max(1, shares), elements=index)
@@ -41,21 +45,27 @@ def schema(*, shares: int = 2, layers: int = 5, columns: int = 3) -> Schema:
 
 
 def step_record(schema: Schema, sequence: int) -> StepRecord:
-    columns, gradient_columns = len(schema.step_columns), len(schema.gradient_columns)
-    shape = (len(schema.shares), gradient_columns)
     return StepRecord(
         sequence=sequence,
         step=sequence * 3,
         time_unix_ns=sequence * 5,
-        values=sequence + np.arange(columns) / 64,
-        gradients=sequence + np.arange(shape[0] * shape[1]).reshape(shape) / 64,
+        values=sequence + np.arange(len(schema.step_columns)) / 64,
+        families=_families(schema, sequence, len(schema.shares)),
     )
 
 
 def layer_table(schema: Schema, sequence: int) -> LayerTable:
-    shape = (len(schema.layers), len(schema.gradient_columns))
-    rows = sequence + np.arange(shape[0] * shape[1]).reshape(shape) / 64
-    return LayerTable(sequence=sequence, rows=rows)
+    return LayerTable(sequence=sequence, families=_families(schema, sequence, len(schema.layers)))
+
+
+def _families(schema: Schema, sequence: int, rows: int) -> dict[str, np.ndarray]:
+    """Return rows of every family; those of weights on every other step."""
+    shapes = {family.name: (rows, len(family.columns)) for family in schema.families}
+    return {
+        name: sequence + number + np.arange(shape[0] * shape[1]).reshape(shape) / 64
+        for number, (name, shape) in enumerate(shapes.items())
+        if name == "gradients" or sequence % 2
+    }
 
 
 def same_step(one: StepRecord, other: StepRecord) -> bool:
@@ -64,15 +74,17 @@ def same_step(one: StepRecord, other: StepRecord) -> bool:
         (one.sequence, one.step, one.time_unix_ns)
         == (other.sequence, other.step, other.time_unix_ns)
         and one.values.tobytes() == other.values.tobytes()
-        and one.gradients.tobytes() == other.gradients.tobytes()
-        and one.gradients.shape == other.gradients.shape
+        and _same_families(one.families, other.families)
     )
 
 
 def same_layers(one: LayerTable, other: LayerTable) -> bool:
     """Whether two layer tables are equal, bit for bit."""
-    return (one.sequence, one.rows.shape, one.rows.tobytes()) == (
-        other.sequence,
-        other.rows.shape,
-        other.rows.tobytes(),
+    return one.sequence == other.sequence and _same_families(one.families, other.families)
+
+
+def _same_families(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(
+        (rows.shape, rows.tobytes()) == (other[name].shape, other[name].tobytes())
+        for name, rows in one.items()
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import RingError
-from mp_agent.records.schema import Layer, Schema
+from mp_agent.records.schema import FamilyColumns, Layer, Schema
 from mp_agent.records.steps import Phase
 from mp_agent.ring.format.codec import decode_schema, encode_schema
 from mp_agent.ring.format.layout import UNSUPPORTED_SLOTS
@@ -194,7 +194,7 @@ def overwritten(path: Path, offset: int, data: bytes) -> None:
     ("offset", "data", "reason"),
     [
         (0, b"ELF", "begins with other bytes"),
-        (8, struct.pack("=I", 3), "format version 3"),
+        (8, struct.pack("=I", 1), "format version 1; this release reads 2"),
         (16, struct.pack("=I", 9), "checksum of the head"),
         (24, struct.pack("=I", 0xFFFFFFFF), "checksum of the head"),
         (40, b"?", "checksum of the head"),
@@ -253,7 +253,7 @@ def test_what_is_no_file_of_its_own_is_refused(
 
 
 def test_nothing_is_left_open_when_a_ring_is_refused(writer: RingWriter) -> None:
-    overwritten(writer.path, 8, b"\3")
+    overwritten(writer.path, 8, b"\1")
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         with pytest.raises(RingError):
@@ -322,7 +322,7 @@ def test_unsupported_features_that_are_no_names_are_a_damage(
     "wrong",
     [
         {"step_columns": (1,)},
-        {"gradient_columns": None},
+        {"families": (FamilyColumns("gradients", None),)},  # type: ignore[arg-type]
         {"shares": ({"group": 1},)},
         {"facts": ((["strategy"], "ddp"),)},
         {"layers": (Layer(name="x", share=0, elements="1"),)},  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mp_agent.records.schema import Layer, RankIdentity, Schema, Share
+from mp_agent.records.schema import FamilyColumns, Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import LayerTable, StepRecord
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
@@ -46,10 +46,11 @@ shares = st.builds(
     assumed=st.booleans(),
 )
 layers = st.builds(Layer, name=ANY_TEXT, share=st.integers(0, 3), elements=st.integers(0, 2**62))
+families = st.builds(FamilyColumns, ANY_TEXT, st.lists(ANY_TEXT, max_size=4).map(tuple))
 schemas = st.builds(
     Schema,
     step_columns=st.lists(ANY_TEXT, max_size=4).map(tuple),
-    gradient_columns=st.lists(ANY_TEXT, max_size=4).map(tuple),
+    families=st.lists(families, max_size=3, unique_by=lambda family: family.name).map(tuple),
     shares=st.lists(shares, max_size=3).map(tuple),
     layers=st.lists(layers, max_size=6).map(tuple),
     facts=st.lists(st.tuples(ANY_TEXT, ANY_TEXT), max_size=3).map(tuple),
@@ -62,25 +63,33 @@ def floats(draw: st.DrawFn, *shape: int) -> np.ndarray:
     return np.array(numbers, dtype=np.float64).reshape(shape)
 
 
+def measured(draw: st.DrawFn, schema: Schema, rows: int) -> dict[str, np.ndarray]:
+    """Draw rows of some of the families."""
+    return {
+        family.name: floats(draw, rows, len(family.columns))
+        for family in schema.families
+        if draw(st.booleans())
+    }
+
+
 @st.composite
 def schemas_with_records(
     draw: st.DrawFn,
 ) -> tuple[Schema, list[StepRecord], list[LayerTable]]:
     schema = draw(schemas)
-    columns, step_columns = len(schema.gradient_columns), len(schema.step_columns)
     sequences = sorted(draw(st.sets(st.integers(1, 2**62), max_size=4)))
     steps = [
         StepRecord(
             sequence=sequence,
             step=draw(INT64),
             time_unix_ns=draw(INT64),
-            values=floats(draw, step_columns),
-            gradients=floats(draw, len(schema.shares), columns),
+            values=floats(draw, len(schema.step_columns)),
+            families=measured(draw, schema, len(schema.shares)),
         )
         for sequence in sequences
     ]
     tables = [
-        LayerTable(sequence=sequence, rows=floats(draw, len(schema.layers), columns))
+        LayerTable(sequence=sequence, families=measured(draw, schema, len(schema.layers)))
         for sequence in sequences
     ]
     return schema, steps, tables
@@ -115,7 +124,7 @@ def test_layer_names_of_any_length_and_script_survive(tmp_path: Path) -> None:
     names = ("x" * 10_000, 'quote"\\', "line\nbreak", "層\u2028\ud800", "")
     wanted = Schema(
         step_columns=("a",),
-        gradient_columns=("b",),
+        families=(FamilyColumns("gradients", ("b",)),),
         shares=(),
         layers=tuple(Layer(name=name, share=0, elements=1) for name in names),
     )
@@ -133,7 +142,11 @@ def test_arrays_of_other_types_and_layouts_are_written_as_float64(tmp_path: Path
     writer.write_schema(wanted)
     transposed = np.arange(6, dtype=np.float32).reshape(3, 2).T
     record = StepRecord(
-        sequence=1, step=1, time_unix_ns=1, values=np.arange(6)[::2], gradients=transposed
+        sequence=1,
+        step=1,
+        time_unix_ns=1,
+        values=np.arange(6)[::2],
+        families={"gradients": transposed},
     )
     writer.write_step(record)
     reader = RingReader.open(writer.path)

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -150,12 +151,19 @@ def test_arrays_that_do_not_fit_the_schema_are_refused(writer: RingWriter) -> No
         with pytest.raises(ValueError, match="of step 1 have shape"):
             writer.write_step(step_record(other, 1))
     with pytest.raises(ValueError, match="layers of step 1 have shape"):
-        writer.write_layers(LayerTable(sequence=1, rows=np.zeros((1, 1))))
+        writer.write_layers(LayerTable(sequence=1, families={"gradients": np.zeros((1, 1))}))
     one_number = StepRecord(
-        sequence=1, step=1, time_unix_ns=1, values=np.zeros(1), gradients=np.zeros((1, 1))
+        sequence=1,
+        step=1,
+        time_unix_ns=1,
+        values=np.zeros(1),
+        families={"gradients": np.zeros((1, 1))},
     )
     with pytest.raises(ValueError, match="values of step 1"):
         writer.write_step(one_number)
+    unknown = replace(step_record(schema(), 1), families={"activations": np.zeros((1, 1))})
+    with pytest.raises(ValueError, match="step 1: activations is not in the schema"):
+        writer.write_step(unknown)
     reader = RingReader.open(writer.path)
     assert reader.schema is not None
     assert reader.steps_after(0) == ([], 0)

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from mp_agent.errors import SettingError
 from mp_agent.settings import SECRETS, Settings, load_settings
-from mp_agent.settings.handover import HANDOVER_VARIABLE, handed_over, take_over
+from mp_agent.settings.handover import HANDOVER_VARIABLE, handed_over, receive_settings
 
 GIVEN = Settings(
     port=1234,
@@ -23,7 +23,7 @@ def test_settings_are_taken_over_as_they_were_whatever_else_the_environment_says
     for name, value in handed_over(GIVEN).items():
         monkeypatch.setenv(name, value)
 
-    assert take_over() == (GIVEN, 0)
+    assert receive_settings() == (GIVEN, 0)
 
 
 def test_secrets_go_in_variables_of_their_own():
@@ -37,7 +37,7 @@ def test_secrets_go_in_variables_of_their_own():
 def test_where_nothing_is_handed_over_the_environment_counts(monkeypatch):
     monkeypatch.setenv("MP_AGENT_LINGER_SECONDS", "3")
 
-    assert take_over() == (Settings(linger_seconds=3), 0)
+    assert receive_settings() == (Settings(linger_seconds=3), 0)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_never_replaced_by_the_environment(monkeypatch, t
     monkeypatch.setenv(HANDOVER_VARIABLE, text)
 
     with pytest.raises(SettingError, match=HANDOVER_VARIABLE):
-        take_over()
+        receive_settings()
 
 
 def test_a_secret_that_cannot_be_used_is_shown_in_no_message(monkeypatch):
@@ -56,7 +56,7 @@ def test_a_secret_that_cannot_be_used_is_shown_in_no_message(monkeypatch):
     monkeypatch.setenv("MP_AGENT_TOKEN", "two words")
 
     with pytest.raises(SettingError) as refusal:
-        take_over()
+        receive_settings()
     assert "two words" not in str(refusal.value)
 
 
@@ -75,8 +75,8 @@ def test_every_float_arrives_exactly(monkeypatch, name, value):
     for variable, text in handed_over(given).items():
         monkeypatch.setenv(variable, text)
 
-    assert take_over() == (given, 0)
-    assert getattr(take_over()[0], name) == value
+    assert receive_settings() == (given, 0)
+    assert getattr(receive_settings()[0], name) == value
 
 
 def test_paths_that_are_not_utf8_arrive(monkeypatch):
@@ -84,7 +84,7 @@ def test_paths_that_are_not_utf8_arrive(monkeypatch):
     for name, value in handed_over(given).items():
         monkeypatch.setenv(name, value)
 
-    assert take_over() == (given, 0)
+    assert receive_settings() == (given, 0)
 
 
 def test_guards_that_were_refused_stay_refused_in_the_other_process(monkeypatch):
@@ -93,4 +93,4 @@ def test_guards_that_were_refused_stay_refused_in_the_other_process(monkeypatch)
     for name, value in handed_over(load_settings()[0]).items():
         monkeypatch.setenv(name, value)
 
-    assert take_over()[0].refused_guards == ("tls_certificate", "tls_key")
+    assert receive_settings()[0].refused_guards == ("tls_certificate", "tls_key")

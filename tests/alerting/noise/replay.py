@@ -23,8 +23,8 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, Schema, Share
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, LayerTable, Phase, StepRecord
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
@@ -281,12 +281,13 @@ class _Rank:
             step=self.sequence if step.step is None else step.step,
             time_unix_ns=round(time_unix_seconds * 1e9),
             values=_step_columns(step, number),
-            gradients=of_share[None, :],
+            families={GRADIENTS.name: of_share[None, :]},
         )
         self.ring.write_step(record)
         if self.sequence % (10 if self.sequence <= 100 else 100) == 0:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
-            self.ring.write_layers(LayerTable(sequence=self.sequence, rows=rows))
+            families = {GRADIENTS.name: rows}
+            self.ring.write_layers(LayerTable(sequence=self.sequence, families=families))
         self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
 
 
@@ -295,7 +296,7 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
     facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        gradient_columns=GRADIENT_COLUMN_NAMES,
+        families=family_columns(),
         shares=(share,),
         layers=tuple(
             Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers

@@ -24,13 +24,13 @@ def _judged(run: RunView, read: Callable[[MergedStep | OptimizerStep], float | N
 
 
 def _zero_ratio(step: MergedStep | OptimizerStep) -> float | None:
-    elements = step.values.get("elements")
-    return step.values["zero_elements"] / elements if elements else None
+    elements = step.gradients.get("elements")
+    return step.gradients["zero_elements"] / elements if elements else None
 
 
 def _finite(run: RunView) -> Reading:
     main = None
-    if run.last is not None and "nan_elements" in run.last.values:
+    if run.last is not None and "nan_elements" in run.last.gradients:
         main = float(run.last.gradient_nonfinite_elements == 0.0)
     return of_optimizers(
         main, run.optimizers, lambda other: float(other.last.nonfinite_elements == 0.0)
@@ -88,9 +88,9 @@ def _nonfinite_step(change: StepTransition) -> Reading:
 
 def _elements(change: StepTransition, column: str) -> Reading:
     return of_optimizers(
-        change.step.values.get(column, 0.0),
+        change.step.gradients.get(column, 0.0),
         change.step.optimizers,
-        lambda other: other.values.get(column, 0.0),
+        lambda other: other.gradients.get(column, 0.0),
     )
 
 
@@ -127,7 +127,7 @@ GRADIENT_METRICS = (
         scope=Scope.RUN,
         help="Largest gradient magnitude of the same step as the norm.",
         optional_labels=OPTIMIZER,
-        read=lambda run: _judged(run, lambda step: step.values.get("abs_max")),
+        read=lambda run: _judged(run, lambda step: step.gradients.get("abs_max")),
     ),
     Metric(
         name="mp_agent.grad.abs_min",
@@ -137,7 +137,7 @@ GRADIENT_METRICS = (
         help="Smallest gradient magnitude other than zero, same step as the norm; absent when all "
         "are zero.",
         optional_labels=OPTIMIZER,
-        read=lambda run: _judged(run, lambda step: step.values.get("abs_min")),
+        read=lambda run: _judged(run, lambda step: step.gradients.get("abs_min")),
     ),
     Metric(
         name="mp_agent.grad.zero",

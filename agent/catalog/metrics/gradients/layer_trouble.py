@@ -30,7 +30,22 @@ def _underflowing_names(run: RunView) -> Reading:
     return {(name,): 1.0 for name in layers.underflowing_names} if layers else None
 
 
+def _sampled_step(run: RunView) -> Reading:
+    return {(family,): float(step) for family, step in run.sampled_steps.items()}
+
+
 LAYER_TROUBLE_METRICS = (
+    Metric(
+        name="mp_agent.sampled.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("family",),
+        help="The trainer's step on which layers, and statistics that are not measured on every "
+        "step, were last measured: their gauges keep the values of that step. Label family is "
+        "gradients.",
+        read=_sampled_step,
+    ),
     Metric(
         name="mp_agent.layers.dead",
         unit="{layer}",

@@ -187,7 +187,10 @@ def test_a_run_without_a_single_step_has_no_story():
 
 
 def at_rate(steps, rate):
-    return [merged_step(step.sequence, **{**step.values, "learning_rate": rate}) for step in steps]
+    return [
+        merged_step(step.sequence, **{**step.columns, **step.gradients, "learning_rate": rate})
+        for step in steps
+    ]
 
 
 def test_a_learning_rate_that_jumped_is_the_cause_and_the_explosion_follows_from_it():

@@ -13,9 +13,8 @@ from mp_agent.errors import FlightError
 from mp_agent.flight.record.archive import read_archive, write_archive
 from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
-from mp_agent.records.steps import LayerTable
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
-from tests.agent.node.builders import gradient_row, make_schema
+from tests.agent.node.builders import gradient_row, layer_table, make_schema
 from tests.agent.records.samples import make_condition
 
 CONDITION = make_condition()
@@ -36,7 +35,8 @@ def rows_of(log: RankLog) -> list[bytes]:
             moment = np.array([step.sequence, step.step, step.time_unix_ns])
             rows.append(moment.tobytes() + step.values.tobytes() + step.gradients.tobytes())
         rows += [
-            bytes(str(table.sequence), "ascii") + table.rows.tobytes() for table in segment.tables
+            bytes(str(table.sequence), "ascii") + table.gradients.tobytes()
+            for table in segment.tables
         ]
     return rows
 
@@ -75,7 +75,7 @@ def test_numpy_and_a_zip_tool_are_enough_to_read_it(tmp_path):
         assert arrays["rank0/0/values"].dtype == np.dtype("<f8")
     with zipfile.ZipFile(path) as archive:
         manifest = json.loads(archive.read("manifest.json"))
-    assert (manifest["format"], manifest["version"]) == ("mp_agent flight record", 1)
+    assert (manifest["format"], manifest["version"]) == ("mp_agent flight record", 2)
     segment = manifest["ranks"][0]["segments"][0]
     assert manifest["schemas"][segment["schema"]]["step_columns"][0] == "loss"
 
@@ -92,7 +92,7 @@ def test_tables_that_replicas_have_in_common_are_written_once(tmp_path):
 def test_a_name_that_is_no_utf8_does_not_prevent_the_record(tmp_path):
     schema = make_schema(layers=("bad\udcff",))
     rows = np.stack([gradient_row(elements=1.0)])
-    segment = Segment(schema=schema, tables=(LayerTable(sequence=1, rows=rows),))
+    segment = Segment(schema=schema, tables=(layer_table(1, rows),))
     record = make_node_record(make_log(segments=(segment,)))
     read = read_archive(written(record, tmp_path))
     assert read.ranks[0].segments[0].schema.layers[0].name == "bad?"
@@ -136,7 +136,7 @@ def test_flipped_bytes_are_refused_or_change_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"version": 7}, "format version 7; this release reads 1"),
+        ({"version": 1}, "format version 1; this release reads 2"),
         ({"format": "something"}, "not a flight record"),
         ({"ranks": 3}, "its manifest cannot be read"),
         ({"schemas": []}, "damaged: no schema 0"),

@@ -7,23 +7,28 @@ from pydantic import TypeAdapter
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.merge.run_layers import MergedLayers
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENTS
 from tests.agent.node.builders import gradient_row, make_run_view, merged_step
 
 
 @pytest.fixture
 def account() -> Accumulator:
     return Accumulator(
-        resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+        resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
     )
 
 
 def total(account: Accumulator, name: str, *labels: str) -> float:
     return account.counters.total(BY_PROMETHEUS_NAME[name], labels)
+
+
+def norm_extremes(account: Accumulator, time_unix_seconds: float) -> tuple[float, float]:
+    view = account.view(time_unix_seconds)
+    return view["norm_window_max"], view["norm_window_min"]
 
 
 def fold_scales(account: Accumulator, *scales: float) -> None:
@@ -34,7 +39,7 @@ def fold_scales(account: Accumulator, *scales: float) -> None:
 def layers(**columns_by_layer: dict[str, float]) -> MergedLayers:
     return MergedLayers(
         names=tuple(columns_by_layer),
-        columns=GRADIENT_COLUMN_NAMES,
+        family=GRADIENTS,
         values=np.stack([gradient_row(**columns) for columns in columns_by_layer.values()]),
         sound=np.ones(len(columns_by_layer), dtype=bool),
         complete=True,
@@ -47,7 +52,7 @@ def test_a_one_step_excursion_is_counted_against_every_bound(account):
 
     assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "high") == 2
     assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "extreme") == 1
-    assert account.norms.extremes(1005.0) == (5000.0, 1.0)
+    assert norm_extremes(account, 1005.0) == (5000.0, 1.0)
 
 
 def test_steps_whose_records_were_lost_were_made_all_the_same(account):
@@ -66,9 +71,9 @@ def test_the_norm_of_a_skipped_step_enters_nothing(account):
     account.fold_step(merged_step(1, norm=2.0))
     account.fold_step(merged_step(2, norm=5000.0, skipped=1.0, inf_elements=4.0))
 
-    assert account.progress.judged is not None
-    assert account.progress.judged.sequence == 1
-    assert account.norms.extremes(1002.0) == (2.0, 2.0)
+    assert account.progress.latest.judged is not None
+    assert account.progress.latest.judged.sequence == 1
+    assert norm_extremes(account, 1002.0) == (2.0, 2.0)
     assert total(account, "mp_agent_grad_norm_exceeded_steps_total", "extreme") == 0
     assert total(account, "mp_agent_skipped_steps_total") == 1
     assert total(account, "mp_agent_nonfinite_updates_total") == 0
@@ -77,11 +82,11 @@ def test_the_norm_of_a_skipped_step_enters_nothing(account):
 
 def test_the_scales_falls_in_a_row_start_over_with_a_rise(account):
     fold_scales(account, 64.0, 32.0, 32.0, 16.0)
-    assert account.progress.loss_scale_consecutive_decreases == 2
+    assert account.progress.loss_scale.consecutive_decreases == 2
 
     fold_scales(account, 32.0, 16.0)
-    assert account.progress.loss_scale_consecutive_decreases == 1
-    assert account.progress.loss_scale_initial == 64.0
+    assert account.progress.loss_scale.consecutive_decreases == 1
+    assert account.progress.loss_scale.initial == 64.0
     assert total(account, "mp_agent_loss_scale_decreases_total") == 3
     assert total(account, "mp_agent_loss_scale_increases_total") == 1
 
@@ -90,8 +95,8 @@ def test_gauges_keep_the_last_value_that_was_observed(account):
     account.fold_step(merged_step(1, loss=3.0, learning_rate=0.1))
     account.fold_step(merged_step(2, loss_nonfinite=1.0))
 
-    assert account.progress.loss == 3.0
-    assert account.progress.learning_rate == 0.1
+    assert account.progress.latest.loss == 3.0
+    assert account.progress.latest.learning_rate == 0.1
     assert total(account, "mp_agent_loss_nonfinite_steps_total") == 1
 
 
@@ -108,8 +113,9 @@ def test_a_layer_counts_its_elements_and_keeps_its_last_good_norm(account):
     bad = layers(w={"sum_squares": 9.0, "nan_elements": 3.0})
     account.fold_layers(2, bad, step_judged=False)
 
-    assert account.layers["w"].judged
-    assert account.layers["w"].values["sum_squares"] == 4.0
+    shown = account.layers[GRADIENTS.name]["w"]
+    assert shown.judged
+    assert shown.values["sum_squares"] == 4.0
     assert total(account, "mp_agent_layer_grad_nonfinite_elements_total", "w") == 3
 
 
@@ -120,10 +126,10 @@ def test_a_new_attempt_starts_its_gauges_but_keeps_its_counters(account):
     account.begin_attempt()
 
     assert account.progress.last is None
-    assert account.progress.loss is None
-    assert account.progress.loss_scale_consecutive_decreases == 0
-    assert account.progress.loss_scale_initial == 512.0
-    assert account.norms.extremes(1002.0) is None
+    assert account.progress.latest.loss is None
+    assert account.progress.loss_scale.consecutive_decreases == 0
+    assert account.progress.loss_scale.initial == 512.0
+    assert norm_extremes(account, 1002.0) == (None, None)
     assert account.layers == {}
     assert total(account, "mp_agent_steps_total") == 2
 
@@ -133,13 +139,7 @@ def test_a_new_attempt_starts_its_gauges_but_keeps_its_counters(account):
 
 def read(account: Accumulator, name: str) -> object:
     """Return what a run-scope gauge says."""
-    progress = account.progress
-    view = make_run_view(
-        last=progress.last,
-        judged=progress.judged,
-        loss_scale_calibrated=progress.loss_scale_calibrated,
-        health=account.health(),
-    )
+    view = make_run_view(**account.view(1_000.0))
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
     return metric.read(view)
@@ -266,8 +266,8 @@ def test_what_is_usual_for_a_layer_outlives_an_attempt_in_the_ledger_too(account
     account.fold_layers(1, layers(w={"abs_max": 0.1, "elements": 1000.0}), step_judged=True)
     account.begin_attempt()
 
-    assert account.progress.layers.names == ["w"]
-    assert account.progress.layers.early_zero_shares == [[0.0]]
+    assert account.progress.layers.memory.names == ["w"]
+    assert account.progress.layers.memory.early_zero_shares == [[0.0]]
 
 
 def test_a_successor_goes_on_where_the_account_stood(account):
@@ -282,7 +282,7 @@ def test_a_successor_goes_on_where_the_account_stood(account):
         resolve({}),
         progress=progress,
         counters=CounterStore(*account.counters.dump()),
-        norms=ValueWindow(120.0),
+        window_seconds=120.0,
     )
     assert successor.health() == account.health()
     for each in (account, successor):

@@ -5,6 +5,7 @@ from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.gradient_norms import ACCEPT_STEPS, MAIN, NormTracker
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import OptimizerStep
 from tests.agent.node.builders import NO_GRADIENTS, merged_step
 
@@ -82,7 +83,11 @@ def test_another_optimizers_explosion_is_seen_by_its_own_past():
 
     def step(critic: float) -> None:
         values = {**NO_GRADIENTS, "sum_squares": critic**2, "elements": 10.0}
-        other = OptimizerStep(sequence=1, values=values, complete=True)
+        other = OptimizerStep(
+            sequence=1,
+            families={GRADIENTS.name: values},
+            complete=frozenset({GRADIENTS.name}),
+        )
         merged = merged_step(1, norm=1.0, nan_elements=0.0)
         merged = type(merged)(**{**_fields(merged), "optimizers": {"2": other}})
         watch.fold(merged, THRESHOLDS, loss_risen=False)

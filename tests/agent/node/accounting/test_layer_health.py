@@ -147,7 +147,7 @@ def test_what_is_usual_outlives_the_ledger_and_an_attempt_samples_in_a_row_do_no
     assert again.troubled(THRESHOLDS) == TroubledLayers(
         dead=1, dead_names=("w",), underflowing_share=1.0, underflowing_names=("w",)
     )
-    again.begin_attempt()
+    again = again.next_attempt()
     again.fold([view(1e-12, zeros=0.75)], THRESHOLDS)
     assert again.troubled(THRESHOLDS).dead == 0
     assert again.troubled(THRESHOLDS).underflowing_share == 1.0

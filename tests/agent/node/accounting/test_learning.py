@@ -6,9 +6,9 @@ import pytest
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from tests.agent.node.builders import merged_step
 
 LOW, FULL = 1e-6, 1e-4
@@ -17,7 +17,7 @@ LOW, FULL = 1e-6, 1e-4
 @pytest.fixture
 def account() -> Accumulator:
     return Accumulator(
-        resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+        resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.loss_reference import ACCEPT_STEPS, LossReference
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from tests.agent.node.builders import merged_step
 
 
@@ -21,7 +21,7 @@ class Run:
         self.random = Random(1)
         self.noise = noise
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+            resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
         )
 
     def train(self, steps: int, first: float, last: float, **columns: float) -> "Run":

@@ -105,7 +105,7 @@ def test_ranks_that_take_no_time_at_all_have_no_ratio():
 
 def test_what_was_found_outlives_a_restart():
     straggler = Straggler(rank=3, slowdown=1.6, delay_seconds=0.2)
-    again = StragglerTracker(straggler)
+    again = StragglerTracker(worst=straggler)
     again.fold({0: 1.0, 1: 1.0})
 
     assert again.worst == straggler

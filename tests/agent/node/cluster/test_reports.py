@@ -1,9 +1,12 @@
 """Rows wait for the root, within bounds, and are sent again when they are asked for."""
 
+from dataclasses import replace
+
 import pytest
 
 from mp_agent.node.cluster import reports as reporter_module
 from mp_agent.node.cluster.reports import RowQueue, is_troubled
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.rows import NodeRow, NodeStep, Receipt
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.fleet import SimNode
@@ -129,12 +132,23 @@ def test_a_receipt_settles_and_rewinds():
     assert node.reporter.steps.oldest == 1
 
 
-COLUMNS = ("sum_squares", "nan_elements", "inf_elements")
+FAMILY = replace(
+    GRADIENTS,
+    columns=tuple(
+        column
+        for column in GRADIENTS.columns
+        if column.name in ("sum_squares", "nan_elements", "inf_elements")
+    ),
+    required=("sum_squares",),
+    size="sum_squares",
+)
+"""Of three columns."""
 
 
 def step(*columns: tuple[float, ...], loss: tuple[int, ...] = ()) -> NodeStep:
     rows = tuple(
-        NodeRow(share=0, shards=(0,), replicas=(0,), ranks=(2,), columns=row) for row in columns
+        NodeRow(family=0, share=0, shards=(0,), replicas=(0,), ranks=(2,), columns=row)
+        for row in columns
     )
     return NodeStep(
         sequence=1,
@@ -161,8 +175,9 @@ def step(*columns: tuple[float, ...], loss: tuple[int, ...] = ()) -> NodeStep:
     ],
 )
 def test_what_is_not_finite_is_trouble(seen, troubled):
-    assert is_troubled(seen, COLUMNS) is troubled
+    assert is_troubled(seen, (FAMILY,)) is troubled
 
 
 def test_a_node_that_does_not_count_them_has_no_trouble():
-    assert not is_troubled(step((1.0,)), ("sum_squares",))
+    uncounted = replace(FAMILY, columns=FAMILY.columns[:1], nonfinite=())
+    assert not is_troubled(step((1.0,)), (uncounted,))

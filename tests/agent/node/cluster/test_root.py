@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from mp_agent.errors import ReportError
 from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.cluster.root import AHEAD_AT_MOST, FIRST_REPORT_SECONDS, MergedTable
-from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
-from tests.agent.node.builders import gradient_row, make_record, rank_step
+from tests.agent.node.builders import gradient_row, make_record, rank_layers, rank_step
 from tests.agent.node.fleet import SimNode, make_root, push, steps_of
 from tests.agent.node.placements import placements, spread
 
@@ -425,7 +425,7 @@ def test_layers_come_after_their_step_and_from_all_nodes():
         node.write_layers(
             1,
             [
-                RankLayers(r, fsdp(r, 1).schema, gradient_row(sum_squares=1.0)[None])
+                rank_layers(r, fsdp(r, 1).schema, gradient_row(sum_squares=1.0)[None])
                 for r in node.ranks
             ],
         )
@@ -438,8 +438,9 @@ def test_layers_come_after_their_step_and_from_all_nodes():
     step, table = root.close_ready(0.0)
     assert isinstance(step, MergedStep)
     assert isinstance(table, MergedTable)
-    assert table.layers.complete
-    assert table.layers.values[0, 0] == 4.0
+    layers = table.families[GRADIENTS.name]
+    assert layers.complete
+    assert layers.values[0, 0] == 4.0
 
 
 def test_the_rank_furthest_behind_is_of_any_node_that_is_heard_of():

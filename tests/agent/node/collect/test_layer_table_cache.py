@@ -2,13 +2,13 @@ import numpy as np
 
 from mp_agent.node.collect.layer_table_cache import LayerTableCache
 from mp_agent.records.steps import LayerTable
-from tests.agent.node.builders import gradient_row, make_schema
+from tests.agent.node.builders import gradient_row, layer_table, make_schema
 
 TABLE_BYTES = gradient_row().nbytes
 
 
 def table(sequence: int) -> LayerTable:
-    return LayerTable(sequence=sequence, rows=np.stack([gradient_row()]))
+    return layer_table(sequence, np.stack([gradient_row()]))
 
 
 def test_tables_are_kept_by_step_until_they_are_too_many():

@@ -3,13 +3,13 @@
 from mp_agent.node.merge.layer_names import LayerNames
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.records.schema import Share
-from tests.agent.node.builders import gradient_row, make_schema
+from tests.agent.node.builders import gradient_row, make_schema, rank_layers
 from tests.agent.node.nodes import merge_node_layers
 
 
 def table(rank: int, share: Share, *names: str) -> RankLayers:
     rows = gradient_row(sum_squares=rank + 1.0, elements=1.0)[None].repeat(len(names), axis=0)
-    return RankLayers(rank, make_schema(share, layers=names), rows)
+    return rank_layers(rank, make_schema(share, layers=names), rows)
 
 
 def stage(rank: int, ranks_per_stage: int = 2) -> Share:
@@ -58,7 +58,7 @@ def test_models_of_two_optimizers_are_told_apart():
         Share(group="g", home="0"), Share(group="d", home="0", optimizer="1"), layers=("w", "w")
     )
     rows = gradient_row(sum_squares=1.0)[None].repeat(2, axis=0)
-    merged = merge_node_layers([[RankLayers(0, schema, rows)]])
+    merged = merge_node_layers([[rank_layers(0, schema, rows)]])
 
     assert merged.names == ("w", "w@optimizer1")
     assert merged.optimizers == ("", "1")

@@ -20,7 +20,7 @@ def with_weights(schema: Schema) -> Schema:
         return schema
     return Schema(
         step_columns=(*schema.step_columns, "weight_digest"),
-        gradient_columns=schema.gradient_columns,
+        families=schema.families,
         shares=schema.shares,
         layers=schema.layers,
     )
@@ -38,7 +38,7 @@ def rank_step(rank: int, share: Share, digest: float = float("nan"), **row: floa
         step=1,
         time_unix_ns=plain.time_unix_ns,
         values=np.array([values[name] for name in schema.step_columns]),
-        gradients=plain.gradients,
+        families=plain.families,
     )
     return RankStep(rank, schema, record)
 

@@ -4,7 +4,7 @@ import pytest
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
 from mp_agent.records.schema import Share
-from tests.agent.node.builders import gradient_row, make_schema
+from tests.agent.node.builders import gradient_row, make_schema, rank_layers
 from tests.agent.node.nodes import merge_node_layers
 
 
@@ -14,7 +14,7 @@ def merge(tables: list[RankLayers], world_size: int | None = None):
 
 def fsdp_tables(rows_by_rank: list[list[np.ndarray]], names: tuple[str, ...]) -> list[RankLayers]:
     return [
-        RankLayers(
+        rank_layers(
             rank,
             make_schema(
                 Share(group="fsdp", shard_index=rank, shard_count=len(rows_by_rank)), layers=names
@@ -43,7 +43,7 @@ def test_shards_of_each_layer_add_up_by_the_columns_algebra():
 
 def test_replicated_layers_count_once():
     tables = [
-        RankLayers(
+        rank_layers(
             rank,
             make_schema(Share(group="ddp", replica_index=rank, replica_count=2), layers=("w", "b")),
             np.stack([gradient_row(sum_squares=4.0), gradient_row(sum_squares=1.0)]),
@@ -73,7 +73,7 @@ def test_norms_of_a_table_with_a_missing_shard_do_not_count():
 
 def test_layers_of_equal_name_in_different_stages_become_their_union():
     tables = [
-        RankLayers(
+        rank_layers(
             rank,
             make_schema(Share(group=f"stage{rank}"), layers=("0.weight", f"own{rank}")),
             np.stack([gradient_row(sum_squares=rank + 1.0), gradient_row()]),
@@ -105,7 +105,7 @@ def test_a_sum_beyond_float64_is_shown_as_uncounted_and_finite():
 
 
 def test_a_layer_that_was_not_observed_does_not_count():
-    table = RankLayers(
+    table = rank_layers(
         0, make_schema(layers=("w",)), np.full((1, len(GRADIENT_COLUMN_NAMES)), np.nan)
     )
     (view,) = merge([table]).views(step_judged=True)
@@ -121,7 +121,7 @@ def test_names_that_cannot_be_written_as_utf8_are_made_so():
 
 
 def test_no_layers_at_all_merge_to_none():
-    table = RankLayers(0, make_schema(layers=()), np.empty((0, len(GRADIENT_COLUMN_NAMES))))
+    table = rank_layers(0, make_schema(layers=()), np.empty((0, len(GRADIENT_COLUMN_NAMES))))
     merged = merge([table])
 
     assert merged.views(step_judged=True) == ()

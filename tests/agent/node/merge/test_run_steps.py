@@ -55,7 +55,7 @@ def test_any_layout_of_shards_and_replicas_merges_to_the_whole_tensor(
     merged = merge(steps)
 
     expected = dict(zip(steps[0].schema.gradient_columns, reference_row(whole), strict=True))
-    found = {name: merged.values.get(name, NAN) for name in expected}
+    found = {name: merged.gradients.get(name, NAN) for name in expected}
     assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
     assert merged.gradients_complete
     assert merged.coverage == 1.0
@@ -145,7 +145,7 @@ def test_no_merged_value_is_nan_or_infinite():
     rows = [gradient_row(sum_squares=1e308), gradient_row(sum_squares=1e308)]
     merged = merge([rank_step(0, make_record(values=values, gradients=rows), *two_groups())])
 
-    assert all(map(math.isfinite, merged.values.values()))
+    assert all(map(math.isfinite, (*merged.columns.values(), *merged.gradients.values())))
     assert merged.grad_norm is None
 
 
@@ -248,10 +248,10 @@ def test_a_step_that_any_rank_left_out_has_no_gradients_of_the_others():
     one = make_record(values={"gradients_measured": 1.0, "loss": 2.0}, gradients=[row])
     other = make_record(values={"gradients_measured": 0.0, "loss": 4.0}, gradients=[UNMEASURED])
     merged = merge([rank_step(0, one, share[0]), rank_step(1, other, share[1])])
-    assert merged.values["gradients_measured"] == 0.0
-    assert merged.values["loss"] == 3.0
-    assert not set(GRADIENT_COLUMN_NAMES) & set(merged.values)
+    assert merged.columns["gradients_measured"] == 0.0
+    assert merged.columns["loss"] == 3.0
+    assert merged.gradients == {}
     assert not merged.gradients_judged
     assert merged.coverage == 1.0
     both = merge([rank_step(0, one, share[0]), rank_step(1, one, share[1])])
-    assert both.values["sum_squares"] == 2.0
+    assert both.gradients["sum_squares"] == 2.0

@@ -3,8 +3,10 @@ import os
 
 import pytest
 
-from mp_agent.node.accounting.accumulator import Progress
 from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.node.accounting.latest import LatestStep
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.node.run import ledger as ledger_module
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
 from mp_agent.records.views import FirstNonfinite
@@ -16,11 +18,10 @@ FULL = Ledger(
     closed_sequence=41,
     closed_layers_sequence=40,
     progress=Progress(
-        last=merged_step(41, loss=0.1),
-        judged=merged_step(40, norm=1e-200),
+        latest=LatestStep(last=merged_step(41, loss=0.1), judged=merged_step(40, norm=1e-200)),
+        windows=NormWindows(norms=[(14, 3.0, 0.1)]),
         incident=IncidentTracker(first=FirstNonfinite(step=3, rank="1", layer='"\n', phase="x")),
     ),
-    norms=[(14, 3.0, 0.1)],
     totals=[("mp_agent.steps", (), 41.0), ("mp_agent.layer", ("ünï\\",), 1e300)],
     histograms=[("mp_agent.step.duration", (), [1.0, 0.0, 0.1])],
     assumed={"plain": True},
@@ -48,6 +49,14 @@ def test_a_damaged_ledger_is_refused_with_a_message(tmp_path, caplog, content):
 
     assert read_ledger(tmp_path / "ledger.json") == Ledger()
     assert "counters start at 0" in caplog.text
+
+
+def test_a_ledger_of_an_earlier_release_is_refused_by_its_format(tmp_path, caplog):
+    """There the loss scale was a number, not a tracker."""
+    (tmp_path / "ledger.json").write_text('{"format": 2, "progress": {"loss_scale": 65536.0}}')
+
+    assert read_ledger(tmp_path / "ledger.json") == Ledger()
+    assert "has format 2, counters start at 0" in caplog.text
 
 
 def test_a_full_directory_leaves_the_ledger_that_was(tmp_path, monkeypatch):

@@ -11,16 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.errors import CatalogError
-from mp_agent.node.merge import layer_replicas, node_layers, run_layers
+from mp_agent.node.merge import node_layers
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.series.rollup import union
 from mp_agent.probe.statistics import table as kernel_table
 from mp_agent.records import columns
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import COLUMNS, GRADIENT_COLUMN_NAMES, Column, ColumnFamily
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Column
+from mp_agent.records.columns import STEP_COLUMNS_BY_NAME as STEP_COLUMNS
 from mp_agent.records.schema import Share
 from mp_agent.records.views import LayerView
-from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_step
+from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
 from tests.agent.node.nodes import merge_node_layers, merge_nodes
 
 COLUMN = "inf_elements"
@@ -50,16 +51,16 @@ def declare(monkeypatch):
 
     def change(algebra: Algebra) -> None:
         if algebra is not Algebra.MEAN:
-            column = replace(COLUMNS[COLUMN], algebra=algebra)
             declared = tuple(
-                column if own.name == COLUMN else own for own in columns.GRADIENT_COLUMNS
+                replace(own, algebra=algebra) if own.name == COLUMN else own
+                for own in GRADIENTS.columns
             )
-            monkeypatch.setitem(COLUMNS, COLUMN, column)
-            for module in (columns, layer_replicas, run_layers, kernel_table):
-                monkeypatch.setattr(module, "GRADIENT_COLUMNS", declared)
+            # The only family: ring, merge and roll-ups have no other place to look it up.
+            monkeypatch.setitem(GRADIENTS.__dict__, "columns", declared)
+            monkeypatch.setattr(kernel_table, "GRADIENT_COLUMNS", declared)
             monkeypatch.setattr(kernel_table, "_STRETCHES", kernel_table._stretches())
-        step_column = replace(COLUMNS[STEP_COLUMN], algebra=algebra)
-        monkeypatch.setitem(COLUMNS, STEP_COLUMN, step_column)
+        step_column = replace(STEP_COLUMNS[STEP_COLUMN], algebra=algebra)
+        monkeypatch.setitem(STEP_COLUMNS, STEP_COLUMN, step_column)
 
     return change
 
@@ -110,7 +111,7 @@ def _layer(tables: Sequence[RankLayers], spread: Callable[[list], list[list]]) -
 
 def _layer_shards(values: Sequence[float]) -> list[RankLayers]:
     return [
-        RankLayers(rank, make_schema(shard(rank, len(values))), row(value)[None])
+        rank_layers(rank, make_schema(shard(rank, len(values))), row(value)[None])
         for rank, value in enumerate(values)
     ]
 
@@ -125,7 +126,7 @@ def layer_shards_on_several_nodes(values: Sequence[float]) -> float:
 
 def layers_of_one_name(values: Sequence[float]) -> float:
     tables = [
-        RankLayers(rank, make_schema(Share(group=f"stage {rank}")), row(value)[None])
+        rank_layers(rank, make_schema(Share(group=f"stage {rank}")), row(value)[None])
         for rank, value in enumerate(values)
     ]
     return _layer(tables, lambda tables: [tables])
@@ -145,7 +146,7 @@ def layers_rolled_up(values: Sequence[float]) -> float:
 
 def tables_of_ranks(values: Sequence[float]) -> float:
     tables = [row(value)[:, None] for value in values]
-    folded = node_layers.fold(tables, GRADIENT_COLUMN_NAMES)
+    folded = node_layers.fold(tables, GRADIENTS.columns)
     return folded[GRADIENT_COLUMN_NAMES.index(COLUMN), 0]
 
 
@@ -230,7 +231,9 @@ def test_a_step_column_at_every_stage(declare, algebra, stage):
 @pytest.mark.parametrize("algebra", [Algebra.MEAN, Algebra.OWN])
 def test_an_algebra_that_cannot_be_folded_is_refused_for_gradients(algebra):
     with pytest.raises(CatalogError, match=f"grad_mean: algebra {algebra.value} does not exist"):
-        Column("grad_mean", algebra, "a mean of elements", ColumnFamily.GRADIENT)
+        replace(
+            GRADIENTS, columns=(*GRADIENTS.columns, Column("grad_mean", algebra, "of elements"))
+        )
 
 
 @pytest.mark.parametrize("algebra", [Algebra.SUM, Algebra.MAX, Algebra.MIN])
@@ -240,12 +243,13 @@ def test_the_identity_changes_nothing(algebra):
 
 
 def test_an_absent_value_does_not_make_a_layer_uncounted():
-    table = RankLayers(0, make_schema(), row(nan)[None])
+    table = rank_layers(0, make_schema(), row(nan)[None])
     (view,) = merge_node_layers([[table]]).views(step_judged=True)
 
     assert view.judged
     assert COLUMN not in view.values
 
 
-def test_no_two_columns_have_the_same_name():
-    assert len(COLUMNS) == len(columns.STEP_COLUMNS) + len(columns.GRADIENT_COLUMNS)
+def test_no_column_of_a_step_is_called_as_one_of_the_gradients():
+    assert len(STEP_COLUMNS) == len(columns.STEP_COLUMNS)
+    assert not STEP_COLUMNS.keys() & set(GRADIENT_COLUMN_NAMES)

@@ -42,12 +42,14 @@ def test_any_layout_on_any_nodes_is_the_whole_model(data, placement):
     assert merged.get("loss") == pytest.approx(loss, rel=1e-12)
     assert merged.gradients_complete
     assert merged.coverage == 1.0
-    assert merged.values == pytest.approx(on_one_node.values, rel=1e-12)
+    assert merged.columns == pytest.approx(on_one_node.columns, rel=1e-12)
+    assert merged.gradients == pytest.approx(on_one_node.gradients, rel=1e-12)
     assert merged.replicas == on_one_node.replicas
     for name, other in merged.optimizers.items():
         assert other.complete
-        assert other.values == pytest.approx(on_one_node.optimizers[name].values, rel=1e-12)
-        assert other.values == pytest.approx(placement.truth(name), rel=1e-12)
+        alone = on_one_node.optimizers[name]
+        assert other.gradients == pytest.approx(alone.gradients, rel=1e-12)
+        assert other.gradients == pytest.approx(placement.truth(name), rel=1e-12)
 
 
 @settings(max_examples=80, deadline=None)
@@ -58,12 +60,13 @@ def test_what_is_missing_is_missed_alike_on_any_nodes(data, placement):
     merged = merge(placement, spread(data.draw, present))
     on_one_node = merge(placement, [present])
 
-    assert merged.values == pytest.approx(on_one_node.values, rel=1e-12)
+    assert merged.columns == pytest.approx(on_one_node.columns, rel=1e-12)
+    assert merged.gradients == pytest.approx(on_one_node.gradients, rel=1e-12)
     assert merged.optimizers.keys() == on_one_node.optimizers.keys()
     for name, other in merged.optimizers.items():
         alone = on_one_node.optimizers[name]
-        assert other.values == pytest.approx(alone.values, rel=1e-12)
-        assert other == replace(alone, values=other.values)
+        assert other.gradients == pytest.approx(alone.gradients, rel=1e-12)
+        assert other == replace(alone, families=other.families)
     assert merged.gradients_complete == on_one_node.gradients_complete
     assert merged.present_ranks == set(present)
     if merged.gradients_complete and not any(
@@ -98,7 +101,7 @@ def test_layers_are_the_whole_tensors_on_any_nodes(data, placement):
         label = f"{name}@{home}" if homes[name] > 1 else name
         expected = reference_row(np.concatenate(parts))
         found = merged.values[merged.names.index(label)]
-        assert dict(zip(merged.columns, found.tolist(), strict=True)) == pytest.approx(
+        assert dict(zip(merged.family.names, found.tolist(), strict=True)) == pytest.approx(
             dict(
                 zip(
                     GRADIENT_COLUMN_NAMES,

@@ -15,7 +15,7 @@ def test_it_is_neither_shown_nor_at_its_floor(
     monkeypatch.setattr(tracker, "PROCESSOR_SHARE", 1.0)
     training = Training(tmp_path)
     training.train(900, every=3.0, loss_scale=scale, learning_rate=1e-4)
-    assert training.account.progress.loss_scale is None
+    assert training.account.progress.loss_scale.scale is None
     assert [name for _, name, _ in training.heard() if "LossScale" in name] == []
 
 

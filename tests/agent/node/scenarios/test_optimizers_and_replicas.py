@@ -7,9 +7,9 @@ import pytest
 from mp_agent.catalog.snapshot import HistogramValue
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
-from mp_agent.node.accounting.accumulator import Accumulator, Progress
+from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
@@ -42,7 +42,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterStore(), norms=ValueWindow(120.0)
+            resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
         )
 
     def fold(self, *steps: MergedStep) -> dict[str, float]:
@@ -52,14 +52,7 @@ class Shown:
 
     def series(self) -> dict[str, float]:
         """Return what is exposed as text, by `name{labels}` without the run."""
-        progress = self.account.progress
-        view = make_run_view(
-            last=progress.last,
-            judged=progress.judged,
-            optimizers=progress.optimizers,
-            replicas=progress.replicas,
-            optimizer_extremes=self.account.optimizer_norms.extremes(0.0),
-        )
+        view = make_run_view(**self.account.view(0.0))
         export = make_export(run="gan", view=view, counters=self.account.counters)
         snapshot = SnapshotBuilder(resolve({}), 20_000).build([export], 0.0)
         assert not any(

@@ -9,7 +9,6 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.series import snapshot_builder
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.records.views import ExportAccount, LayerView, RankView
 from tests.agent.node.builders import (
@@ -120,7 +119,7 @@ def test_of_a_faded_rank_only_its_being_gone_is_left(builder):
     assert set(series(snapshot, "mp_agent_rank_step")) == {("llama", "0")}
 
 
-def test_a_read_function_that_raises_loses_only_its_family(builder, monkeypatch, caplog):
+def test_a_read_function_that_raises_loses_only_its_family(caplog):
     broken = Metric(
         name="mp_agent.broken",
         unit="{x}",
@@ -129,21 +128,21 @@ def test_a_read_function_that_raises_loses_only_its_family(builder, monkeypatch,
         help="x",
         read=lambda run: run.no_such_thing,
     )
-    monkeypatch.setattr(snapshot_builder, "METRICS", (*METRICS, broken))
+    builder = SnapshotBuilder(resolve({}), 20_000, metrics=(*METRICS, broken))
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             snapshot = builder.build([export()], 0.0)
 
     assert series(snapshot, "mp_agent_broken") == {}
     assert series(snapshot, "mp_agent_grad_norm") == {("llama",): 2.0}
-    assert builder.take_dropped("llama") == 3
+    assert builder.pop_dropped("llama") == 3
     assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_a_reading_that_is_not_finite_is_left_out(builder, monkeypatch, value):
+def test_a_reading_that_is_not_finite_is_left_out(value):
     odd = replace(BY_PROMETHEUS_NAME["mp_agent_loss"], name="mp_agent.odd", read=lambda run: value)
-    monkeypatch.setattr(snapshot_builder, "METRICS", (*METRICS, odd))
+    builder = SnapshotBuilder(resolve({}), 20_000, metrics=(*METRICS, odd))
 
     assert series(builder.build([export()], 0.0), "mp_agent_odd") == {}
 
@@ -172,8 +171,8 @@ class TestMaxSeries:
 
         assert kept == ["block.l3", "block.l4", "block.*"]
         gave_way = len(layers)
-        assert builder.take_dropped("llama") == 2 * 4 + gave_way
-        assert builder.take_dropped("llama") == 0
+        assert builder.pop_dropped("llama") == 2 * 4 + gave_way
+        assert builder.pop_dropped("llama") == 0
 
     def test_metrics_that_give_way_do_so_before_any_layer(self):
         layers = [layer(f"block.l{norm}", norm) for norm in (3, 1, 4, 2)]
@@ -187,7 +186,7 @@ class TestMaxSeries:
 
             assert len(series(snapshot, "mp_agent_layer_grad_norm")) == 4
             assert len(series(snapshot, "mp_agent_layer_grad_abs_min")) == shown
-            assert builder.take_dropped("llama") == (0 if shown else 4)
+            assert builder.pop_dropped("llama") == (0 if shown else 4)
 
     def test_two_runs_share_the_room_by_their_layers(self):
         layers = [layer(f"block.l{norm}", norm) for norm in range(8)]

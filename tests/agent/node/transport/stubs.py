@@ -37,7 +37,7 @@ def make_report(sequence: int = 1, **changes: Any) -> NodeReport:
         "probe_errors": 0,
         "records_dropped": 0,
         "step_columns": (),
-        "gradient_columns": (),
+        "families": (),
         "shares": (),
         "holdings": (),
         "layouts": (),

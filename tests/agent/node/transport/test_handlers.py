@@ -1,4 +1,4 @@
-"""The door of a root agent, over real HTTP."""
+"""Reports at a root agent's HTTP server."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ def visit(
     *,
     settings: Settings | None = None,
 ) -> tuple[Reply, RootLink]:
-    """Open a root's door and let a client act on it."""
+    """Serve a root's port and let a client act on it."""
 
     async def meet() -> tuple[Reply, RootLink]:
         client = PushClient()

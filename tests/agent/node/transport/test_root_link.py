@@ -202,10 +202,10 @@ def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
 
     async def act(client: PushClient) -> None:
         link = RootLink(node, SETTINGS, client, {})
-        async with serving(ReportHandlers(named(link)).routes()) as nodes_door:
+        async with serving(ReportHandlers(named(link)).routes()) as nodes_server:
             async with port_opener(root, client) as there:
                 node.note(url=there.own_url())
-                root.nodes = (known(0, there.own_url()), known(1, nodes_door.url))
+                root.nodes = (known(0, there.own_url()), known(1, nodes_server.url))
                 there.tick(time.monotonic(), there._endpoint)
             root.nodes = ()
             successor = RootLink(root, SETTINGS, client, {})
@@ -215,7 +215,7 @@ def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
                 node.waiting = [make_report(1)]
                 await until(link, lambda: node.receipts, "the receipt of the successor")
             after_it = RootLink(node, SETTINGS, client, {})
-            after_it.tick(time.monotonic(), nodes_door)
+            after_it.tick(time.monotonic(), nodes_server)
             assert after_it._root.url == moved.url, "an agent that is started again knows it too"
             successor.cancel()
 

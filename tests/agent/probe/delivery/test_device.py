@@ -113,7 +113,7 @@ def test_sends_kept_layers_once_trouble_has_arrived(delivery, writer, clock):
     delivery.collect()
     layers = read_ring(writer.path).layers
     assert [table.sequence for table in layers] == [4]
-    assert (layers[0].rows == 4.0).all()
+    assert (layers[0].gradients == 4.0).all()
 
 
 def test_lets_go_of_layers_older_than_the_history(delivery, writer, clock):
@@ -190,7 +190,7 @@ class TestOffloadedGradients:
         contents = read_ring(writer.path)
         assert contents.values(0)["loss"] == 6.0
         np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
-        np.testing.assert_array_equal(contents.layers[0].rows, seen.rows_LC.numpy())
+        np.testing.assert_array_equal(contents.layers[0].gradients, seen.rows_LC.numpy())
 
     def test_are_unscaled_once_the_scale_has_come(self, delivery, writer, clock, monkeypatch):
         original = DeviceTransfers.send
@@ -210,8 +210,8 @@ class TestOffloadedGradients:
         totals_GC, rows_LC = seen.totals_GC.numpy(), seen.rows_LC.numpy()
         np.testing.assert_array_equal(contents.records[0].gradients[0], totals_GC[0])
         np.testing.assert_array_equal(contents.records[0].gradients[1], totals_GC[1] * 0.5**powers)
-        np.testing.assert_array_equal(contents.layers[0].rows[:2], rows_LC[:2] * 0.5**powers)
-        np.testing.assert_array_equal(contents.layers[0].rows[2], rows_LC[2])
+        np.testing.assert_array_equal(contents.layers[0].gradients[:2], rows_LC[:2] * 0.5**powers)
+        np.testing.assert_array_equal(contents.layers[0].gradients[2], rows_LC[2])
 
     def test_are_not_looked_at_layer_by_layer_on_every_step(self, delivery):
         assert not delivery.wants_all_layers

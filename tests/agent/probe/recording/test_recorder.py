@@ -30,7 +30,7 @@ class TestLayers:
             model[2].bias.data.nan_to_num_()
         layers = watched.read().layers
         assert [table.sequence for table in layers] == [1, 5]
-        assert layers[1].rows[:, GRADIENT_POSITIONS["nan_elements"]].tolist() == [0, 0, 0, 1]
+        assert layers[1].gradients[:, GRADIENT_POSITIONS["nan_elements"]].tolist() == [0, 0, 0, 1]
 
     def test_are_looked_at_when_the_norm_is_high(self, watch):
         watched, model = watch(layer_interval=1000), make_model()

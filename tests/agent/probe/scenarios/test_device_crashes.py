@@ -93,7 +93,7 @@ def test_so_do_the_layers_of_the_last_steps(killed):
     left = killed(lambda device: device.run())
     assert set(left.tables) == set(range(STEPS - 7, STEPS + 1))
     for sequence, table in left.tables.items():
-        np.testing.assert_allclose(table.rows, expected_rows(sequence - 1), rtol=1e-6)
+        np.testing.assert_allclose(table.gradients, expected_rows(sequence - 1), rtol=1e-6)
 
 
 def test_what_the_device_has_not_brought_is_not_made_up(killed):

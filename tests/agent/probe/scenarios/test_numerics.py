@@ -71,7 +71,7 @@ class TestEveryWayOfTraining:
         assert len(merged) == variant.steps
         for step, rows_LC in zip(merged, reference["rows"], strict=True):
             assert step.gradients_complete
-            observed = [step.values.get(column, np.nan) for column in GRADIENT_COLUMN_NAMES]
+            observed = [step.gradients.get(column, np.nan) for column in GRADIENT_COLUMN_NAMES]
             np.testing.assert_allclose(observed, reference_union(rows_LC), rtol=RELATIVE_ERROR)
 
     def test_layers_equal_the_reference_under_their_plain_names(self, trained, name, variant):
@@ -112,12 +112,12 @@ class TestEveryWayOfTraining:
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
         for step in merge_rings(_rings(directory, world_size)):
             if not variant.clip_norm:
-                assert "clip_norm" not in step.values
+                assert step.get("clip_norm") is None
                 continue
-            assert step.values["clip_max_norm"] == variant.clip_norm
-            still_scaled = step.values.get("loss_scale", 1.0)
+            assert step.get("clip_max_norm") == variant.clip_norm
+            still_scaled = step.columns.get("loss_scale", 1.0)
             scale = 1.0 if variant.explicit_unscale else still_scaled
-            assert step.values["clip_norm"] == pytest.approx(step.grad_norm * scale, rel=1e-4)
+            assert step.get("clip_norm") == pytest.approx(step.grad_norm * scale, rel=1e-4)
             assert step.grad_norm > variant.clip_norm
 
     def test_facts_name_the_way_of_training(self, trained, name, variant):
@@ -160,7 +160,9 @@ class TestPoisonOnOneRankOfFour:
         merged = merge_rings(_rings(trained(name) / variant, 4))[POISONED_STEP - 1]
         assert merged.nonfinite_loss_ranks == (3,)
         assert merged.gradient_nonfinite_elements > 0
-        assert all(np.isfinite(value) for value in merged.values.values())
+        assert all(
+            np.isfinite(value) for value in (*merged.columns.values(), *merged.gradients.values())
+        )
         assert merged.skipped == (variant == "input_nan_fp16")
 
     @pytest.mark.parametrize("name", ["ddp4", "fsdp2x4"])

@@ -106,7 +106,7 @@ def test_layers_come_with_their_steps(ring):
         ring.layers(number)
     steps, tables = ring.recovered()
     assert (sequences(steps), sequences(tables)) == ([1, 2], [2])
-    np.testing.assert_array_equal(tables[0].rows.ravel(), np.arange(15) + 2)
+    np.testing.assert_array_equal(tables[0].gradients.ravel(), np.arange(15) + 2)
 
 
 def test_damaged_numbers_are_no_record(ring):

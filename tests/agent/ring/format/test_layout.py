@@ -60,14 +60,16 @@ def test_a_body_reads_as_documented(tmp_path: Path) -> None:
     assert zlib.crc32(encoded, zlib.crc32(data[offset : offset + 52])) == crc
     assert json.loads(encoded)["layer_names"] == [f"layer{index}" for index in range(5)]
     slots = offset + 56 + -(-length // 8) * 8
-    step_bytes, layer_bytes = 16 + 24 + 8 * (3 + 2 * 3) + 8, 16 + 8 + 8 * 5 * 3 + 8
+    step_bytes, layer_bytes = 16 + 32 + 8 * (3 + 2 * 5) + 8, 16 + 16 + 8 * 5 * 5 + 8
     open_slots, layer_slots = slots + 8 * step_bytes, slots + 10 * step_bytes
     expected = [4, 12, 20]
     for slot in (slots + step_bytes, open_slots + step_bytes):
         assert struct.unpack_from("=Q", data, slot) == (1,)
         assert list(struct.unpack_from("=3q", data, slot + 16)) == expected
-        assert struct.unpack_from("=3d", data, slot + 40) == (4.0, 4 + 1 / 64, 4 + 2 / 64)
-    assert struct.unpack_from("=qdd", data, layer_slots + layer_bytes + 16) == (4, 4.0, 4 + 1 / 64)
+        assert struct.unpack_from("=Q", data, slot + 40) == (1,), "the first family of two"
+        assert struct.unpack_from("=3d", data, slot + 48) == (4.0, 4 + 1 / 64, 4 + 2 / 64)
+    table = struct.unpack_from("=qQdd", data, layer_slots + layer_bytes + 16)
+    assert table == (4, 1, 4.0, 4 + 1 / 64)
     assert layer_slots + 4 * layer_bytes == len(data)
 
 

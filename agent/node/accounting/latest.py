@@ -1,0 +1,120 @@
+"""The values of a run that were observed last, and those of the last step that counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
+from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
+from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.views import DivergenceView, OptimizerView
+
+
+@dataclass(slots=True, kw_only=True)
+class LatestStep(Tracker):
+    """The last step, the last one whose norms count, and the last finite loss and learning rate.
+
+    What is not measured on every step keeps its last value: gauges do not vanish between samples.
+    """
+
+    every_step: ClassVar[bool] = True
+
+    last: MergedStep | None = None
+    judged: MergedStep | None = None
+    """With the last values of sampled columns that it did not measure."""
+    families: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same of each family, of the last step on which it counts."""
+    sampled_steps: dict[str, int] = field(default_factory=dict)
+    """The trainer's step of which those sampled values, or the layers, are; by family."""
+    loss: float | None = None
+    learning_rate: float | None = None
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.last = step
+        self.loss = _newer(step.get("loss"), self.loss)
+        self.learning_rate = _newer(step.get("learning_rate"), self.learning_rate)
+        for family in FAMILIES:
+            if step.counts(family):
+                self._add(family, step)
+
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
+        """Note on which step the layers were measured."""
+        self._note_sample(sample.layers.family, sample.step)
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return the values as they are."""
+        return {
+            "last": self.last,
+            "judged": self.judged,
+            "families": self.families,
+            "sampled_steps": self.sampled_steps,
+            "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "coverage": self.last.coverage if self.last else 1.0,
+            "missing_ranks": self.last.missing_ranks if self.last else (),
+        }
+
+    def _add(self, family: ColumnFamily, step: MergedStep) -> None:
+        own = step.families[family.name]
+        values = family.with_last_sample(own, self.families.get(family.name, {}))
+        self.families = {**self.families, family.name: dict(values)}
+        if any(name in own for name in family.sampled):
+            self._note_sample(family, step.step)
+        if family is GRADIENTS:
+            families = {**step.families, family.name: values}
+            self.judged = step if values is own else replace(step, families=families)
+
+    def _note_sample(self, family: ColumnFamily, step: int) -> None:
+        self.sampled_steps = {**self.sampled_steps, family.name: step}
+
+
+@dataclass(slots=True, kw_only=True)
+class OptimizerTracker(Tracker):
+    """The optimizers, where there are several; each keeps its last step whose norms count."""
+
+    views: dict[str, OptimizerView] = field(default_factory=dict)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step; optimizers that no rank holds any more are dropped."""
+        views = {name: view for name, view in self.views.items() if name in step.optimizers_held}
+        for name, own in step.optimizers.items():
+            before = views[name].judged if name in views else None
+            judged = _with_last_sample(own, before) if own.judged else before
+            views[name] = OptimizerView(last=own, judged=judged)
+        self.views = views
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return them by name."""
+        return {"optimizers": self.views}
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicaTracker(Tracker):
+    """The last comparison of replicas, of each kind."""
+
+    views: dict[str, DivergenceView] = field(default_factory=dict)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        found = {
+            kind: DivergenceView(agree=own.agree, step=step.step, minority_ranks=own.minority_ranks)
+            for kind, own in step.replicas.items()
+        }
+        self.views = {**self.views, **found}
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return them by kind."""
+        return {"replicas": self.views}
+
+
+def _with_last_sample(own: OptimizerStep, before: OptimizerStep | None) -> OptimizerStep:
+    known = {} if before is None else before.gradients
+    values = GRADIENTS.with_last_sample(own.gradients, known)
+    if values is own.gradients:
+        return own
+    return replace(own, families={**own.families, GRADIENTS.name: values})
+
+
+def _newer(value: float | None, kept: float | None) -> float | None:
+    return kept if value is None else value

@@ -1,0 +1,57 @@
+"""All that metrics remember of a run from step to step, other than counters."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+from mp_agent.node.accounting.gradient_norms import NormTracker
+from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
+from mp_agent.node.accounting.layer_health import LayerHealth
+from mp_agent.node.accounting.learning import LearningTracker
+from mp_agent.node.accounting.loss import LossTracker
+from mp_agent.node.accounting.loss_scale import LossScaleTracker
+from mp_agent.node.accounting.loss_scale_floor import FloorSkips
+from mp_agent.node.accounting.pace import Pace
+from mp_agent.node.accounting.stragglers import StragglerTracker
+from mp_agent.node.accounting.tracker import Tracker
+from mp_agent.node.accounting.windows import NormWindows
+from mp_agent.records.merged import MergedStep
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """The trackers of a run, in the order in which they observe a step. Stored in the ledger.
+
+    A stateful metric is a `Tracker` and a line here; nothing else names it on its way from the
+    step to the view that the metric reads, or to the ledger and back.
+    """
+
+    incident: IncidentTracker = field(default_factory=IncidentTracker)
+    learning: LearningTracker = field(default_factory=LearningTracker)
+    norms: NormTracker = field(default_factory=NormTracker)
+    losses: LossTracker = field(default_factory=LossTracker)
+    floor: FloorSkips = field(default_factory=FloorSkips)
+    pace: Pace = field(default_factory=Pace)
+    loss_scale: LossScaleTracker = field(default_factory=LossScaleTracker)
+    stragglers: StragglerTracker = field(default_factory=StragglerTracker)
+    optimizers: OptimizerTracker = field(default_factory=OptimizerTracker)
+    replicas: ReplicaTracker = field(default_factory=ReplicaTracker)
+    latest: LatestStep = field(default_factory=LatestStep)
+    windows: NormWindows = field(default_factory=NormWindows)
+    layers: LayerHealth = field(default_factory=LayerHealth)
+
+    @property
+    def trackers(self) -> Iterator[Tracker]:
+        """All of them."""
+        return (getattr(self, declared.name) for declared in fields(self))
+
+    @property
+    def last(self) -> MergedStep | None:
+        """The last closed step."""
+        return self.latest.last
+
+    def next_attempt(self) -> "Progress":
+        """Return the state with which the run's next attempt starts."""
+        return type(self)(
+            **{one.name: getattr(self, one.name).next_attempt() for one in fields(self)}
+        )

@@ -1,0 +1,71 @@
+"""What a metric remembers from step to step: the interface of its state.
+
+A tracker is a dataclass of plain data, declared as a field of `progress.Progress`. From there the
+account observes steps and layers with it, the ledger stores it, and the views of the run read it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.views import LayerView
+
+if TYPE_CHECKING:
+    from mp_agent.node.accounting.progress import Progress
+
+T = TypeVar("T", bound="Tracker")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountContext:
+    """What trackers compare with."""
+
+    thresholds: Mapping[str, float]
+    window_seconds: float
+    """Length of the windows whose extremes are exported."""
+    progress: "Progress"
+    """All trackers; those declared earlier have observed the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerObservation:
+    """The layers of a sampled step, of one family."""
+
+    sequence: int
+    step: int
+    """The trainer's own."""
+    layers: MergedLayers
+    views: Sequence[LayerView]
+
+
+class Tracker:
+    """State that a metric keeps from step to step. Every method but `observe` may be left out."""
+
+    __slots__ = ()
+
+    every_step: ClassVar[bool] = False
+    """Whether conditions follow its view on every step, also between two evaluations."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step; each comes exactly once, in order."""
+
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
+        """Add the layers of a sampled step, of one family; the step itself came before."""
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return what counters need of the step observed last: fields of `StepTransition`."""
+        return {}
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return what gauges read: fields of `RunView`."""
+        return {}
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return what is known of the run by its own history: fields of `Health`."""
+        return {}
+
+    def next_attempt(self: T) -> T:
+        """Return the state with which the run's next attempt starts."""
+        return type(self)()

@@ -1,0 +1,125 @@
+"""What is not measured on every step keeps its last value."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.accumulator import Accumulator
+from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.views import RunView
+from tests.agent.node.builders import gradient_row, make_run_view, merged_step
+
+SAMPLED = "abs_median"
+
+
+@pytest.fixture(autouse=True)
+def declared(monkeypatch):
+    """Declare a column of the gradients that is not measured on every step."""
+    monkeypatch.setitem(GRADIENTS.__dict__, "sampled", (SAMPLED,))
+
+
+@pytest.fixture
+def account() -> Accumulator:
+    return Accumulator(
+        resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
+    )
+
+
+def step(sequence: int, norm: float, median: float | None = None, **values: float) -> MergedStep:
+    plain = merged_step(sequence, norm=norm, **values)
+    own = dict(plain.gradients)
+    if median is not None:
+        own[SAMPLED] = median
+    return replace(plain, step=1000 + sequence, families={GRADIENTS.name: own})
+
+
+def view(account: Accumulator) -> RunView:
+    return make_run_view(**account.view(1_000.0))
+
+
+def sampled_step(account: Accumulator) -> object:
+    read = BY_PROMETHEUS_NAME["mp_agent_sampled_step"].read
+    assert read is not None
+    return read(view(account))
+
+
+def test_a_sampled_value_stays_until_the_next_sample_and_has_its_step(account):
+    account.fold_step(step(1, 1.0))
+    assert view(account).judged.get(SAMPLED) is None
+    assert sampled_step(account) == {}
+
+    shown = []
+    for sequence, median in enumerate((0.5, None, None, 0.25, None), 2):
+        account.fold_step(step(sequence, float(sequence), median))
+        judged = view(account).judged
+        shown.append((judged.grad_norm, judged.get(SAMPLED), sampled_step(account)))
+    assert shown == [
+        (2.0, 0.5, {("gradients",): 1002.0}),
+        (3.0, 0.5, {("gradients",): 1002.0}),
+        (4.0, 0.5, {("gradients",): 1002.0}),
+        (5.0, 0.25, {("gradients",): 1005.0}),
+        (6.0, 0.25, {("gradients",): 1005.0}),
+    ]
+
+
+def test_a_sample_of_a_step_that_does_not_count_is_not_shown(account):
+    account.fold_step(step(1, 1.0, 0.5))
+    account.fold_step(step(2, 1.0, 9.0, skipped=1.0))
+    account.fold_step(step(3, 1.0, 9.0, nan_elements=1.0))
+    account.fold_step(step(4, 2.0))
+
+    assert view(account).judged.get(SAMPLED) == 0.5
+    assert view(account).families[GRADIENTS.name]["sum_squares"] == 4.0
+    assert sampled_step(account) == {("gradients",): 1001.0}
+
+
+def test_the_step_itself_says_only_what_was_measured_on_it(account):
+    account.fold_step(step(1, 1.0, 0.5))
+    account.fold_step(step(2, 1.0))
+
+    assert view(account).last.get(SAMPLED) is None
+
+
+def test_another_optimizer_keeps_its_own(account):
+    def with_other(plain: MergedStep, median: float | None) -> MergedStep:
+        values = {"sum_squares": 4.0} | ({} if median is None else {SAMPLED: median})
+        own = OptimizerStep(
+            sequence=plain.sequence,
+            families={GRADIENTS.name: values},
+            complete=frozenset({GRADIENTS.name}),
+        )
+        return replace(plain, optimizers={"1": own}, optimizers_held=frozenset({"1"}))
+
+    account.fold_step(with_other(step(1, 1.0, 0.5), 7.0))
+    account.fold_step(with_other(step(2, 1.0), None))
+
+    assert view(account).optimizers["1"].judged.gradients[SAMPLED] == 7.0
+    assert view(account).judged.get(SAMPLED) == 0.5
+
+
+def test_layers_say_of_which_step_they_are(account):
+    table = MergedLayers(
+        family=GRADIENTS,
+        names=("w",),
+        values=np.stack([gradient_row(elements=4.0)]),
+        sound=np.ones(1, dtype=bool),
+        complete=True,
+    )
+    account.fold_layers(3, table, step_judged=True, step=1003)
+    assert sampled_step(account) == {("gradients",): 1003.0}
+
+
+def test_a_new_attempt_starts_without_samples(account):
+    account.fold_step(step(1, 1.0, 0.5))
+    account.begin_attempt()
+    account.fold_step(step(1, 1.0))
+
+    assert view(account).judged.get(SAMPLED) is None
+    assert sampled_step(account) == {}
