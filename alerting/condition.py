@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.examples.example import Example
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.nodes import walk
 from mp_agent.alerting.expressions.predicates import (
     Gone,
@@ -20,6 +19,13 @@ from mp_agent.alerting.expressions.predicates import (
     kept_labels,
 )
 from mp_agent.alerting.expressions.signals import Count, Series
+from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line.triage import (
+    Triage,
+    causes_template,
+    headline_template,
+    since_step_template,
+)
 from mp_agent.alerting.links import dashboard_url, runbook_url
 from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
@@ -33,14 +39,6 @@ COMPONENT = "mp-agent"
 ALERT_LABELS = ("cluster", "namespace", "job", "run")
 """Labels that every alert has, besides those that its predicate keeps."""
 
-_SINCE_STEP = (
-    f'{{{{ with printf "min({metrics.CONDITION_SINCE_STEP.prometheus_name}'
-    '{condition=%q,cluster=%q,namespace=%q,job=%q,run=%q})" "NAME" '
-    "$labels.cluster $labels.namespace $labels.job $labels.run | query }}"
-    '{{ . | first | value | printf "%.0f" }}{{ end }}'
-)
-"""Where the condition began, by the node agent's own detectors, which see every step."""
-
 _NAME = re.compile(r"MpAgent([A-Z][a-z]+)+")
 
 
@@ -51,7 +49,7 @@ class Level:
     when: the runs that have it. hold: how long they must have it before the alert fires.
     keep: how long the alert outlasts it. reason: why it waits so long, or does not.
     description: what happened to this run, with the marks of `descriptions`; the value is that of
-    the first signal in `when`.
+    the first signal in `when`. triage: for the first line of a critical alert.
     """
 
     severity: Severity
@@ -60,6 +58,7 @@ class Level:
     hold: Duration | None = None
     keep: Duration | None = None
     reason: str = ""
+    triage: Triage | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -118,12 +117,23 @@ class Condition:
             "dashboard_url": dashboard_url(dashboard_base) if dashboard_base else "",
         }
         return {
-            "summary": self.summary,
+            "summary": self._first_line(level),
             "description": prometheus_template(level.parts, values),
             "remedy": remedy_template(self.remedies),
             **{name: url for name, url in links.items() if url},
-            "step": _SINCE_STEP.replace("NAME", self.name),
+            "step": since_step_template(self.name),
+            **self._cause(level),
         }
+
+    def _cause(self, level: Level) -> Mapping[str, str]:
+        causes = FOLLOWS_FROM.get(self.name, ())
+        return {"cause": causes_template(self.name, causes)} if level.triage and causes else {}
+
+    def _first_line(self, level: Level) -> str:
+        if level.triage is None:
+            return self.summary
+        causes = FOLLOWS_FROM.get(self.name, ())
+        return headline_template(self.name, self.summary, level.triage, causes)
 
     def _problems_of_text(self) -> list[str]:
         problems = []
@@ -147,6 +157,11 @@ class Condition:
             for level in self.levels
             if not level.metrics
         ]
+        problems += [
+            f"{level.severity.value} has no triage, or one with whole sentences"
+            for level in self.levels
+            if not _is_triaged(level)
+        ]
         for level in self.levels:
             try:
                 _ = level.parts
@@ -164,3 +179,11 @@ class Condition:
         if not self.quiet or any(example.fires for example in self.quiet):
             problems.append("there is at least one quiet example, and it fires nothing")
         return problems
+
+
+def _is_triaged(level: Level) -> bool:
+    """Return whether a level that wakes people says what they need first."""
+    if level.triage is None:
+        return level.severity is not Severity.CRITICAL
+    phrases = level.triage.texts
+    return all(phrases[:2]) and not any(text.endswith(".") for text in phrases)

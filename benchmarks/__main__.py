@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-_BENCHMARKS = ("step_overhead", "statistics_cost", "ring_cost", "otlp_cost")
+_BENCHMARKS = ("step_overhead", "gradient_loggers", "statistics_cost", "ring_cost", "otlp_cost")
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ class Comparison:
     def cells(self) -> tuple[str, ...]:
         """Return the row of a table, below `HEADER`."""
         ratios = [b / a for a, b in zip(self.without, self.with_probe, strict=True)]
-        low, high = _interval(ratios)
+        low, high = interval(ratios)
         return (
             self.what,
             f"{median(self.without) * 1e3:.2f} ms",
@@ -54,14 +54,15 @@ class Comparison:
         )
 
 
-def _interval(ratios: list[float]) -> tuple[float, float]:
+def interval(ratios: list[float]) -> tuple[float, float]:
     """Return the 5th and 95th percentile of the median over resampled pairs."""
     chance = random.Random(0)
     medians = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
     return medians[BOOTSTRAPS // 20], medians[-BOOTSTRAPS // 20]
 
 
-def _probe(directory: Path) -> Probe:
+def make_probe(directory: Path) -> Probe:
+    """Return a probe that is not attached yet, with a ring of its own in `directory`."""
     identity = make_identity("benchmark")
     path = directory / f"{identity.created_unix_ns}" / "rank0.ring"
     return Probe(lambda: RingWriter.create(path, identity), Settings(overhead_budget=1.0))
@@ -97,7 +98,7 @@ def compare(
             if not watched:
                 without.append(turn())
                 continue
-            probe = _probe(directory)
+            probe = make_probe(directory)
             with_probe.append(watched_turn())
             probe.detach()
     return Comparison(what, without[1:], with_probe[1:])
@@ -105,6 +106,21 @@ def compare(
 
 def transformer_step(device: torch.device) -> Callable[[], None]:
     """Return a training step of a transformer of 5 M parameters on random tokens."""
+    _, step = transformer_training(device)
+    return lambda: step(_nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def transformer_training(
+    device: torch.device,
+) -> tuple[nn.Module, Callable[[Callable[[], None]], None]]:
+    """Return a transformer of 5 M parameters, and a step of it on random tokens.
+
+    The step calls its argument once the gradients are there, before it clips them.
+    """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, 0.0, batch_first=True)
     model = nn.Sequential(
@@ -115,14 +131,15 @@ def transformer_step(device: torch.device) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
 
-    def step() -> None:
+    def step(log: Callable[[], None]) -> None:
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
+        log()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return model, step
 
 
 class _NoUpdate(torch.optim.Optimizer):
@@ -143,7 +160,7 @@ def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Com
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     optimizer = _NoUpdate(parameters)
     bare = _NoUpdate(parameters)
-    probe = _probe(directory)
+    probe = make_probe(directory)
     norms: list[float] = []
     probes: list[float] = []
     for _ in range(turns):
@@ -153,7 +170,7 @@ def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Com
         optimizer.step()
         probes.append(median(_seconds(optimizer.step) for _ in range(5)) - idle)
         probe.detach()
-        probe = _probe(directory)
+        probe = make_probe(directory)
     return Comparison(
         "the probe's whole time per step, compared with get_total_norm", norms, probes
     )

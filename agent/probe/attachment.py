@@ -14,6 +14,7 @@ from mp_agent.probe.placement import world_size
 from mp_agent.probe.probe import Probe
 from mp_agent.probe.processes.condition_callbacks import ConditionCallback, ConditionCallbacks
 from mp_agent.probe.processes.exit import ExitHandler, wait_for_export
+from mp_agent.probe.processes.kernel_compiler import KernelCompiler
 from mp_agent.probe.processes.node_agent import NodeAgentLauncher, RootSearch, searches_root
 from mp_agent.probe.processes.signals import SignalLog
 from mp_agent.probe.rank_ring import RankRing, RankRingFactory
@@ -51,6 +52,7 @@ class Attachment:
         self._ring: RankRing | None = None
         self._launcher: NodeAgentLauncher | None = None
         self._search: RootSearch | None = None
+        self._kernels: KernelCompiler | None = None
         self._conditions: ConditionCallbacks | None = None
         self.by_environment = not asked_for
         self._exit_recorded = False
@@ -128,6 +130,9 @@ class Attachment:
             _warn_of_other_job(ring)
             self._launcher = NodeAgentLauncher(ring.run_dir, self._settings)
             self._launcher.ensure_running()
+        if ring.identity.local_rank == 0:
+            self._kernels = KernelCompiler(self._settings)
+            self._kernels.begin()
         if searches_root(ring.identity, self._settings):
             self._search = RootSearch(ring.writer.path, self._settings)
             self._search.begin()
@@ -148,6 +153,8 @@ class Attachment:
             self.probe.later(partial(self._conditions.deliver, found))
         if self._launcher is not None:
             self._launcher.ensure_running()
+        if self._kernels is not None:
+            self._kernels.poll()
         if self._search is not None:
             self._search.retry_if_due()
 

@@ -78,7 +78,8 @@ class ConditionEvent:
     value: float
     """Value of the condition's first signal when it began."""
     summary: str
-    """What goes wrong, in one fixed sentence."""
+    """What goes wrong; of a critical condition also since which step, whether the weights are
+    damaged, and what to do now."""
     description: str
     """What happened to this run."""
     remedy: str

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote_plus
 
-from mp_agent.alerting.condition import Condition
+from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.duration_text import prometheus_duration
@@ -13,6 +13,8 @@ from mp_agent.alerting.examples.healthy import clocks, healthy_tracks, same_seri
 from mp_agent.alerting.examples.routine import ROUTINE
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.promql import label_text, number_text, quoted
+from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line.triage import headline
 from mp_agent.alerting.links import OF_CLUSTER
 from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.alerting.values import Values
@@ -176,9 +178,10 @@ def _moments(
             labels = _alert_labels(example)
             annotations = {
                 **condition.annotations(level, values, *bases),
+                "summary": _first_line(condition, level, example),
                 "remedy": " ".join(fitting(condition.remedies, _series_at(example, example.at))),
                 "description": values.fill(example.fires[level.severity]),
-                "step": "",  # of the detectors' own series, which an example does not have
+                **_of_detectors(condition, level),
             }
             alerts.append(
                 {
@@ -189,6 +192,22 @@ def _moments(
                 }
             )
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
+
+
+def _of_detectors(condition: Condition, level: Level) -> dict[str, str]:
+    """Return the annotations from the detectors' own series, which an example does not have."""
+    has_cause = level.triage is not None and FOLLOWS_FROM.get(condition.name)
+    return {"step": "", **({"cause": ""} if has_cause else {})}
+
+
+def _first_line(condition: Condition, level: Level, example: Example) -> str:
+    """Return the first line without a step, which the detectors' own series would tell."""
+    if level.triage is None:
+        return condition.summary
+    labels = {key: value for key, value in example.labels.items() if value}
+    return headline(
+        condition.summary, level.triage, since_step=0, labels=labels, causes=(), active={}
+    )
 
 
 def _series_at(example: Example, minute: int) -> Lookup:

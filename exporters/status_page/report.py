@@ -90,8 +90,10 @@ def verdict(source: RunSources) -> str:
 def _in_force(conditions: Sequence[ActiveCondition]) -> str:
     """Return the worst condition as part of a sentence, and the number of others."""
     worst, more = conditions[0], len(conditions) - 1
+    # The first line of a critical condition goes on, with what to do.
+    first, _, _ = worst.summary.partition(". ")
     others = f", and {more} more condition{'s' if more > 1 else ''}" if more else ""
-    return f"{worst.severity}: {_within_sentence(worst.summary)} ({worst.name}){others}"
+    return f"{worst.severity}: {_within_sentence(first)} ({worst.name}){others}"
 
 
 def _within_sentence(sentence: str) -> str:

@@ -62,6 +62,31 @@ class Causes(Enum):
         "The learning rate jumped far above what the run was trained with",
         ("MpAgentLearningRateJump",),
     )
+    LEARNING_RATE_ZERO = Cause(
+        "learning_rate_zero",
+        "The learning rate is 0: the schedule ended before the run",
+        ("MpAgentNothingTrained",),
+    )
+    ZERO_GRADIENTS = Cause(
+        "zero_gradients",
+        "All gradients are exactly 0: masked labels, or an output detached from the parameters",
+        ("MpAgentNothingTrained",),
+    )
+    UNUSUAL_BATCH = Cause(
+        "unusual_batch",
+        "The data of single batches: far from that of the others",
+        ("MpAgentLossSpike",),
+    )
+    GPU_ERROR = Cause(
+        "gpu_error",
+        "A GPU failed: its driver reported errors",
+        ("MpAgentRankNonFinite", "MpAgentRunFailed"),
+    )
+    REPLICA_DIVERGENCE = Cause(
+        "replica_divergence",
+        "Replicas are not equal: the memory of a rank, or an operation of single ranks",
+        ("MpAgentReplicaDivergence",),
+    )
     GRADIENT_EXPLOSION = Cause(
         "gradient_explosion", "Gradient explosion", ("MpAgentGradientExplosion",)
     )

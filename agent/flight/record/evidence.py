@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mp_agent.alerting.values import Values, values_in_force
+from mp_agent.flight.record.gpu_errors import GpuError
 from mp_agent.flight.record.limits import recorded_values
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import NodeRecord, RankLog, Segment
@@ -34,6 +35,8 @@ class Evidence:
     conditions: tuple[ActiveCondition, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    gpu_errors: tuple[GpuError, ...] = ()
+    """Of the machines of the run, where someone gave them."""
     notes: tuple[str, ...] = ()
     """What could not be read, or was omitted."""
 

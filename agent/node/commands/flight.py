@@ -14,6 +14,7 @@ from rich.console import Console
 from mp_agent.errors import FlightError, MpAgentError, SettingError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
 from mp_agent.flight.record.evidence import Evidence
+from mp_agent.flight.record.gpu_errors import read_gpu_errors
 from mp_agent.flight.record.limits import with_assignments
 from mp_agent.flight.record.load import load
 from mp_agent.flight.record.store import record_name
@@ -81,8 +82,20 @@ def dump_command(name: str, directory: Path | None) -> None:
     help="A threshold or duration to judge by, as for `mp-agent rules`; by default those in the "
     "record. May be repeated.",
 )
+@click.option(
+    "--gpu-errors",
+    "error_files",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="What a machine of the run reported of its GPUs: output of `dmesg --time-format=iso` or "
+    "`journalctl -k -o short-iso`, or metrics of NVIDIA's DCGM exporter. May be repeated.",
+)
 def postmortem_command(
-    path: Path, as_document: bool, page: Path | None, assignments: tuple[str, ...]
+    path: Path,
+    as_document: bool,
+    page: Path | None,
+    assignments: tuple[str, ...],
+    error_files: tuple[Path, ...],
 ) -> None:
     """Analyse how a run went wrong: what happened first, where, why, and what to do.
 
@@ -91,7 +104,7 @@ def postmortem_command(
     """
     settings, _ = load_settings()
     try:
-        analysis = analyse_path(path, settings, assignments)
+        analysis = analyse_path(path, settings, assignments, error_files)
     except (FlightError, SettingError) as error:
         _refuse("postmortem", str(error))
     if page is not None:
@@ -104,14 +117,24 @@ def postmortem_command(
         print_analysis(analysis, Console())
 
 
-def analyse_path(path: Path, settings: Settings, assignments: Iterable[str] = ()) -> Analysis:
+def analyse_path(
+    path: Path,
+    settings: Settings,
+    assignments: Iterable[str] = (),
+    error_files: Iterable[Path] = (),
+) -> Analysis:
     """Return the analysis of the run at a path.
 
-    assignments: `NAME=VALUE` texts that change what it is judged by. Raises FlightError, naming
-    the path, and SettingError, naming the assignment.
+    assignments: `NAME=VALUE` texts that change what it is judged by. error_files: what machines
+    reported of their GPUs. Raises FlightError, naming the path, and SettingError, naming the
+    assignment.
     """
     evidence = _evidence(path, settings)
-    evidence = replace(evidence, values=with_assignments(evidence.values, assignments))
+    evidence = replace(
+        evidence,
+        values=with_assignments(evidence.values, assignments),
+        gpu_errors=tuple(error for file in error_files for error in read_gpu_errors(file)),
+    )
     return analyse(evidence, replay(evidence.ranks))
 
 

@@ -10,6 +10,8 @@ from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line.triage import headline
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
@@ -35,9 +37,17 @@ class Observation(NamedTuple):
 
 
 def described(
-    finding: Finding, observation: Observation, values: Values, lookup: Lookup
+    finding: Finding,
+    observation: Observation,
+    values: Values,
+    lookup: Lookup,
+    active: Mapping[str, int],
 ) -> ActiveCondition:
-    """Return a finding as an active condition; lookup: labels of the run's info metrics."""
+    """Return a finding as an active condition.
+
+    lookup: labels of the run's info metrics. active: all conditions that the run has now,
+    with their first steps.
+    """
     condition, level = finding.condition, finding.level
     ago_seconds = observation.now_seconds - finding.since_seconds
     labels = {"run": observation.view.identity.run, **finding.labels}
@@ -49,10 +59,26 @@ def described(
         since_step=since_step,
         since_unix_seconds=observation.time_unix_seconds - ago_seconds,
         value=finding.value,
-        summary=condition.summary,
+        summary=_first_line(finding, since_step, labels, active),
         description=plain_text(level.parts, values, labels, finding.value, lookup),
         remedy=" ".join(fitting(condition.remedies, lookup)),
         **place,
+    )
+
+
+def _first_line(
+    finding: Finding, since_step: int, labels: Mapping[str, str], active: Mapping[str, int]
+) -> str:
+    condition, triage = finding.condition, finding.level.triage
+    if triage is None:
+        return condition.summary
+    return headline(
+        condition.summary,
+        triage,
+        since_step=since_step,
+        labels=labels,
+        causes=FOLLOWS_FROM.get(condition.name, ()),
+        active=active,
     )
 
 
@@ -70,6 +96,7 @@ def log_event(event: StoredConditionEvent) -> None:
         "layer": active.layer,
         "phase": active.phase,
         "value": f"{active.value:.6g}",
+        "summary": active.summary,
         "description": active.description,
         "remedy": active.remedy,
     }

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.detector.detector import Detector
+from mp_agent.alerting.detector.detector import Detector, Finding
 from mp_agent.alerting.values import Values
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
@@ -137,7 +137,7 @@ class ConditionTracker:
         over = [self._active.end(change.finding) for change in changes if not change.firing]
         for change in changes:
             if change.firing:
-                active = described(change.finding, observation, self._values, self._series_labels)
+                active = self._described(change.finding, observation)
                 self._active.begin(change.finding, active)
         for known in over:
             if known is not None and known.notified:
@@ -151,11 +151,9 @@ class ConditionTracker:
         for finding in self._detector.findings:
             known = self._active.known(finding)
             if known is not None and known.value != finding.value:
-                active = described(finding, observation, self._values, self._series_labels)
-                self._active.update(
-                    finding,
-                    replace(known, value=active.value, description=active.description),
-                )
+                active = self._described(finding, observation)
+                updated = replace(known, summary=active.summary, description=active.description)
+                self._active.update(finding, replace(updated, value=active.value))
 
     def _restore(self, memory: ConditionMemory, now_seconds: float) -> None:
         """Restore the conditions that were active under the previous node agent."""
@@ -171,6 +169,13 @@ class ConditionTracker:
             )
             if found is not None:
                 self._active.restore(found, known)
+
+    def _described(self, finding: Finding, observation: Observation) -> ActiveCondition:
+        active = {
+            found.condition.name: found.since_step
+            for found in sorted(self._detector.findings, key=lambda found: -found.since_step)
+        }
+        return described(finding, observation, self._values, self._series_labels, active)
 
     def _series_labels(self, name: str) -> list[dict[str, str]]:
         return [dict(labels) for labels, _ in self._detector.readings.standing(name)]

@@ -123,16 +123,17 @@ def searches_root(identity: RankIdentity, settings: Settings) -> bool:
 
 def start_node_agent(arguments: list[str], settings: Settings) -> Starting:
     """Start a detached node agent, and return how to see whether it is still starting."""
-    return start_detached(["mp_agent.node", "--detach", *arguments], _environment(settings))
+    command = ["mp_agent.node", "--detach", *arguments]
+    return start_detached(command, process_environment(settings))
 
 
 def start_rendezvous(ring: Path, settings: Settings) -> Starting:
     """Start the process that finds the root agent on behalf of the rank that writes `ring`."""
     command = ["mp_agent.probe.processes.rendezvous", "--ring", str(ring)]
-    return start_detached(command, _environment(settings))
+    return start_detached(command, process_environment(settings))
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def process_environment(settings: Settings) -> dict[str, str]:
     """Return the variables of a process that works with these settings."""
     environment = {**os.environ, **handed_over(settings)}
     environment.pop("MP_AGENT_ATTACH", None)

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 
 from mp_agent.probe.statistics.cpu import CpuStatistics
+from mp_agent.probe.statistics.fused.build import launchable
+from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 
 
@@ -43,6 +45,10 @@ class GradientStatistics(Protocol):
 def for_device(device: torch.device) -> GradientStatistics:
     """Return statistics for gradients on `device`; its scratch is made at first use and kept.
 
-    Call it once per device: each instance holds its own scratch.
+    Call it once per device: each instance holds its own scratch. On CUDA it may wait until the
+    kernels are compiled; where that cannot be, stock operations do.
     """
-    return CpuStatistics() if device.type == "cpu" else PackedStatistics(device)
+    if device.type == "cpu":
+        return CpuStatistics()
+    launches = launchable(device)
+    return PackedStatistics(device) if launches is None else FusedStatistics(device, launches)

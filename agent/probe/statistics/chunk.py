@@ -1,12 +1,13 @@
 """Statistics of gradients in chunks that fit the processor's cache.
 
 The ordinary chunk costs three passes, two of them in cache: square, smallest and largest square
-(as integers, which is three times faster and orders squares alike), sum. A smallest square of zero
-shows that there may be zeros to count; the largest is the rounded square of the largest magnitude,
-whose rounded root is that magnitude again. `torch.sum` adds pairwise; `torch.dot` does not, and is
-off by 1e-5 where all elements are equal. A sum that is not a number of ordinary size shows NaN,
-Inf, or elements that squaring cannot represent: such a chunk takes the careful path. The smallest
-square gives the smallest magnitude likewise, at no cost, unless it is zero or subnormal.
+(as integers, which is three times faster and orders squares alike), sum. The largest square is the
+rounded square of the largest magnitude, whose rounded root is that magnitude again, and so it is
+with the smallest, unless that is zero or subnormal. A smallest square of zero shows that there may
+be zeros: the same integers then give their number and the smallest magnitude among the others.
+`torch.sum` adds pairwise; `torch.dot` does not, and is off by 1e-5 where all elements are equal. A
+sum that is not a number of ordinary size shows NaN, Inf, or elements that squaring cannot
+represent: such a chunk takes the careful path.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from operator import attrgetter
 from struct import pack, unpack
 from sys import float_info
 
+import numpy as np
 import torch
 
 from mp_agent.probe.statistics.smallest import magnitudes, put_in_order
@@ -69,6 +71,8 @@ class ChunkMeter:
             self._copy = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
             self._work = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
         self._work_bits = self._work.view(_BITS[dtype])
+        self._work_numbers = self._work_bits.numpy()
+        self._flags = np.empty(CHUNK_ELEMENTS, dtype=np.bool_)
         self._dtype, self._formats = dtype, _FORMATS[dtype]
         self._normal_bits = self._bits_of(torch.finfo(dtype).tiny)
 
@@ -95,23 +99,42 @@ class ChunkMeter:
             squares, bits = squares[:count], bits[:count]
         tally.elements += count
         torch.mul(chunk, chunk, out=squares)
-        low, high = torch.aminmax(bits)
-        sum_squares = squares.sum().item()
-        zeros = self._count_zeros(chunk) if low.item() == 0 else 0
+        low, high = (int(bound.item()) for bound in torch.aminmax(bits))
+        sum_squares = squares.sum().item() if high else 0.0
+        # Below zero stands NaN, whose sign torch keeps.
+        zeros, smallest = self._look_below(chunk, tally.wanted) if low <= 0 else (0, nan)
         if zeros < count and not TRUSTED_SUM_MIN <= sum_squares <= float_info.max:
-            self._add_carefully(chunk, tally)
+            self._add_carefully(chunk, tally, zeros)
             return _NO_BITS, 0
         tally.zero_elements += zeros
         tally.sum_squares += sum_squares
-        smallest = int(low.item())
-        if smallest < self._normal_bits:
-            if zeros < count:
-                self._note_smallest(chunk, tally)
-            smallest = _NO_BITS
-        return smallest, int(high.item())
+        if low >= self._normal_bits:
+            return low, high
+        if low > 0:
+            self._note_smallest(chunk, tally)
+        tally.note_smallest(smallest)
+        return _NO_BITS, high
+
+    def _look_below(self, chunk: torch.Tensor, wanted: frozenset[str]) -> tuple[int, float]:
+        """Return the number of zeros of either sign and the smallest other magnitude.
+
+        Overwrites the scratch. NaN stands for a magnitude that is not there or not wanted. numpy
+        compares into flags and counts them in half the time that torch needs.
+        """
+        count = chunk.numel()
+        ordered = put_in_order(chunk, self._work_bits[:count])
+        zero = torch.iinfo(ordered.dtype).max
+        smallest = nan
+        if "abs_min" in wanted:
+            least = ordered.amin()
+            if int(least.item()) == zero:
+                return count, nan
+            smallest = magnitudes(least, self._dtype).item()
+        flags = np.equal(self._work_numbers[:count], zero, out=self._flags[:count])
+        return int(np.count_nonzero(flags)), smallest
 
     def _note_smallest(self, chunk: torch.Tensor, tally: Tally) -> None:
-        """Take in the smallest magnitude of a chunk with zeros, or whose squares are too small."""
+        """Take in the smallest magnitude of a chunk whose squares are too small to show it."""
         if "abs_min" in tally.wanted:
             ordered = put_in_order(chunk, self._work_bits[: chunk.numel()])
             tally.note_smallest(magnitudes(ordered.amin(), self._dtype).item())
@@ -126,10 +149,9 @@ class ChunkMeter:
         integer, real = self._formats
         return int(unpack(integer, pack(real, number))[0])
 
-    def _add_carefully(self, chunk: torch.Tensor, tally: Tally) -> None:
+    def _add_carefully(self, chunk: torch.Tensor, tally: Tally, zeros: int) -> None:
         """Add a contiguous chunk that holds NaN, Inf, or elements too large or small to square."""
         work = self._work[: chunk.numel()]
-        zeros = self._count_zeros(chunk)
         nans = int(torch.ne(chunk, chunk, out=work).sum().item())
         infinities = int(torch.abs(chunk, out=work).eq_(torch.inf).sum().item())
         tally.zero_elements += zeros
@@ -144,13 +166,6 @@ class ChunkMeter:
         abs_max = absolute.max().item()
         tally.abs_max = max(tally.abs_max, abs_max)
         tally.sum_squares += _scaled_sum_squares(absolute, abs_max)
-
-    def _count_zeros(self, chunk: torch.Tensor) -> int:
-        """Count zeros of either sign; overwrites the scratch.
-
-        The flags are floats, since comparing into bool or adding bools is several times slower.
-        """
-        return int(torch.eq(chunk, 0.0, out=self._work[: chunk.numel()]).sum().item())
 
 
 def _scaled_sum_squares(magnitudes: torch.Tensor, abs_max: float) -> float:

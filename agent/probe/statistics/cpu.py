@@ -9,14 +9,15 @@ import torch
 from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.small_tensors import PACK_ELEMENTS, RowMeter
 from mp_agent.probe.statistics.table import bounded_array, in_order, wanted_columns
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
-PACK_ELEMENTS = 32 * 1024 - 1
-"""Below 32 Ki elements torch does not split an operation: no waiting for other threads to wake."""
-
 SMALL_ELEMENTS = 8 * 1024
 """Tensors up to this size share a pack: below it the calls cost more than the copy."""
+
+ROWS_AT_LEAST = 3
+"""So many tensors of one shape are measured as rows."""
 
 
 class CpuStatistics:
@@ -25,6 +26,7 @@ class CpuStatistics:
     def __init__(self) -> None:
         self._meters: dict[torch.dtype, ChunkMeter] = {}
         self._packs: dict[torch.dtype, torch.Tensor] = {}
+        self._row_meters: dict[torch.dtype, RowMeter] = {}
 
     def totals(
         self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
@@ -38,11 +40,10 @@ class CpuStatistics:
     def layers(
         self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
-        """Return float64 [L, C], zeros for None."""
+        """Return float64 [L, C], zeros for None; small tensors of a shape are measured together."""
         with _plain_arithmetic():
             wanted = wanted_columns(layers=True)
-            tallies = [self._tensor_tally(tensor, wanted) for tensor in tensors]
-            return _table(tallies, wanted, inverse_scale)
+            return _table(self._tensor_tallies(tensors, wanted), wanted, inverse_scale)
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -56,10 +57,41 @@ class CpuStatistics:
                 total += int(bits.sum(dtype=torch.int64).item())
         return torch.tensor(total & DIGEST_MASK, dtype=torch.float64, device="cpu")
 
-    def _tensor_tally(self, gradient: torch.Tensor | None, wanted: frozenset[str]) -> Tally:
+    def _tensor_tallies(
+        self, gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]
+    ) -> list[Tally]:
+        values = [None if gradient is None else stored_values(gradient) for gradient in gradients]
+        alike: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
+        for number, tensor in enumerate(values):
+            if tensor is not None and _is_small(tensor) and tensor.dim():
+                alike.setdefault((tensor.dtype, tensor.shape), []).append(number)
+        tallies: dict[int, Tally] = {}
+        for (dtype, _), numbers in alike.items():
+            if len(numbers) >= ROWS_AT_LEAST:
+                tallies |= self._row_tallies(dtype, numbers, values, wanted)
+        return [
+            tallies.get(number) or self._tensor_tally(tensor, wanted)
+            for number, tensor in enumerate(values)
+        ]
+
+    def _row_tallies(
+        self,
+        dtype: torch.dtype,
+        numbers: Sequence[int],
+        values: Sequence[torch.Tensor | None],
+        wanted: frozenset[str],
+    ) -> dict[int, Tally]:
+        """Return by number the statistics of those tensors that were measured as rows."""
+        tensors = [tensor for number in numbers if (tensor := values[number]) is not None]
+        if dtype not in self._row_meters:
+            self._row_meters[dtype] = RowMeter(dtype)
+        measured = self._row_meters[dtype].measure(tensors, wanted)
+        return {numbers[place]: tally for place, tally in measured if tally is not None}
+
+    def _tensor_tally(self, values: torch.Tensor | None, wanted: frozenset[str]) -> Tally:
         tally = Tally(wanted)
-        if gradient is not None:
-            self._add(stored_values(gradient), tally)
+        if values is not None:
+            self._add(values, tally)
         return tally
 
     def _group_tally(self, gradients: Sequence[torch.Tensor], wanted: frozenset[str]) -> Tally:
@@ -67,7 +99,7 @@ class CpuStatistics:
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for gradient in gradients:
             values = stored_values(gradient)
-            if values.numel() <= SMALL_ELEMENTS and values.is_contiguous():
+            if _is_small(values):
                 flat = values if values.dim() == 1 else values.ravel()
                 small.setdefault(values.dtype, []).append(flat)
             else:
@@ -106,6 +138,10 @@ class CpuStatistics:
         if wide not in self._meters:
             self._meters[wide] = ChunkMeter(wide)
         return self._meters[wide]
+
+
+def _is_small(values: torch.Tensor) -> bool:
+    return 0 < values.numel() <= SMALL_ELEMENTS and values.is_contiguous()
 
 
 def _plain_arithmetic() -> AbstractContextManager[object]:

@@ -2,9 +2,10 @@
 
 Gradients are copied, batch by batch, into a scratch of R rows of W elements, each piece starting a
 row of its own; what is left of its last row is zero. So the number of launches follows the number
-of elements, not of tensors. Rows are reduced, then folded into the groups that they belong to, in
-a fixed order: replicas get equal bits. Counting what is not zero three times, before and after NaN
-and then Inf became zero, gives all counts without a mask. Results stay on the device.
+of elements, not of tensors; a batch has pieces of one dtype, which one launch copies. Rows are
+reduced, then folded into the groups that they belong to, in a fixed order: replicas get equal bits.
+Counting what is not zero three times, before and after NaN and then Inf became zero, gives all
+counts without a mask. Results stay on the device.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,13 @@ import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
 from mp_agent.probe.statistics.packed_rows import RawRows, RowStatistics, by_name
-from mp_agent.probe.statistics.packing import Batch, PackedLayout, Shapes, make_packed_layout
+from mp_agent.probe.statistics.packing import (
+    Batch,
+    Forms,
+    PackedLayout,
+    PieceForm,
+    make_packed_layout,
+)
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.probe.statistics.smallest import put_in_order
 from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_columns
@@ -21,6 +28,9 @@ from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_col
 ROW_ELEMENTS = 8192
 SCRATCH_ROWS = 512
 """16 MiB of float32, which later passes find in the cache of a data-centre GPU, 32 of float64."""
+
+WIDE_SHARE = 2
+"""Rows are widened to float64 in so many parts: half of them need as much memory as all did."""
 
 LAYOUTS_KEPT = 8
 """Totals and layers have one each; more where the set of gradients alternates between steps."""
@@ -43,7 +53,7 @@ class PackedStatistics:
         self._device = device
         self._scratch_shape = (scratch_rows, row_elements)
         self._scratches: dict[torch.dtype, torch.Tensor] = {}
-        self._layouts: dict[tuple[torch.dtype, Shapes], PackedLayout] = {}
+        self._layouts: dict[tuple[torch.dtype, Forms], PackedLayout] = {}
 
     def totals(
         self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
@@ -67,10 +77,8 @@ class PackedStatistics:
         total = torch.zeros((), dtype=torch.int64, device=self._device)
         for batch in layout.batches:
             bits_RW = self._filled(batch, flat, dtype).view(DIGEST_BITS[dtype])
-            if dtype is torch.float32:
-                wide_RW = self._scratch(torch.float64)[: batch.rows].view(torch.int64)
-                bits_RW = wide_RW.copy_(bits_RW)
-            total += bits_RW.sum()
+            for part in self._parts(batch.rows):
+                total += self._widened(bits_RW[part], torch.int64).sum()
         return total.bitwise_and_(DIGEST_MASK).double()
 
     @torch.no_grad()
@@ -99,13 +107,16 @@ class PackedStatistics:
     def _layout(
         self, dtype: torch.dtype, pieces_by_group: list[list[torch.Tensor]]
     ) -> PackedLayout:
-        shapes = tuple(tuple(piece.shape for piece in group) for group in pieces_by_group)
-        layout = self._layouts.get((dtype, shapes))
+        forms = tuple(
+            tuple(PieceForm(piece.dtype, piece.shape) for piece in group)
+            for group in pieces_by_group
+        )
+        layout = self._layouts.get((dtype, forms))
         if layout is None:
             if len(self._layouts) >= LAYOUTS_KEPT:
                 self._layouts.clear()
-            layout = make_packed_layout(shapes, self._scratch(dtype))
-            self._layouts[(dtype, shapes)] = layout
+            layout = make_packed_layout(forms, self._scratch(dtype))
+            self._layouts[(dtype, forms)] = layout
         return layout
 
     def _row_statistics(
@@ -134,24 +145,39 @@ class PackedStatistics:
         _norm(scratch_RW.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=torch.inf), 0, out.numbers_R)
         _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, out.finite_R)
         _norm(scratch_RW, torch.inf, out.peaks_R)
-        _norm(self._scratch(torch.float64)[: batch.rows].copy_(scratch_RW), 2, out.norms_R)
+        for part in self._parts(batch.rows):
+            _norm(self._widened(scratch_RW[part], torch.float64), 2, out.norms_R[part])
         if "abs_min" in wanted:
             ordered_RW = put_in_order(scratch_RW, scratch_RW.view(out.smallest_R.dtype))
             torch.amin(ordered_RW, dim=1, out=out.smallest_R)
 
     def _filled(self, batch: Batch, flat: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """Return the rows of the scratch, with the pieces of a batch in them."""
-        scratch_RW = self._scratch(dtype)[: batch.rows].zero_()
-        last_piece = batch.first_piece + len(batch.targets)
-        torch._foreach_copy_(batch.targets, flat[batch.first_piece : last_piece])
-        return scratch_RW
+        torch._foreach_copy_(batch.targets, [flat[number] for number in batch.pieces])
+        if batch.tails:
+            torch._foreach_zero_(batch.tails)
+        return self._scratch(dtype)[: batch.rows]
 
     def _scratch(self, dtype: torch.dtype) -> torch.Tensor:
+        return self._memory(dtype, self._scratch_shape)
+
+    def _parts(self, rows: int) -> list[slice]:
+        """Return rows in parts that can be widened."""
+        limit = -(-self._scratch_shape[0] // WIDE_SHARE)
+        return [slice(at, min(at + limit, rows)) for at in range(0, rows, limit)]
+
+    def _widened(self, rows_RW: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return rows of 64 bits; of 32 bits a copy in memory that the next ones overwrite."""
+        if rows_RW.itemsize == dtype.itemsize:
+            return rows_RW
+        rows, width = self._scratch_shape
+        wide_RW = self._memory(torch.uint64, (-(-rows // WIDE_SHARE), width)).view(dtype)
+        return wide_RW[: len(rows_RW)].copy_(rows_RW)
+
+    def _memory(self, dtype: torch.dtype, shape: tuple[int, int]) -> torch.Tensor:
         if dtype not in self._scratches:
             with torch.inference_mode(False):  # else training outside it could not write to it
-                self._scratches[dtype] = torch.empty(
-                    self._scratch_shape, dtype=dtype, device=self._device
-                )
+                self._scratches[dtype] = torch.empty(shape, dtype=dtype, device=self._device)
         return self._scratches[dtype]
 
 

@@ -1,30 +1,46 @@
 """Where pieces of gradients lie in the scratch, and how its rows fold into groups."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from mp_agent.probe.statistics.sending import send
 
 FOLD_WIDTH = 32
 """Rows folded at a time; a group of 32^n rows is folded in n levels."""
 
-Shapes = tuple[tuple[torch.Size, ...], ...]
-"""The shapes of the pieces of each group."""
+
+class PieceForm(NamedTuple):
+    """What of a piece its place in the scratch depends on."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+Forms = tuple[tuple[PieceForm, ...], ...]
+"""The forms of the pieces of each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Pieces that are in the scratch at the same time."""
+    """Pieces of one dtype that are in the scratch at the same time, and fill it where they can."""
 
-    first_piece: int
+    pieces: tuple[int, ...]
+    """Their numbers, counted through all groups."""
     rows: int
     targets: tuple[torch.Tensor, ...]
     """Views of the scratch with the shapes of the pieces; no two share a row."""
+    tails: tuple[torch.Tensor, ...]
+    """Views of what is left of rows, in which zero has to stand for no element."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """How pieces of certain shapes are measured with a certain scratch."""
+    """How pieces of certain forms are measured with a certain scratch."""
 
     batches: tuple[Batch, ...]
     fold_levels: tuple[torch.Tensor, ...]
@@ -41,74 +57,97 @@ class PackedLayout:
         return sum(batch.rows for batch in self.batches)
 
 
-def make_packed_layout(shapes: Shapes, scratch_RW: torch.Tensor) -> PackedLayout:
+def make_packed_layout(forms: Forms, scratch_RW: torch.Tensor) -> PackedLayout:
     """Return the layout of pieces in `scratch_RW`, each of which must fit into it.
 
     Sends the fold to the scratch's device without waiting.
     """
-    width = scratch_RW.shape[1]
-    rows_per_group = [sum(-(-shape.numel() // width) for shape in group) for group in shapes]
-    elements = [float(sum(shape.numel() for shape in group)) for group in shapes]
+    batches, rows_by_piece = _batches([form for group in forms for form in group], scratch_RW)
+    pieces = iter(rows_by_piece)
+    rows_by_group = [[row for _ in group for row in next(pieces)] for group in forms]
+    elements = [float(sum(form.shape.numel() for form in group)) for group in forms]
+    device = scratch_RW.device
     return PackedLayout(
-        batches=_batches([shape for group in shapes for shape in group], scratch_RW),
+        batches=batches,
         fold_levels=tuple(
-            _send(torch.tensor(level, dtype=torch.int64, device="cpu"), scratch_RW.device).view(
-                -1, FOLD_WIDTH
-            )
-            for level in fold_levels(rows_per_group)
+            send(np.array(level, dtype=np.int64).reshape(-1, FOLD_WIDTH), device)
+            for level in fold_levels(rows_by_group)
         ),
-        elements_G=_send(
-            torch.tensor(elements, dtype=torch.float64, device="cpu"), scratch_RW.device
-        ),
+        elements_G=send(np.array(elements, dtype=np.float64), device),
     )
 
 
-def fold_levels(rows_per_group: Sequence[int]) -> list[list[list[int]]]:
-    """Return, level by level, the blocks of row numbers that fold into one row of the next."""
+def fold_levels(rows_by_group: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+    """Return, level by level, the blocks of row numbers that fold into one row of the next.
+
+    rows_by_group: the rows of each group, all rows from 0 on in any order.
+    """
     levels = []
-    counts = list(rows_per_group)
+    groups = rows_by_group
     while True:
-        levels.append(_blocks(counts))
-        counts = [max(1, -(-count // FOLD_WIDTH)) for count in counts]
-        if max(counts, default=1) == 1:
+        no_row = sum(map(len, groups))
+        blocks_by_group = [_blocks(rows, no_row) for rows in groups]
+        levels.append([block for blocks in blocks_by_group for block in blocks])
+        if max(map(len, blocks_by_group), default=1) == 1:
             return levels
+        groups = _numbered(map(len, blocks_by_group))
 
 
-def _blocks(counts: Sequence[int]) -> list[list[int]]:
-    """Return blocks of the consecutive rows of each group, at least one block per group."""
-    no_row = sum(counts)
-    blocks = []
-    start = 0
-    for count in counts:
-        rows = list(range(start, start + count))
-        rows += [no_row] * (-count % FOLD_WIDTH if count else FOLD_WIDTH)
-        blocks += [rows[at : at + FOLD_WIDTH] for at in range(0, len(rows), FOLD_WIDTH)]
-        start += count
-    return blocks
+def _blocks(rows: Sequence[int], no_row: int) -> list[list[int]]:
+    """Return the rows of a group in blocks of one width, at least one."""
+    filled = [*rows, *[no_row] * (-len(rows) % FOLD_WIDTH if rows else FOLD_WIDTH)]
+    return [filled[at : at + FOLD_WIDTH] for at in range(0, len(filled), FOLD_WIDTH)]
 
 
-def _batches(shapes: Sequence[torch.Size], scratch_RW: torch.Tensor) -> tuple[Batch, ...]:
-    """Lay pieces row after row, beginning a new batch when the scratch is full."""
+def _numbered(counts: Iterable[int]) -> list[range]:
+    ends = list(accumulate(counts, initial=0))
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+@dataclass(slots=True)
+class _Filling:
+    dtype: torch.dtype
+    rows: int
+    pieces: list[int]
+
+
+def _batches(
+    forms: Sequence[PieceForm], scratch_RW: torch.Tensor
+) -> tuple[tuple[Batch, ...], list[range]]:
+    """Return batches, and the rows of each piece, counted through all batches.
+
+    The largest pieces come first, and each goes into the first batch that has room for it.
+    """
     scratch_rows, width = scratch_RW.shape
+    sizes = [-(-form.shape.numel() // width) for form in forms]
+    fillings: list[_Filling] = []
+    for number in sorted(range(len(forms)), key=lambda number: -sizes[number]):
+        dtype, rows = forms[number].dtype, sizes[number]
+        room = (each for each in fillings if each.dtype is dtype)
+        filling = next((each for each in room if each.rows + rows <= scratch_rows), None)
+        if filling is None:
+            fillings.append(filling := _Filling(dtype, 0, []))
+        filling.rows += rows
+        filling.pieces.append(number)
+    rows_by_piece = [range(0)] * len(forms)
+    start = 0
+    for filling in fillings:
+        for number in filling.pieces:
+            rows_by_piece[number] = range(start, start + sizes[number])
+            start += sizes[number]
+    return tuple(_batch(filling, forms, scratch_RW) for filling in fillings), rows_by_piece
+
+
+def _batch(filling: _Filling, forms: Sequence[PieceForm], scratch_RW: torch.Tensor) -> Batch:
+    width = scratch_RW.shape[1]
     flat = scratch_RW.view(-1)
-    batches = []
-    targets: list[torch.Tensor] = []
-    filled = 0
-    for number, shape in enumerate(shapes):
-        rows = -(-shape.numel() // width)
-        if filled + rows > scratch_rows:
-            batches.append(Batch(number - len(targets), filled, tuple(targets)))
-            targets, filled = [], 0
-        start = filled * width
-        targets.append(flat[start : start + shape.numel()].view(shape))
-        filled += rows
-    if targets:
-        batches.append(Batch(len(shapes) - len(targets), filled, tuple(targets)))
-    return tuple(batches)
-
-
-def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the tensor on `device`; from pinned memory, since other copies wait for the device."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    targets, tails = [], []
+    start = 0
+    for number in filling.pieces:
+        shape = forms[number].shape
+        end = start + shape.numel()
+        targets.append(flat[start:end].view(shape))
+        start = -(-end // width) * width
+        if start > end:
+            tails.append(flat[end:start])
+    return Batch(tuple(filling.pieces), filling.rows, tuple(targets), tuple(tails))

@@ -21,6 +21,7 @@ from mp_agent.alerting.expressions.predicates import (
     unless,
 )
 from mp_agent.alerting.expressions.signals import Count, Limit, Number, Recorded, Series, Where
+from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
@@ -88,6 +89,10 @@ GRADIENT_EXPLOSION = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="probably damaged, since updates of this size were applied",
+                now=ROLL_BACK,
+            ),
             when=unless(
                 happened(_steps_above(EXTREME)),
                 _tamed(EXTREME),

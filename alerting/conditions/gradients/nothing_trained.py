@@ -8,6 +8,7 @@ from mp_agent.alerting.examples.healthy import noisy
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, Predicate, any_of, unless
 from mp_agent.alerting.expressions.signals import Series, Where, limit
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 
 _CERTAIN = "all gradients 0|loss 0 with non-finite gradients"
@@ -95,6 +96,10 @@ NOTHING_TRAINED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="not trained since {since}",
+                now="stop, and check labels, loss and frozen parameters before you resume",
+            ),
             when=_for(_CERTAIN, "untrained_steps"),
             description=_TEXT,
             reason="No delay: the condition already requires untrained_steps consecutive steps.",

@@ -7,6 +7,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, all_of
 from mp_agent.alerting.expressions.signals import Series, limit
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 
 _TREND = Series(metric=metrics.LOSS_TREND)
@@ -98,6 +99,11 @@ LOSS_DIVERGING = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="damaged, since the loss does not come back",
+                now="stop, and resume from a checkpoint from before the loss rose, earlier than "
+                "{first}",
+            ),
             when=happened(_LOST),
             keep=duration("diverging_keep"),
             description=_LOST_TEXT,

@@ -7,6 +7,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.signals import Count
+from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("incident_window")
@@ -91,6 +92,11 @@ LOSS_NONFINITE = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="damaged, unless every such step was skipped",
+                weights_updated="damaged, since NaN or Inf was written into them",
+                now=ROLL_BACK,
+            ),
             when=happened(_STEPS),
             description="The loss of run {run} was NaN or Inf on "
             "{value|count} recent step(s)." + FIRST_NONFINITE,

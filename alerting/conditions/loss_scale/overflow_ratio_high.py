@@ -15,6 +15,7 @@ from mp_agent.alerting.expressions.predicates import (
     unless,
 )
 from mp_agent.alerting.expressions.signals import Arithmetic, Count, Limit, Recorded, Signal, limit
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
 
@@ -246,6 +247,10 @@ OVERFLOW_RATIO_HIGH = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, since skipped steps do not change them",
+                now="save a checkpoint, before the loss scale collapses",
+            ),
             when=_above(limit("overflow_critical")),
             description=_DESCRIPTION,
             reason="No delay: the share covers 15 minutes, or enough slow steps to be "

@@ -7,6 +7,7 @@ from mp_agent.alerting.examples.example import Example, Track, Value, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, all_of
 from mp_agent.alerting.expressions.signals import Number, Series
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("rank_stall_window")
@@ -149,6 +150,11 @@ RANK_STALLED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, but not saved since the last checkpoint",
+                now="do not wait: restart from the last checkpoint, without the node of the ranks "
+                "that are behind",
+            ),
             when=all_of(Compare(_LAGGING, ">", Number(0)), stopped(_WINDOW), active()),
             description="{value|count} rank(s) of run {run} are behind the others, and no step "
             "was made for <rank_stall_window>.{mp_agent_lagging_rank_info| Behind: |rank phase}",

@@ -7,6 +7,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, any_of
 from mp_agent.alerting.expressions.signals import Count, Number, Series
+from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("incident_window")
@@ -70,6 +71,10 @@ REPLICA_DIVERGENCE = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="damaged, since ranks hold different ones",
+                now=ROLL_BACK,
+            ),
             when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_STEPS)),
             description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "
             "Last seen: |kind step ranks}",

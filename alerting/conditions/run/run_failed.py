@@ -8,6 +8,7 @@ from mp_agent.alerting.examples.example import Example, Track, Value, flat
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, Joined, Seen, any_of, unless
 from mp_agent.alerting.expressions.signals import Number, Series, Where
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 from mp_agent.records.steps import EndReason
 
@@ -126,6 +127,10 @@ RUN_FAILED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="as in the last checkpoint",
+                now="read the first traceback, then resume from the last checkpoint",
+            ),
             when=any_of(_failed(_WINDOW), _failed(_NEWS)),
             hold=duration("restart_hold"),
             reason="A launcher that restarts the run within the delay has handled the failure; "

@@ -6,6 +6,7 @@ from mp_agent.alerting.examples.example import Example, Track, Value, flat
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, any_of
 from mp_agent.alerting.expressions.signals import Count, Series, limit
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("restarts_window")
@@ -79,6 +80,10 @@ RUN_RESTARTING = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="as in the last checkpoint",
+                now="stop the job, since no attempt gets beyond the failure",
+            ),
             when=any_of(Compare(_ATTEMPTS, ">", _MANY), Compare(_FRESH_AGENTS, ">", _MANY)),
             description=_DESCRIPTION,
             reason="No delay: that many attempts within an hour are a restart loop.",

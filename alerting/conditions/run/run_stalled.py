@@ -9,6 +9,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, Joined, Seen, all_of, any_of
 from mp_agent.alerting.expressions.signals import Length, Series, Where, limit
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 from mp_agent.records.steps import Phase
 
@@ -257,6 +258,11 @@ RUN_STALLED = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, but not saved since the last checkpoint",
+                now="do not wait: dump the stacks with py-spy, then restart from the last "
+                "checkpoint",
+            ),
             when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
             description=_description(_LONG),
             reason="No delay: the condition itself spans half an hour and ten usual steps; one "

@@ -14,6 +14,7 @@ from mp_agent.flight.postmortem.diagnose import diagnose
 from mp_agent.flight.postmortem.diagnosis import Diagnosis
 from mp_agent.flight.postmortem.history import LayerSample, RunHistory
 from mp_agent.flight.record.evidence import Evidence
+from mp_agent.flight.record.gpu_errors import GpuError
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
@@ -88,6 +89,7 @@ def findings_of(
     precision: str = "fp16",
     read_unix_seconds: float = 0.0,
     values: Values | None = None,
+    gpu_errors: Sequence[GpuError] = (),
 ) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
     steps = tuple(steps)
@@ -101,6 +103,7 @@ def findings_of(
         ranks=tuple(logs),
         read_unix_seconds=read_unix_seconds,
         values=values or values_in_force(),
+        gpu_errors=tuple(gpu_errors),
     )
     history = RunHistory(
         steps=steps,

@@ -70,7 +70,13 @@ class Verdict:
         return self.fired[name][self.scenario.expected[name]] - begin
 
 
-def judge(recordings: Sequence[Recording], promtool: Path, directory: Path) -> list[Verdict]:
+def judge(
+    recordings: Sequence[Recording],
+    promtool: Path,
+    directory: Path,
+    *,
+    evaluation_seconds: int = SCRAPE_SECONDS,
+) -> list[Verdict]:
     """Return what the rules say of each run, two lots at a time, the short ones first.
 
     promtool refuses a query over too many samples, so a lot holds some of the runs only.
@@ -78,17 +84,19 @@ def judge(recordings: Sequence[Recording], promtool: Path, directory: Path) -> l
     (directory / RULES_FILE).write_text(RULES)
     ordered = sorted(recordings, key=lambda recording: recording.scrapes)
     lots = [ordered[first : first + _LOT] for first in range(0, len(ordered), _LOT)]
+
+    def judge_lot(lot: Sequence[Recording]) -> list[Verdict]:
+        return _judge(lot, promtool, directory, evaluation_seconds)
+
     with ThreadPoolExecutor(2) as pool:
-        return [
-            verdict
-            for verdicts in pool.map(lambda lot: _judge(lot, promtool, directory), lots)
-            for verdict in verdicts
-        ]
+        return [verdict for verdicts in pool.map(judge_lot, lots) for verdict in verdicts]
 
 
-def _judge(lot: Sequence[Recording], promtool: Path, directory: Path) -> list[Verdict]:
+def _judge(
+    lot: Sequence[Recording], promtool: Path, directory: Path, evaluation_seconds: int
+) -> list[Verdict]:
     file = directory / f"{lot[0].scenario.name}.test.yaml"
-    file.write_text("".join(_test(lot)))
+    file.write_text("".join(_test(lot, evaluation_seconds)))
     # A test that expects nothing fails and prints what was found: promtool's way to tell a value.
     done = unit_test(promtool, file)
     output = done.stdout + done.stderr
@@ -112,18 +120,23 @@ def verdict_of(recording: Recording, fired: Mapping[str, Mapping[str, float]]) -
     )
 
 
-def _test(recordings: Sequence[Recording]) -> Iterator[str]:
+def _test(recordings: Sequence[Recording], evaluation_seconds: int) -> Iterator[str]:
     """Yield the test file in pieces; made by hand, since YAML's own writer takes a minute."""
     seconds = max(recording.scrapes for recording in recordings) * SCRAPE_SECONDS
-    yield f"rule_files: [{RULES_FILE}]\nevaluation_interval: {SCRAPE_SECONDS}s\ntests:\n"
+    yield f"rule_files: [{RULES_FILE}]\nevaluation_interval: {evaluation_seconds}s\ntests:\n"
     yield f"- interval: {SCRAPE_SECONDS}s\n  input_series:\n"
     for recording in recordings:
-        for series, values in recording.samples.items():
-            if series[0] in WANTED:
-                yield f"  - series: '{_notation(series)}'\n    values: '{_samples(values)}'\n"
+        yield from series_input(recording)
     query = _FIRST_FIRED.format(seconds=seconds, step=SCRAPE_SECONDS)
     yield f"  promql_expr_test:\n  - expr: {quoted(query)}\n    eval_time: {seconds}s\n"
     yield "    exp_samples: []\n"
+
+
+def series_input(recording: Recording) -> Iterator[str]:
+    """Yield the recorded series that rules look at, as input series of a unit test."""
+    for series, values in recording.samples.items():
+        if series[0] in WANTED:
+            yield f"  - series: '{_notation(series)}'\n    values: '{_samples(values)}'\n"
 
 
 def _notation(series: Series) -> str:

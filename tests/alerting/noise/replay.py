@@ -3,7 +3,7 @@
 The ranks' rings are written as the probe writes them and read by the node agent's own `Run`: merge,
 counters, windows and catalog are the real ones. Only the clock and the locks by which a rank is
 seen to live are simulated, since everything happens in one process; the node agent's own detectors
-are off, since it is the rules that are put to the test here.
+are off unless they are asked for, since it is the rules that are put to the test here.
 """
 
 import os
@@ -54,6 +54,8 @@ _NO_DETECTORS = (
     "mp_agent.node.run.state.ConditionTracker",
     partial(ConditionTracker, conditions=()),
 )
+_EVERY_STEP = ("mp_agent.node.conditions.tracker.PROCESSOR_SHARE", 1.0)
+"""However long a judgement takes here, so that two recordings of a scenario are the same."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and label pairs."""
@@ -73,9 +75,12 @@ class Recording:
         values[tick] = value
 
 
-def record(scenario: Scenario, directory: Path) -> Recording:
-    """Return what Prometheus would have scraped of a scenario."""
-    with _simulated_locks() as alive, patch(*_NO_DETECTORS):
+def record(scenario: Scenario, directory: Path, *, detectors: bool = False) -> Recording:
+    """Return what Prometheus would have scraped of a scenario.
+
+    detectors: whether the node agent's own judge every step.
+    """
+    with _simulated_locks() as alive, patch(*(_EVERY_STEP if detectors else _NO_DETECTORS)):
         player = _Player(scenario, directory, alive)
         try:
             for event in scenario.script(Random(scenario.name)):

@@ -107,6 +107,24 @@ def moved(minute: float, instance: str) -> Sky:
     return under
 
 
+def clock_stepped(minute: float, seconds: float) -> Sky:
+    """Set the clocks of the nodes to another time from a minute on; the scraper's goes on."""
+    first = _tick(minute)
+
+    def under(recording: Recording) -> Recording:
+        return _changed(
+            recording,
+            lambda name, values: [
+                value + seconds
+                if name.endswith("_timestamp_seconds") and tick >= first and value is not None
+                else value
+                for tick, value in enumerate(values)
+            ],
+        )
+
+    return under
+
+
 def _changed(recording: Recording, change: Callable[[str, Values], Values]) -> Recording:
     samples = {key: change(key[0], values) for key, values in recording.samples.items()}
     return replace(recording, samples=samples)

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules, rendered_files
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import MarkedValues, values_in_force
@@ -46,8 +47,12 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
 ) -> None:
     assert rule["labels"]["component"] == "mp-agent"
     links = {"runbook_url", "dashboard_url"}
-    assert set(rule["annotations"]) == {"summary", "description", "remedy", "step", *links}
-    assert "{{" not in rule["annotations"]["summary"]
+    optional = {"cause"} if FOLLOWS_FROM.get(rule["alert"]) else set()
+    optional &= {"cause"} if rule["labels"]["severity"] == "critical" else set()
+    expected = {"summary", "description", "remedy", "step", *links, *optional}
+    assert set(rule["annotations"]) == expected
+    templated = "{{" in rule["annotations"]["summary"]
+    assert templated is (rule["labels"]["severity"] == "critical")
     assert "$labels.run }}" in rule["annotations"]["description"]
     assert "var-run={{ $labels.run | urlquery }}" in rule["annotations"]["dashboard_url"]
     assert rule["annotations"]["runbook_url"].endswith(f"/{rule['alert'].lower()}.md")

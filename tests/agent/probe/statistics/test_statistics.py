@@ -104,6 +104,23 @@ def test_many_small_tensors_are_all_measured(statistics: GradientStatistics) -> 
     assert_rows(statistics.totals(groups, 1.0), [expected_row(group) for group in groups])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1,), (40,), (8, 5), (700,), (8192,)], ids=str)
+def test_layers_of_one_shape_are_told_apart_whatever_is_in_them(
+    statistics: GradientStatistics, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """So many that they do not fit beside each other, and every kind of value among them."""
+    count = int(np.prod(shape))
+    odd = [values for make in VALUES.values() if not (values := make()).is_complex()]
+    layers = [
+        values.to(dtype).ravel()[:count].clone().view(shape)
+        for values in odd
+        if values.layout is torch.strided and values.numel() >= count
+    ]
+    layers += [normal(*shape, dtype=dtype, seed=seed) for seed in range(70_000 // count % 40 + 9)]
+    assert_rows(statistics.layers(layers, 1.0), [expected_row([layer]) for layer in layers])
+
+
 def test_nothing_to_measure_gives_a_table_without_rows(statistics: GradientStatistics) -> None:
     assert_rows(statistics.totals([], 1.0), [])
     assert_rows(statistics.layers([], 1.0), [])

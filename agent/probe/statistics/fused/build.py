@@ -1,0 +1,101 @@
+"""Gets the kernels compiled before a step needs them: once per node, into a cache on that node.
+
+Local rank 0 starts `compile` at attach, in a process of its own. A rank that comes to its first
+plan meanwhile waits for the lock, and finds the kernels in the cache; without that process it
+compiles them itself. Nothing is compiled later: the kernels are made for no particular alignment
+or size, and every variant has been launched once.
+"""
+
+import fcntl
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from mp_agent.ring.interruptions import pass_on
+
+log = logging.getLogger("mp_agent")
+
+LOCK_SECONDS_AT_MOST = 60.0
+"""After which a rank compiles for itself: whoever holds the lock may hang."""
+
+_CACHE_VARIABLE = "TRITON_CACHE_DIR"
+
+
+def launchable(device: torch.device) -> ModuleType | None:
+    """Return the module of the kernels, each compiled and loaded on `device`.
+
+    None where stock operations have to do: without Triton, its compiler, or the C compiler that
+    builds its driver stub. The reason is logged once per process. Waits for a compilation, but
+    never for the device.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        with node_cache():
+            launches = import_module("mp_agent.probe.statistics.fused.launches")
+            with torch.cuda.device(device):
+                launches.launch_once(device)
+    except Exception as error:
+        pass_on(error)
+        _say_once(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        return None
+    return launches
+
+
+@cache
+def _say_once(reason: str) -> None:
+    log.warning(
+        "gradients are measured with stock operations of torch, which read them several times: "
+        "the Triton kernels cannot be used (%s)",
+        reason,
+    )
+
+
+@contextmanager
+def node_cache() -> Iterator[Path]:
+    """Have Triton keep what it compiles in a directory on this node; one process at a time.
+
+    Its usual one is in the home directory, which ranks of many nodes may share. Raises OSError
+    when there can be no directory of this user alone.
+    """
+    directory = Path(tempfile.gettempdir()) / f"mp_agent-kernels-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{directory} is no directory that this user alone can write to")
+    before = os.environ.get(_CACHE_VARIABLE)
+    with _locked(directory / "lock"):
+        os.environ[_CACHE_VARIABLE] = str(directory)
+        try:
+            yield directory
+        finally:
+            if before is None:
+                os.environ.pop(_CACHE_VARIABLE, None)
+            else:
+                os.environ[_CACHE_VARIABLE] = before
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, or go on without it when another process keeps it for very long."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS_AT_MOST
+        while time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)

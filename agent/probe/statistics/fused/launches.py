@@ -1,0 +1,83 @@
+"""Launches the kernels; what is compiled depends on nothing but the few constants named here."""
+
+import torch
+
+from mp_agent.probe.statistics.fused import fold, measure
+from mp_agent.probe.statistics.fused.measure import COUNTS
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+
+__all__ = ["COUNTS", "compile_all", "launch_fold", "launch_measure", "launch_once"]
+
+
+def _measure_options(kind: int, smallest: bool) -> dict[str, int | bool]:
+    return {
+        "KIND": kind,
+        "SMALLEST": smallest,
+        "R": measure.ROWS,
+        "num_warps": measure.WARPS,
+        "enable_fp_fusion": False,
+    }
+
+
+def _fold_options(smallest: bool) -> dict[str, int | bool]:
+    return {
+        "SMALLEST": smallest,
+        "B": fold.FOLD_BLOCK,
+        "num_warps": fold.WARPS,
+        "enable_fp_fusion": False,
+    }
+
+
+def launch_measure(
+    pointers: torch.Tensor,
+    chunks: torch.Tensor,
+    chunk_numbers: torch.Tensor,
+    squares: torch.Tensor,
+    counts: torch.Tensor,
+    kind: int,
+    smallest: bool,
+) -> None:
+    """Launch `measure_chunks` for all chunks of one kind."""
+    measure.measure_chunks[(len(chunk_numbers),)](
+        pointers, chunks, chunk_numbers, squares, counts, **_measure_options(kind, smallest)
+    )
+
+
+def launch_fold(
+    squares: torch.Tensor,
+    counts: torch.Tensor,
+    groups: torch.Tensor,
+    inverse_scale: torch.Tensor,
+    table: torch.Tensor,
+    smallest: bool,
+) -> None:
+    """Launch `fold_groups` for all groups."""
+    fold.fold_groups[(len(groups),)](
+        squares, counts, groups, inverse_scale, table, **_fold_options(smallest)
+    )
+
+
+_MEASURE_TYPES = (torch.int64, torch.int64, torch.int32, torch.float64, torch.int32)
+_FOLD_TYPES = (torch.float64, torch.int32, torch.int64, torch.float64, torch.float64)
+
+
+def compile_all() -> None:
+    """Compile every variant for the current device, of which only the model is asked."""
+    for smallest in (False, True):
+        for kind in measure.KINDS:
+            options = _measure_options(kind, smallest)
+            measure.measure_chunks.warmup(*_MEASURE_TYPES, grid=(1,), **options)
+        fold.fold_groups.warmup(*_FOLD_TYPES, grid=(1,), **_fold_options(smallest))
+
+
+def launch_once(device: torch.device) -> None:
+    """Launch every variant, for no elements: compiles what is not yet, and loads it."""
+    measured = [torch.zeros(16, dtype=dtype, device=device) for dtype in _MEASURE_TYPES]
+    pointers, chunks, chunk_numbers, squares, counts = measured
+    groups = torch.zeros((1, 2), dtype=torch.int64, device=device)
+    inverse_scale = torch.zeros((), dtype=torch.float64, device=device)
+    table = torch.zeros((1, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64, device=device)
+    for smallest in (False, True):
+        for kind in measure.KINDS:
+            launch_measure(pointers, chunks, chunk_numbers[:1], squares, counts, kind, smallest)
+        launch_fold(squares, counts, groups, inverse_scale, table, smallest)

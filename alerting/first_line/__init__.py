@@ -1,0 +1,1 @@
+"""The first line of a critical alert, and which conditions follow from which."""

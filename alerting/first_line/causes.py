@@ -1,0 +1,85 @@
+"""Which conditions follow from which: pages name the cause first, and tickets of effects are muted.
+
+Kept apart from the records: what follows from what is one picture, in one place.
+"""
+
+from collections.abc import Mapping
+
+FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
+    "MpAgentRankStalled": (),
+    "MpAgentRunStalled": ("MpAgentRankStalled",),
+    "MpAgentRunFailed": ("MpAgentRankStalled", "MpAgentRunStalled"),
+    "MpAgentRunRestarting": (),
+    "MpAgentRankNonFinite": ("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
+    "MpAgentNonFiniteUpdate": (
+        "MpAgentRankNonFinite",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    "MpAgentGradientNonFinite": (
+        "MpAgentRankNonFinite",
+        "MpAgentNonFiniteUpdate",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    "MpAgentLossNonFinite": (
+        "MpAgentRankNonFinite",
+        "MpAgentNonFiniteUpdate",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    "MpAgentReplicaDivergence": (),
+    "MpAgentGradientExplosion": (
+        "MpAgentReplicaDivergence",
+        "MpAgentClippingBeforeUnscale",
+        "MpAgentLearningRateJump",
+    ),
+    "MpAgentLayerGradientExplosion": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
+    "MpAgentLossSpike": (
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+        "MpAgentReplicaDivergence",
+        "MpAgentNonFiniteUpdate",
+    ),
+    "MpAgentLossDiverging": (
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+        "MpAgentReplicaDivergence",
+        "MpAgentNonFiniteUpdate",
+    ),
+    "MpAgentLossScaleAtFloor": ("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
+    "MpAgentLossScaleFarBelowInitial": (
+        "MpAgentLossScaleAtFloor",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    "MpAgentOverflowRatioHigh": (
+        "MpAgentLossScaleAtFloor",
+        "MpAgentGradientNonFinite",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    "MpAgentLossScaleLow": ("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
+    "MpAgentLossScaleLowAndFalling": (
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    "MpAgentLossScaleConsecutiveDecreases": (
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    "MpAgentNothingTrained": ("MpAgentNonFiniteUpdate",),
+    "MpAgentGradientVanishing": ("MpAgentNothingTrained",),
+    "MpAgentGradientUnderflow": (
+        "MpAgentNothingTrained",
+        "MpAgentGradientVanishing",
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    "MpAgentLayerGradientDead": (
+        "MpAgentNothingTrained",
+        "MpAgentGradientVanishing",
+        "MpAgentGradientUnderflow",
+    ),
+}
+"""Condition to those that it can follow from, the likeliest first; a condition that is not named
+follows from none."""

@@ -1,0 +1,1 @@
+"""How long it takes from a NaN in a gradient to the person who is paged."""

@@ -1,0 +1,1 @@
+"""Whether a post-mortem names the right cause first, on small trainings with planted causes."""

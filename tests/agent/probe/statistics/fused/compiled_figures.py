@@ -1,0 +1,128 @@
+"""Compiles the kernels for GPUs that need not be there, and prints figures of the machine code.
+
+Run by `test_compiled` in a process of its own, in which Triton does not interpret:
+
+    python -m tests.agent.probe.statistics.fused.compiled_figures
+
+prints JSON: by target and variant the registers and spilled bytes of a thread, and for NVIDIA GPUs
+the instructions of the innermost loop per element.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mp_agent.probe.statistics.fused import fold, measure
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+KINDS = {"fp32": measure.FP32, "bf16": measure.BF16, "fp16": measure.FP16}
+
+_MEASURE = {"pointers": "*i64", "chunks": "*i64", "chunk_numbers": "*i32", "squares": "*fp64"}
+_MEASURE |= {"counts": "*i32", "KIND": "constexpr", "SMALLEST": "constexpr", "R": "constexpr"}
+_FOLD = {"squares": "*fp64", "counts": "*i32", "groups": "*i64", "inverse_scale": "*fp64"}
+_FOLD |= {"table": "*fp64", "SMALLEST": "constexpr", "B": "constexpr"}
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def figures() -> dict[str, dict[str, dict[str, float]]]:
+    """Return the figures of all variants for all targets."""
+    return {name: dict(_of_target(target)) for name, target in TARGETS.items()}
+
+
+def _of_target(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
+    for smallest in (False, True) if target.arch == 90 else (True,):
+        for name, kind in KINDS.items():
+            constants = {"KIND": kind, "SMALLEST": smallest, "R": measure.ROWS}
+            compiled = _compiled(target, measure.measure_chunks, _MEASURE, constants, measure.WARPS)
+            found = _resources(target, compiled)
+            if target.backend == "cuda":
+                elements = 4 if kind == measure.FP32 else 8
+                found["instructions_per_element"] = _in_loop(compiled.asm["cubin"]) / elements
+            yield (f"{name} smallest" if smallest else name), found
+    if target.arch not in (90, "gfx942"):
+        return
+    constants = {"SMALLEST": True, "B": fold.FOLD_BLOCK}
+    yield (
+        "fold",
+        _resources(target, _compiled(target, fold.fold_groups, _FOLD, constants, fold.WARPS)),
+    )
+
+
+def _compiled(target, kernel, signature, constants: Mapping[str, int], warps: int):
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    return triton.compile(source, target=target, options=options)
+
+
+def _resources(target: GPUTarget, compiled) -> dict[str, float]:
+    if target.backend == "hip":
+        code = compiled.asm["amdgcn"]
+        return {
+            "registers": _number(r"\.vgpr_count:\s+(\d+)", code),
+            "spilled_bytes": _number(r"\.vgpr_spill_count:\s+(\d+)", code)
+            + _number(r"\.private_segment_fixed_size:\s+(\d+)", code),
+        }
+    with _file(compiled.asm["cubin"]) as cubin:
+        usage = _run("cuobjdump", "--dump-resource-usage", cubin)
+    return {
+        "registers": _number(r"REG:(\d+)", usage),
+        "spilled_bytes": _number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
+    }
+
+
+def _in_loop(cubin: bytes) -> float:
+    """Return the instructions of the loop that loads 16 bytes at a time, per such load."""
+    with _file(cubin) as file:
+        lines = _run("nvdisasm", "-c", file).splitlines()
+    code: list[str] = []
+    labels: dict[str, int] = {}
+    for line in lines:
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(code)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            code.append(instruction[1])
+    for end, instruction in enumerate(code):
+        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction)
+        if target and (start := labels.get(target[1], end)) < end:
+            body = code[start : end + 1]
+            if loads := sum("LDG" in each and ".128" in each for each in body):
+                return len(body) / loads
+    raise LookupError("no loop loads 16 bytes at a time")
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(content)
+        file.flush()
+        yield file.name
+
+
+def _run(tool: str, *arguments: str) -> str:
+    done = subprocess.run([_TOOLS / tool, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise LookupError(f"{pattern} is not in what the compiler says")
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures()))

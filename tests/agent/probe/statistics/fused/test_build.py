@@ -1,0 +1,97 @@
+"""Kernels come from a cache on the node, compiled once; without them it is said once."""
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mp_agent.probe.statistics import for_device
+from mp_agent.probe.statistics.fused import build
+from mp_agent.probe.statistics.packed import PackedStatistics
+
+CUDA = torch.device("cuda", 0)
+ROOT = Path(__file__).parents[5]
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    build._say_once.cache_clear()
+
+
+def test_without_a_usable_gpu_stock_operations_do_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        assert isinstance(for_device(CUDA), PackedStatistics)
+        assert isinstance(for_device(CUDA), PackedStatistics)
+    (record,) = caplog.records
+    assert "stock operations" in record.getMessage()
+
+
+def test_without_triton_the_reason_names_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(build, "import_module", missing)
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        assert build.launchable(CUDA) is None
+    assert "No module named 'triton'" in caplog.text
+
+
+def test_importing_the_probe_imports_no_triton() -> None:
+    code = "import sys, mp_agent, mp_agent.probe.statistics; sys.exit('triton' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".editable")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == 0
+
+
+def test_triton_compiles_into_a_directory_of_this_user_on_this_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    with build.node_cache() as directory:
+        assert os.environ["TRITON_CACHE_DIR"] == str(directory)
+        assert directory.parent == tmp_path
+        assert directory.stat().st_mode & 0o777 == 0o700
+    assert os.environ["TRITON_CACHE_DIR"] == "elsewhere"
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    with build.node_cache():
+        pass
+    assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    with build.node_cache() as directory:
+        pass
+    directory.chmod(0o777)
+    with pytest.raises(PermissionError, match="this user alone"), build.node_cache():
+        pass
+    directory.chmod(0o700)
+    (tmp_path / "target").mkdir()
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()
+    directory.symlink_to(tmp_path / "target")
+    with pytest.raises(PermissionError), build.node_cache():
+        pass
+
+
+def test_one_process_at_a_time_compiles_but_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with build.node_cache() as directory:
+        with (directory / "lock").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        monkeypatch.setattr(build, "LOCK_SECONDS_AT_MOST", 0.0)
+        with build.node_cache():
+            pass
+    with (directory / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
