@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from mp_agent.lint.results import CheckReport
+
 __all__ = [
     "ConditionEvent",
     "__version__",
+    "check",
     "declare",
     "init",
     "observe",
@@ -182,6 +186,27 @@ def declare(
     """
     if (api := _load()) is not None:
         api.declare(target, shard=shard, replicate=replicate, counted=counted)
+
+
+def check(
+    paths: str | PathLike[str] | Iterable[str | PathLike[str]],
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    jobs: int = 1,
+) -> CheckReport:
+    """Find mixed-precision mistakes in training code without running it, as `mp-agent check` does.
+
+    `paths` are Python files, notebooks, and folders of them; `select` and `ignore` codes of rules,
+    or their beginnings, on top of the settings in pyproject.toml. The report has `findings` (path,
+    span, code, message), the files that were `skipped`, and `counts()` by rule. Any process, before
+    or without `init()`; with `jobs` above 1, processes of its own share the files.
+
+    Raises SettingError, naming the path, the code or the setting that is wrong.
+    """
+    from mp_agent.lint.api import check_paths
+
+    return check_paths(paths, select=select, ignore=ignore, jobs=jobs)
 
 
 def shutdown() -> None:

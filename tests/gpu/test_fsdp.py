@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring, rows_by_name
@@ -23,7 +24,7 @@ RELATIVE_ERROR = 1e-6
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fsdp1")
-    torch.multiprocessing.spawn(fsdp_job.run, args=(directory,), nprocs=WORLD)
+    spawn(fsdp_job.run, args=(directory,), nprocs=WORLD)
     return directory
 
 
