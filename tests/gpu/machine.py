@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics.packed import PackedStatistics
 from tests.agent.probe.simulated_device import SimulatedDevice, install
 
 
@@ -20,6 +22,10 @@ class Machine:
     def of(cls, monkeypatch: pytest.MonkeyPatch) -> "Machine":
         """Return the GPU; without one, a simulated device in the place of the processor."""
         return cls(None if torch.cuda.is_available() else install(monkeypatch))
+
+    def statistics(self) -> GradientStatistics:
+        """Return what measures gradients there."""
+        return PackedStatistics(self.device) if self.simulated else for_device(self.device)
 
     def finish(self) -> None:
         """Let the device finish what it was given."""

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
+from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.transfers import whole_values
 from tests.agent.probe.seen_steps import CPU
 from tests.agent.probe.simulated_device import SimulatedDevice
@@ -15,7 +16,8 @@ def numbers(*values: float) -> torch.Tensor:
 
 
 def test_gives_places_back(clock):
-    slots, transfers, got = TransferSlots.pinned(1, 2, CPU), DeviceTransfers(CPU), []
+    got: list[FloatArray] = []
+    slots, transfers = TransferSlots.pinned(1, 2, CPU), DeviceTransfers(CPU)
     for number in range(3):
         assert transfers.send(slots, numbers(number, number), got.append)
         assert not transfers.send(slots, numbers(0, 0), got.append)
@@ -25,7 +27,8 @@ def test_gives_places_back(clock):
 
 
 def test_hands_over_copies_that_later_transfers_do_not_change(clock):
-    slots, transfers, got = TransferSlots.pinned(1, 1, CPU), DeviceTransfers(CPU), []
+    got: list[FloatArray] = []
+    slots, transfers = TransferSlots.pinned(1, 1, CPU), DeviceTransfers(CPU)
     clock.now = 1000
     for number in (1.0, 2.0):
         transfers.send(slots, numbers(number), got.append)
@@ -44,7 +47,8 @@ def test_the_scripts_default_device_is_of_no_account():
 
 
 def test_a_letter_that_is_only_partly_there_is_not_handed_over(device: SimulatedDevice):
-    slots, transfers, got = TransferSlots.pinned(4, 3, CPU), DeviceTransfers(CPU), []
+    got: list[FloatArray] = []
+    slots, transfers = TransferSlots.pinned(4, 3, CPU), DeviceTransfers(CPU)
     transfers.send(slots, numbers(1, 2, 3), got.append)
     device.torn = True
     device.run()
@@ -58,7 +62,8 @@ def test_a_letter_that_is_only_partly_there_is_not_handed_over(device: Simulated
 def test_transfers_that_arrived_are_handed_over_though_the_device_has_failed(
     device: SimulatedDevice,
 ):
-    slots, transfers, got = TransferSlots.pinned(8, 1, CPU), DeviceTransfers(CPU), []
+    got: list[FloatArray] = []
+    slots, transfers = TransferSlots.pinned(8, 1, CPU), DeviceTransfers(CPU)
     for number in range(3):
         transfers.send(slots, numbers(number), got.append)
     device.run(2)
@@ -68,7 +73,8 @@ def test_transfers_that_arrived_are_handed_over_though_the_device_has_failed(
 
 
 def test_what_is_given_up_is_reported_once(device: SimulatedDevice):
-    slots, transfers, lost = TransferSlots.pinned(8, 1, CPU), DeviceTransfers(CPU), []
+    lost: list[int] = []
+    slots, transfers = TransferSlots.pinned(8, 1, CPU), DeviceTransfers(CPU)
     for number in range(3):
         transfers.send(slots, numbers(number), lambda values: None, lambda: lost.append(1))
     device.run(1)
@@ -88,6 +94,7 @@ class TestChecksum:
     def test_every_bit_of_the_numbers_comes_through(self, transfer):
         expected = numbers(3.0, 4.0, float("nan"), -0.0, 5e-324, float("inf"))
         values = whole_values(transfer, 7)
+        assert values is not None
         assert values.tobytes() == expected.numpy().tobytes()
 
     def test_no_other_number_opens_it(self, transfer):

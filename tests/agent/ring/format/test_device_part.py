@@ -1,10 +1,12 @@
 """What a device has written into a ring is read whole or not at all."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mp_agent.records.steps import LayerTable, StepRecord
 from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.format.transfers import weights
 from mp_agent.ring.reader import RingReader
@@ -44,7 +46,7 @@ class Ring:
         values = transfer(sequence, *np.arange(15) + sequence)
         self.writer.device_part.memory.layers_SW[sequence % 2] = values
 
-    def recovered(self, after: int = 0) -> tuple[list, list]:
+    def recovered(self, after: int = 0) -> tuple[list[StepRecord], list[LayerTable]]:
         reader = RingReader.open(self.writer.path)
         assert reader.schema is not None
         found = reader.recovered(after)
@@ -53,13 +55,13 @@ class Ring:
 
 
 @pytest.fixture
-def ring(path: Path) -> Ring:
+def ring(path: Path) -> Iterator[Ring]:
     made = Ring(path)
     yield made
     made.writer.close()
 
 
-def sequences(steps: list) -> list[int]:
+def sequences(steps: Sequence[StepRecord | LayerTable]) -> list[int]:
     return [step.sequence for step in steps]
 
 
