@@ -39,5 +39,9 @@ class NothingToJudge(LogError):
     """A training log can be read, but holds no number that a condition looks at."""
 
 
+class CompareError(MpAgentError, ValueError):
+    """A model or two runs cannot be compared; the message names the argument or the module."""
+
+
 class CatalogError(MpAgentError, ValueError):
     """A record of a catalog contradicts itself; the message names the record."""
