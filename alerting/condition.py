@@ -117,17 +117,19 @@ class Condition:
             "dashboard_url": dashboard_url(dashboard_base) if dashboard_base else "",
         }
         return {
-            "summary": self._first_line(level),
+            "summary": values.fill(self._first_line(level)),
             "description": prometheus_template(level.parts, values),
             "remedy": remedy_template(self.remedies),
             **{name: url for name, url in links.items() if url},
-            "step": since_step_template(self.name),
-            **self._cause(level),
+            "step": values.fill(since_step_template(self.name)),
+            **self._cause(level, values),
         }
 
-    def _cause(self, level: Level) -> Mapping[str, str]:
+    def _cause(self, level: Level, values: Values) -> Mapping[str, str]:
         causes = FOLLOWS_FROM.get(self.name, ())
-        return {"cause": causes_template(self.name, causes)} if level.triage and causes else {}
+        if not level.triage or not causes:
+            return {}
+        return {"cause": values.fill(causes_template(self.name, causes))}
 
     def _first_line(self, level: Level) -> str:
         if level.triage is None:

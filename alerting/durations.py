@@ -37,6 +37,11 @@ DURATIONS = (
         meaning="lookback within which an incident that names a rank is not new",
     ),
     Duration(
+        name="cause_window",
+        seconds=_HOUR,
+        meaning="lookback within which a page names the causes of an alert and its first step",
+    ),
+    Duration(
         name="alive_window",
         seconds=2 * _MINUTE,
         meaning="time without a step after which a falling loss scale is not evaluated",

@@ -11,7 +11,7 @@ NAN_UPDATES = "MpAgentNonFiniteUpdate"
 _SINCE = metrics.CONDITION_SINCE_STEP.prometheus_name
 _RUN_IDENTITY = ("cluster", "namespace", "job", "run")
 _ARGUMENTS = " ".join(f"$labels.{label}" for label in _RUN_IDENTITY)
-_REMEMBERED = "1h"
+_REMEMBERED = "<cause_window>"
 """A run that has ended takes its series along before its alert fires, and a cause may be over
 before its effect."""
 _UNKNOWN = "it began"

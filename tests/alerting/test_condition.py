@@ -38,7 +38,7 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
     values = values_in_force({"grad_norm_high": 50}, time_scale=0.1)
     bases = ("https://books.example/", "https://boards.example/")
     annotations = dict(_condition().annotations(_LEVEL, values, *bases))
-    assert "condition=%q" in annotations.pop("step")
+    assert 'condition=\\"MpAgentSomethingWrong\\"' in annotations.pop("step")
     assert annotations == {
         "summary": "Something is wrong.",
         "description": 'Run {{ $labels.run }} lost more than 50 in 1m: {{ printf "%.0f" $value }}.',

@@ -74,11 +74,12 @@ def _delivered(run: str, url: str, inbox: Inboxes, count: int) -> dict[str, Any]
     states = wait_until(lambda: _states(url, run, count), seconds=60, what=f"the states of {run}")
     body = mail.get_body(("plain",))
     assert body is not None
+    outside = str(payload["externalURL"])  # with the machine's name
     page = [str(mail["Subject"]), *body.get_content().strip().splitlines()]
     tickets = [name for name, state in states if state == "active" and "critical" not in name]
     return {
-        "webhook": _normal(payload, url),
-        "page": [line.replace(url, _ADDRESS) for line in page],
+        "webhook": _normal(payload),
+        "page": [line.replace(outside, _ADDRESS) for line in page],
         "tickets": tickets,
         "muted": [name for name, state in states if state == "suppressed"],
     }
@@ -109,10 +110,12 @@ def _states(url: str, run: str, count: int) -> list[tuple[str, str]]:
     )
 
 
-def _normal(payload: dict[str, Any], url: str) -> dict[str, Any]:
+def _normal(payload: dict[str, Any]) -> dict[str, Any]:
     """Return a payload without what differs from one delivery to the next."""
     for alert in payload["alerts"]:
         alert.pop("endsAt", None)
     payload["alerts"].sort(key=lambda alert: str(alert["labels"]))
-    normal: dict[str, Any] = json.loads(json.dumps(payload).replace(url, _ADDRESS))
+    normal: dict[str, Any] = json.loads(
+        json.dumps(payload).replace(payload["externalURL"], _ADDRESS)
+    )
     return normal
