@@ -48,7 +48,7 @@ def reference_row(
 
 def reference_union(rows_LC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the columns of all elements behind several rows."""
-    total_C = rows_LC.sum(axis=0)
+    total_C: npt.NDArray[np.float64] = rows_LC.sum(axis=0)
     for name, extreme in (("abs_max", np.fmax), ("abs_min", np.fmin)):
         column = GRADIENT_COLUMN_NAMES.index(name)
         total_C[column] = extreme.reduce(rows_LC[:, column])

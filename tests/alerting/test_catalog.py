@@ -60,7 +60,7 @@ _HOLD_SECONDS = {
     ("MpAgentCoverageLow", _W): 300,
 }
 
-_LIMITS = {
+_LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentGradientExplosion", _C): {1000},
     ("MpAgentGradientVanishing", _C): {1e-6},
     ("MpAgentGradientVanishing", _W): {0.001},
@@ -187,13 +187,13 @@ def test_what_several_conditions_look_at_is_recorded_in_the_group_of_all_of_them
     for group, conditions in GROUPS.items():
         for condition in conditions:
             for level in condition.levels:
-                for node in _unrecorded(level.when):
-                    users.setdefault(node, set()).add(condition.name)
+                for signal in _unrecorded(level.when):
+                    users.setdefault(signal, set()).add(condition.name)
                 for node in walk(level.when):
                     if isinstance(node, Recorded):
                         groups.setdefault(node.name, set()).add(group)
                         assert not any(isinstance(n, Recorded) for n in walk(node.signal))
-    shared = {node: names for node, names in users.items() if len(names) > 1}
+    shared = {signal: names for signal, names in users.items() if len(names) > 1}
     assert not shared
     assert all(len(found) == 1 for found in groups.values()), groups
 

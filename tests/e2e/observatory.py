@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mp_agent.alerting.alertmanager import render_alertmanager
 from mp_agent.ring import locations
@@ -103,7 +105,7 @@ class Observatory:
         }
         port = free_port()
         for node in range(scenario.nodes):
-            several = {
+            several: dict[str, Any] = {
                 "environment": {**environment, "MP_AGENT_ADVERTISE": "127.0.0.1"},
                 "rendezvous": (
                     *("--nnodes", str(scenario.nodes), "--node-rank", str(node)),
@@ -166,16 +168,16 @@ def kill_ranks(job: Job, *, further_steps: int = 200) -> None:
     try:
         last = readers[0].state.committed_sequence + further_steps
         for reader in readers:
-            wait_until(
-                lambda reader=reader: reader.state.committed_sequence >= last,
-                seconds=60,
-                what=f"step {last}",
-            )
+            wait_until(partial(_has_step, reader, last), seconds=60, what=f"step {last}")
         for reader in readers:
             os.kill(reader.identity.pid, signal.SIGKILL)
     finally:
         for reader in readers:
             reader.close()
+
+
+def _has_step(reader: RingReader, step: int) -> bool:
+    return reader.state.committed_sequence >= step
 
 
 def _readers(job: Job, ranks: int) -> list[RingReader]:

@@ -4,6 +4,8 @@ Two optimizers train each fold's model, and all of them stay alive. Rank 0 print
 last step's gradients, of the model and of each optimizer's part, by a float64 reference.
 """
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -47,7 +49,7 @@ def train() -> tuple[list[torch.optim.Optimizer], float, float, float]:
 
 def norm_of(parameters: list[nn.Parameter]) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return sum(float(gradient.double().pow(2).sum()) for gradient in gradients) ** 0.5
+    return math.sqrt(sum(float(gradient.double().pow(2).sum()) for gradient in gradients))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,9 +89,13 @@ def test_data_workers_and_a_fork_of_the_users_own_are_no_ranks_and_inherit_nothi
 
 def test_two_runs_on_one_node_have_an_agent_each_and_count_for_themselves(tmp_path: Path):
     one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir(), other.mkdir()
+    one.mkdir()
+    other.mkdir()
     shared_memory = tmp_path / "shared"
-    places = {"shared_memory": shared_memory, "environment": {"OMP_NUM_THREADS": "1"}}
+    places: dict[str, Any] = {
+        "shared_memory": shared_memory,
+        "environment": {"OMP_NUM_THREADS": "1"},
+    }
     with (
         counting_job(one, "--steps", "60", run="one", **places) as first,
         counting_job(other, "--steps", "90", run="other", **places) as second,

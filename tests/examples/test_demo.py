@@ -61,7 +61,7 @@ def test_a_job_goes_wrong_and_the_alerts_arrive_from_the_real_servers(server):
 
 
 def test_without_servers_the_metrics_show_the_same_and_the_demo_says_so(monkeypatch):
-    monkeypatch.setattr(alerts.servers, "find", lambda name: None)
+    monkeypatch.setattr(alerts, "find", lambda name: None)
     outcome, shown = watched(BY_NAME["learning-rate"])
     assert {alert.name for alert in outcome.alerts} >= {
         "MpAgentLossNonFinite",

@@ -72,8 +72,9 @@ def make_engine(variant: Variant) -> Any:
     # DeepSpeed refuses FP16 on processors without its instructions; torch computes it on all.
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     model = make_model()
-    for parameter in model.parameters():
-        parameter.use_muon = parameter.ndim > 1
+    marked: Any
+    for marked in model.parameters():
+        marked.use_muon = marked.ndim > 1
     optimizer = None if variant.muon else torch.optim.Adam(list(parameter_groups(model)), lr=1e-3)
     engine, *_ = deepspeed.initialize(
         model=model,

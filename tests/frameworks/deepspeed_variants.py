@@ -77,7 +77,8 @@ class Model(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         output = self.head(self.body(inputs)) * self.frozen
-        return output.to(torch.promote_types(output.dtype, torch.float32)).pow(2).mean()
+        wide: torch.Tensor = output.to(torch.promote_types(output.dtype, torch.float32))
+        return wide.pow(2).mean()
 
 
 def make_model() -> nn.Module:
@@ -94,7 +95,7 @@ def batch(step: int, rank: int, micro_batch: int) -> torch.Tensor:
 
 def reference_of(
     weights: Path, step: int, dtype: str, world: int
-) -> tuple[dict[str, object], float]:
+) -> tuple[dict[str, np.ndarray], float]:
     """The gradient columns of each layer, and the loss, of all data of a step in float64."""
     model = make_model().double()
     model.load_state_dict(torch.load(weights))
@@ -105,9 +106,9 @@ def reference_of(
             loss = model(inputs) / (MICRO_BATCHES * world)
             loss.backward()
             losses.append(loss.item())
-    rows = {
-        name: row_of(parameter.grad, 1.0)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    rows = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None
+            rows[name] = row_of(parameter.grad, 1.0)
     return rows, float(np.sum(losses))

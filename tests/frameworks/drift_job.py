@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,8 @@ def train(
     """Train on data of this rank's own."""
     for step in range(1, STEPS + 1):
         data = torch.Generator().manual_seed(100 * dist.get_rank() + step)
-        with model.no_sync() if no_sync else nullcontext():
+        wrapper: Any = model
+        with wrapper.no_sync() if no_sync else nullcontext():
             backward(model(torch.randn(8, 6, generator=data)).pow(2).mean())
         before_step(step)
         optimizer.step()
@@ -66,13 +68,15 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def average(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter)
-        parameter /= dist.get_world_size()
+        parameter.div_(dist.get_world_size())
 
 
 def average_gradients(model: nn.Module) -> None:
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        gradient = parameter.grad
+        assert gradient is not None
+        dist.all_reduce(gradient)
+        gradient.div_(dist.get_world_size())
 
 
 def every_period(model: nn.Module) -> Callable[[int], None]:
@@ -150,15 +154,18 @@ def post_local_sgd(accelerator: Accelerator) -> None:
     train(model, PostLocalSGDOptimizer(optim=sgd(model), averager=averager))
 
 
-def keep_local(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def keep_local(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def reduce_by_hand(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def reduce_by_hand(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda done: done.value()[0] / dist.get_world_size())
+    mean: torch.futures.Future[torch.Tensor] = work.get_future().then(
+        lambda done: done.value()[0] / dist.get_world_size()
+    )
+    return mean
 
 
 @scenario

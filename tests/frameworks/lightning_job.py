@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,11 +39,11 @@ class Automatic(LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-        self.seen: dict[str, list] = {"losses": [], "norms": [], "steps": []}
+        self.seen: dict[str, list[float]] = {"losses": [], "norms": [], "steps": []}
         self._optimizer = optimizer
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        loss = self.model(batch).pow(2).mean()
+        loss: torch.Tensor = self.model(batch).pow(2).mean()
         self.seen["losses"].append(loss.item())
         return loss
 
@@ -58,7 +59,10 @@ class Automatic(LightningModule):
             self.seen["steps"].append(self.trainer.global_step)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return getattr(torch.optim, self._optimizer)(self.parameters(), lr=0.05)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self._optimizer)(
+            self.parameters(), lr=0.05
+        )
+        return optimizer
 
 
 class Adversarial(LightningModule):
@@ -69,7 +73,7 @@ class Adversarial(LightningModule):
         self.automatic_optimization = False
         torch.manual_seed(0)
         self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.seen: dict[str, list] = {"losses": [], "norms": [], "steps": []}
+        self.seen: dict[str, list[float]] = {"losses": [], "norms": [], "steps": []}
 
     def training_step(self, batch: torch.Tensor, index: int) -> None:
         ahead, behind = self.optimizers()
@@ -78,9 +82,11 @@ class Adversarial(LightningModule):
         for_real = (self.discriminator(batch) - 1).pow(2).mean()
         for_fake = self.discriminator(fake.detach()).pow(2).mean()
         self.manual_backward(for_real + for_fake)
-        parameters = list(self.discriminator.parameters())
+        gradients = [p.grad for p in self.discriminator.parameters() if p.grad is not None]
         self.seen["losses"].append((for_real + for_fake).item())
-        self.seen["norms"].append(sum(float(p.grad.pow(2).sum()) for p in parameters) ** 0.5)
+        self.seen["norms"].append(
+            sum(float(gradient.pow(2).sum()) for gradient in gradients) ** 0.5
+        )
         self.clip_gradients(ahead, gradient_clip_val=1e-3, gradient_clip_algorithm="norm")
         ahead.step()
         behind.zero_grad()
@@ -94,9 +100,10 @@ class Adversarial(LightningModule):
         ]
 
 
-def batches() -> DataLoader:
+def batches() -> DataLoader[torch.Tensor]:
     torch.manual_seed(1 + RANK)
-    return DataLoader(torch.randn(64, 4), batch_size=2)
+    rows: Any = torch.randn(64, 4)
+    return DataLoader(rows, batch_size=2)
 
 
 def fit(directory: Path, name: str, model: LightningModule, resume: str | None = None, **options):
@@ -148,7 +155,7 @@ def train_with_fabric(directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    ddp = {"strategy": "ddp", "devices": 2}
+    ddp: dict[str, Any] = {"strategy": "ddp", "devices": 2}
     fit(directory, "default", Automatic(), val_check_interval=2, limit_val_batches=2, **ddp)
     fit(
         directory,
@@ -159,7 +166,7 @@ def main(directory: Path) -> None:
         limit_val_batches=0,
         **ddp,
     )
-    unused = {"strategy": "ddp_find_unused_parameters_true", "devices": 2}
+    unused: dict[str, Any] = {"strategy": "ddp_find_unused_parameters_true", "devices": 2}
     both = 2 * STEPS  # Lightning counts the steps of both optimizers
     fit(directory, "by_hand", Adversarial(), limit_val_batches=0, **{**unused, "max_steps": both})
     first = fit(directory, "begun", Automatic(), limit_val_batches=0, **ddp)

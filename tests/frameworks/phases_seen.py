@@ -1,5 +1,8 @@
 """What a ring is stamped with while a framework trains."""
 
+from typing import Any
+from unittest.mock import patch
+
 from mp_agent.records.steps import Phase
 from mp_agent.ring.writer import RingWriter
 
@@ -9,18 +12,18 @@ class PhasesSeen:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self._stamp = RingWriter.stamp
 
     def __enter__(self) -> "PhasesSeen":
-        original = self._stamp
+        original = RingWriter.stamp
 
-        def stamp(writer: RingWriter, phase: Phase, **kwargs) -> None:
+        def stamp(writer: RingWriter, phase: Phase, **kwargs: Any) -> None:
             if not self.seen or self.seen[-1] != phase.name:
                 self.seen.append(phase.name)
             original(writer, phase, **kwargs)
 
-        RingWriter.stamp = stamp
+        self._patch = patch.object(RingWriter, "stamp", stamp)
+        self._patch.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        RingWriter.stamp = self._stamp
+        self._patch.stop()

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from tests.frameworks.phases_seen import PhasesSeen
 STEPS, SAVED_STEP, ACCUMULATED = 6, 3, 4
 
 
-class Text(Dataset):
+class Text(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return 256
 
@@ -65,10 +66,11 @@ def make_trainer(directory: Path, **options) -> Trainer:
 
 
 def train(directory: Path, rank: int) -> None:
-    for name, options in {
+    variants: dict[str, dict[str, Any]] = {
         "adam": {"eval_strategy": "steps", "eval_steps": 2},
         "sgd": {"optim": "sgd"},
-    }.items():
+    }
+    for name, options in variants.items():
         trainer, norms = make_trainer(directory / name, **options), Norms()
         trainer.add_callback(norms)
         with (
@@ -98,7 +100,8 @@ def train_one_after_the_other(directory: Path, rank: int) -> None:
 def train_with_accelerate(directory: Path, rank: int) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     torch.manual_seed(rank)
-    data = DataLoader(torch.randn(8 * ACCUMULATED * 2, 4), batch_size=2)
+    rows: Any = torch.randn(8 * ACCUMULATED * 2, 4)
+    data: DataLoader[torch.Tensor] = DataLoader(rows, batch_size=2)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)

@@ -3,9 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +34,9 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2))
         self.backwards = 0
-        self.layers[3].bias.register_hook(self._poison)
+        last = self.layers[3]
+        assert isinstance(last, nn.Linear)
+        last.bias.register_hook(self._poison)
 
     def _poison(self, gradient: torch.Tensor) -> torch.Tensor:
         self.backwards += 1
@@ -69,8 +73,8 @@ class BothWithoutHooks(Optimizer):
 
     def __init__(self, model: nn.Module) -> None:
         self.parts = optimizers_of(model)
-        self.defaults: dict = {}
-        self.state: dict = {}
+        self.defaults: dict[str, Any] = {}
+        self.state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
     def step(self, closure=None):
@@ -81,10 +85,10 @@ class BothWithoutHooks(Optimizer):
         for part in self.parts:
             part.zero_grad(set_to_none)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"state": [part.state_dict() for part in self.parts], "param_groups": []}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for part, state in zip(self.parts, state_dict["state"], strict=True):
             part.load_state_dict(state)
 
@@ -111,10 +115,12 @@ class Reference:
 
 
 def _norm(parameters: Iterable[nn.Parameter]) -> float:
-    return sqrt(sum(float(each.grad.double().pow(2).sum()) for each in parameters))
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    return sqrt(sum(float(gradient.double().pow(2).sum()) for gradient in gradients))
 
 
-def data() -> list[torch.Tensor]:
+def data() -> Any:
+    """Return the rows of this rank as a data set; a list is one, though not by its type."""
     torch.manual_seed(1 + RANK)
     return list(torch.randn(STEPS * 2 * 4, 4))
 
@@ -165,7 +171,7 @@ def train_with_lightning(directory: Path, *, apart: bool) -> None:
 class NotingTrainer(Trainer):
     """transformers' Trainer with two optimizers in one; notes the gradients before clipping."""
 
-    def __init__(self, both: type[Optimizer], **options) -> None:
+    def __init__(self, both: Callable[[nn.Module], Optimizer], **options) -> None:
         super().__init__(**options)
         self.both, self.reference = both, Reference()
 
@@ -174,12 +180,12 @@ class NotingTrainer(Trainer):
         return self.optimizer
 
     def training_step(self, *arguments, **options) -> torch.Tensor:
-        loss = super().training_step(*arguments, **options)
+        loss: torch.Tensor = super().training_step(*arguments, **options)
         self.reference.note(self.model)
         return loss
 
 
-def train_with_transformers(directory: Path, both: type[Optimizer]) -> None:
+def train_with_transformers(directory: Path, both: Callable[[nn.Module], Optimizer]) -> None:
     trainer = NotingTrainer(
         both,
         model=Model(),

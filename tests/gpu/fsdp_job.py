@@ -2,10 +2,10 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 from tests.agent.probe.watching import watched
@@ -45,7 +45,7 @@ def _save(reference: Reference, place: Path, rank: int) -> None:
         torch.save(reference, place / "reference.pt")
 
 
-def _wrapped(model: nn.Module, original: bool, **options: object) -> FullyShardedDataParallel:
+def _wrapped(model: Model, original: bool, **options: Any) -> FullyShardedDataParallel:
     model = model.cuda()
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)

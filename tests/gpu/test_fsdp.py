@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring, rows_by_name
@@ -23,7 +24,7 @@ RELATIVE_ERROR = 1e-6
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fsdp1")
-    torch.multiprocessing.spawn(fsdp_job.run, args=(directory,), nprocs=WORLD)
+    spawn(fsdp_job.run, args=(directory,), nprocs=WORLD)
     return directory
 
 
@@ -39,7 +40,7 @@ def reference(trained, name):
 
 def _total(rows) -> np.ndarray:
     rows_LC = np.stack(list(rows.values()))
-    total_C = rows_LC.sum(axis=0)
+    total_C: np.ndarray = rows_LC.sum(axis=0)
     total_C[1] = rows_LC[:, 1].max()
     return total_C
 

@@ -44,9 +44,12 @@ class Job:
         with torch.autocast("cuda", dtype=self.autocast, enabled=self.autocast is not None):
             loss = self.model(self.inputs[number]).float().pow(2).mean()
         self.scaler.scale(loss).backward()
-        self.gradients.append([p.grad.clone() for p in self.model.parameters()])
+        gradients = [p.grad for p in self.model.parameters()]
+        self.gradients.append([gradient.clone() for gradient in gradients if gradient is not None])
         if self.scaler.is_enabled():
-            self.scales.append(self.scaler._get_scale_async().clone())
+            scale = self.scaler._get_scale_async()
+            assert scale is not None
+            self.scales.append(scale.clone())
         self.losses.append(loss.detach())
         if self.clip:
             self.scaler.unscale_(self.optimizer)
@@ -58,7 +61,8 @@ class Job:
     def expected_totals(self, index: int) -> list[float]:
         scale = self.scales[index].item() if self.scales else 1.0
         values = torch.cat([grad.flatten() for grad in self.gradients[index]]).double() / scale
-        return reference_row(values.cpu().numpy()).tolist()
+        totals: list[float] = reference_row(values.cpu().numpy()).tolist()
+        return totals
 
 
 @pytest.fixture

@@ -73,8 +73,9 @@ def asking(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[As
     text = directory / "extremes.txt"
     text.write_text("".join(samples(times)) + "# EOF\n")
     (directory / "data").mkdir()
-    command = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", text, directory / "data"]
-    subprocess.run([server("promtool"), *command], check=True, stdout=subprocess.DEVNULL)
+    command = ["tsdb", "create-blocks-from", "openmetrics", "--quiet"]
+    files = [str(text), str(directory / "data")]
+    subprocess.run([server("promtool"), *command, *files], check=True, stdout=subprocess.DEVNULL)
     with prometheus_over(server("prometheus"), directory) as url:
         yield Asking(
             url=url,

@@ -19,9 +19,11 @@ class _Loader(yaml.CSafeLoader):
     """Reads a plain `=` as a text, as Kubernetes does; YAML 1.1 gives it a type of its own."""
 
 
-_Loader.add_constructor(
-    "tag:yaml.org,2002:value", lambda loader, node: loader.construct_scalar(node)
-)
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    return str(loader.construct_scalar(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:value", _text)
 
 
 @cache

@@ -34,7 +34,7 @@ CUSTOM_GROUPS = ("monitoring.coreos.com", "grafana.integreatly.org")
 
 
 def is_custom(item: Object) -> bool:
-    return item["apiVersion"].startswith(CUSTOM_GROUPS)
+    return str(item["apiVersion"]).startswith(CUSTOM_GROUPS)
 
 
 @pytest.mark.parametrize("name", MATRIX)

@@ -70,7 +70,7 @@ def test_a_severity_is_changed_and_an_alert_is_dropped() -> None:
         "MpAgentRunFailed": {"critical": "off"},
         "MpAgentCoverageLow": {"warning": False},
     }
-    changed = {
+    changed: dict[str, dict[Severity, Severity | None]] = {
         "MpAgentRunVanished": {Severity.WARNING: Severity.INFO},
         "MpAgentRunFailed": {Severity.CRITICAL: None},
         "MpAgentCoverageLow": {Severity.WARNING: None},

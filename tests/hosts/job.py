@@ -57,6 +57,7 @@ def global_norm(model: nn.Module, *, sharded: bool) -> float:
     squares = torch.zeros((), dtype=torch.float64)
     for parameter in model.parameters():
         gradient = parameter.grad
+        assert gradient is not None
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         squares += local.double().square().sum()
     if sharded:

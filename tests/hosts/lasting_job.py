@@ -54,7 +54,8 @@ def main() -> None:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     model(torch.randn(8, 16)).pow(2).mean().backward()
-    squares = [p.grad.double().square().sum().item() for p in model.parameters()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    squares = [gradient.double().square().sum().item() for gradient in gradients]
     optimizer.step()
     optimizer.zero_grad()
     _print(f"rank {dist.get_rank()} step {step}")

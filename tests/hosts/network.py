@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from tests.hosts.host import Host
 from tests.hosts.switch import switch
@@ -51,7 +51,13 @@ class Job:
                 parts.append(f"--- {host.name}: {title}\n{tail}")
         return "\n".join(parts)
 
-    def until(self, predicate: Callable[[], T], what: str, *, seconds: float = 90.0) -> T:
+    def until(
+        self,
+        predicate: Callable[[], T | Literal[False, 0] | None],
+        what: str,
+        *,
+        seconds: float = 90.0,
+    ) -> T:
         """Return the predicate's first true value; the logs of all hosts when it does not come."""
         try:
             return wait_until(predicate, seconds=seconds, what=what)

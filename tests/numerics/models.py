@@ -1,11 +1,16 @@
 """Small models in float64, their data, and tensor parallelism written by hand."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 WIDTH, HIDDEN, INPUTS, OUTPUTS, ROWS = 8, 12, 6, 3, 4
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Block(nn.Module):
@@ -16,7 +21,8 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs + self.down(F.gelu(self.up(self.norm(inputs))))
+        change: torch.Tensor = self.down(F.gelu(self.up(self.norm(inputs))))
+        return inputs + change
 
 
 class Model(nn.Module):
@@ -27,14 +33,15 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, INPUTS if tied else OUTPUTS, bias=False)
         if tied:
             self.head.weight = nn.Parameter(self.embed.weight.detach().t().clone())
-            self.embed = None
+            self.register_module("embed", None)
         self.tied = tied
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = inputs @ self.head.weight if self.tied else self.embed(inputs)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(hidden)
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
 
 
 class TiedModel(nn.Module):
@@ -47,7 +54,8 @@ class TiedModel(nn.Module):
         self.second.weight = self.first.weight
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(inputs)))
+        outputs: torch.Tensor = self.second(torch.tanh(self.first(inputs)))
+        return outputs
 
 
 class Stage(nn.Module):
@@ -73,10 +81,11 @@ class Experts(nn.Module):
             self.add_module(name, nn.Linear(WIDTH, OUTPUTS))
 
     def forward(self, inputs: torch.Tensor, expert: str) -> torch.Tensor:
-        return self.get_submodule(expert)(torch.relu(self.dense(inputs)))
+        outputs: torch.Tensor = self.get_submodule(expert)(torch.relu(self.dense(inputs)))
+        return outputs
 
 
-def seeded(kind, *args, seed: int = 1, **kwargs) -> nn.Module:
+def seeded(kind: Callable[..., M], *args: Any, seed: int = 1, **kwargs: Any) -> M:
     """The same model on every rank, in float64."""
     torch.manual_seed(seed)
     return kind(*args, **kwargs).double()
@@ -137,9 +146,10 @@ class ManualBlock(nn.Module):
     @property
     def split(self) -> list[nn.Parameter]:
         """The parameters that are shards."""
-        return [self.up.weight, self.up.bias, self.down.weight]
+        weight, _ = self.down.parameters()
+        return [*self.up.parameters(), weight]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = F.gelu(self.up(_Copy.apply(self.norm(inputs), self._group)))
-        out = _Reduce.apply(F.linear(hidden, self.down.weight), self._group)
+        out: torch.Tensor = _Reduce.apply(F.linear(hidden, self.down.weight), self._group)
         return inputs + out + self.down.bias

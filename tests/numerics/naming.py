@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.agent.gradient_reference import reference_union
-from tests.numerics.training import Reference
+from tests.numerics.training import Reference, Rows
 
 
 def renamed(reference: Reference, rename: Callable[[str], str]) -> Reference:
@@ -15,9 +15,9 @@ def renamed(reference: Reference, rename: Callable[[str], str]) -> Reference:
     ]
 
 
-def united(rows, prefixes: list[str], name: str):
+def united(rows: Rows, prefixes: list[str], name: str) -> Rows:
     """Layers that nobody can tell apart stand under one name: the norm of their union."""
-    united = {}
+    united: Rows = {}
     for layer, row in rows.items():
         prefix = next((p for p in prefixes if layer.startswith(f"{p}.")), None)
         key = layer if prefix is None else name + layer.removeprefix(f"{prefix}.")

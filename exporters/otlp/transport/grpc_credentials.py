@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpc import ssl_channel_credentials  # type: ignore[import-untyped]
+from grpc import ssl_channel_credentials
 
 from mp_agent.exporters.otlp.environment import OtlpSignal, variable_names
 from mp_agent.exporters.otlp.transport.exporter import ExportError

@@ -36,7 +36,8 @@ class Model(nn.Module):
         hidden = self.middle(functional.gelu(self.first(inputs)))
         if self.spoil:
             hidden.register_hook(lambda gradient: gradient * float("nan"))
-        return self.last(functional.gelu(hidden))
+        logits: torch.Tensor = self.last(functional.gelu(hidden))
+        return logits
 
 
 class Trainer:
@@ -78,7 +79,8 @@ def explosion() -> dict[str, object]:
     """Linear regression at a learning rate above the one at which it is stable."""
     model = DistributedDataParallel(nn.Linear(FEATURES, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.1)
-    norms, layers = [], []
+    norms: list[float] = []
+    layers: list[str] = []
     # Not for long after it: a ring holds four tables of layers.
     while not norms or norms[-1] < 1000.0:
         inputs = torch.randn(512, FEATURES)

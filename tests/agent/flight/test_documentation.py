@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_the_sample_reads_a_record(tmp_path, monkeypatch):
     written(make_node_record(), tmp_path)
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(code, names)
     assert names["loss"].tolist() == [2.0, 2.0, 2.0]
 

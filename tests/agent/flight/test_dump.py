@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,13 @@ def two_nodes(directory: Path) -> Iterator[list[Path]]:
             stop(node, seconds=30)
         for pid in agents:
             with suppress(AssertionError):
-                wait_until(lambda pid=pid: not is_node_agent(pid), seconds=20)
+                wait_until(partial(_is_gone, pid), seconds=20)
             if is_node_agent(pid):
                 os.kill(pid, 9)
+
+
+def _is_gone(pid: int) -> bool:
+    return not is_node_agent(pid)
 
 
 def committed(run_dir: Path) -> int:

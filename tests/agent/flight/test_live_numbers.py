@@ -4,6 +4,7 @@ import pytest
 
 from mp_agent.node.flight.replay import replay
 from mp_agent.node.run.run import Run
+from mp_agent.records.merged import MergedStep
 from mp_agent.settings import Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -13,12 +14,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def test_steps_and_incident_are_those_of_the_live_merge(
     kind, outcomes, evidence_of, tmp_path, monkeypatch
 ):
-    live = []
+    live: list[MergedStep] = []
     run = Run(outcomes[kind].run_dir, Settings(dir=tmp_path))
     monkeypatch.setattr(run.history, "add", live.append)
     run.poll(0.0)
     view = run.export(0.0, 0.0).view
     run.close()
+    assert view is not None
 
     history = replay(evidence_of(kind).ranks)
     assert history.steps == tuple(live)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ class Watch:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         ranks_in_run: int = 1,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         self.writer = RingWriter.create(path, make_identity())
         self.steps_told = 0
@@ -60,7 +61,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
     """Attach a probe; it is detached after the test."""
     watches: list[Watch] = []
 
-    def start(**settings: object) -> Watch:
+    def start(**settings: Any) -> Watch:
         watches.append(Watch(tmp_path / f"watch{len(watches)}" / "rank0.ring", **settings))
         return watches[-1]
 

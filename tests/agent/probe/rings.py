@@ -78,7 +78,7 @@ def read_ring(path: Path, *, one_schema: bool = True) -> RingContents:
         layers: list[LayerTable] = []
         layer_schemas: list[Schema] = []
         current = None
-        while (following := reader.schema) is not current:
+        while (following := reader.schema) is not current and following is not None:
             assert following == schema or not one_schema, "there is a second schema"
             current = schema = following
             steps, lost = reader.steps_after(records[-1].sequence if records else 0)

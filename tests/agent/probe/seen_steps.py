@@ -35,7 +35,9 @@ class Mark:
         return self.clock.now >= self.number
 
 
-def step(sequence: int, *, nan_elements: float = 0.0, **scalars: object) -> ObservedStep:
+def step(
+    sequence: int, *, nan_elements: float = 0.0, **scalars: float | torch.Tensor
+) -> ObservedStep:
     columns = len(GRADIENT_COLUMN_NAMES)
     totals_GC = torch.arange(2 * columns, dtype=torch.float64).reshape(2, columns) + sequence
     totals_GC[:, GRADIENT_POSITIONS["nan_elements"]] = nan_elements

@@ -6,13 +6,15 @@ import torch
 from torch import nn
 
 
-def make_model(seed: int = 0) -> nn.Module:
+def make_model(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 def make_loss(model: nn.Module, seed: int = 0) -> torch.Tensor:
-    return model(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).pow(2).mean()
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    loss: torch.Tensor = model(inputs).pow(2).mean()
+    return loss
 
 
 def sum_squares(model: nn.Module) -> float:

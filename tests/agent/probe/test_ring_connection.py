@@ -1,5 +1,7 @@
 """The ring is opened once, later if it cannot be yet, and given up if it never can be."""
 
+from typing import Any
+
 import pytest
 
 from mp_agent.probe.isolation.guard import Guard
@@ -31,7 +33,7 @@ def connection_to(outcomes, guard):
             raise outcome
         return outcome
 
-    recorder = Recorder()
+    recorder: Any = Recorder()
     return RingConnection(create, guard, ProbeReports(), recorder, PhaseMarks()), recorder
 
 

@@ -44,6 +44,7 @@ def test_what_is_no_single_number_is_none(value):
 def test_a_number_on_a_device_stays_there_without_its_graph():
     value = torch.ones((1, 1), device="meta", requires_grad=True) * 2
     scalar = scalar_of(value)
+    assert isinstance(scalar, torch.Tensor)
     assert scalar.device.type == "meta"
     assert scalar.shape == ()
     assert not scalar.requires_grad
@@ -51,11 +52,15 @@ def test_a_number_on_a_device_stays_there_without_its_graph():
 
 def test_sums_and_reciprocals_are_in_double_precision():
     total = add(add(None, torch.tensor(1.0)), torch.tensor(2.0**-40))
+    third = reciprocal(torch.tensor(3.0))
+    assert isinstance(total, torch.Tensor) and isinstance(third, torch.Tensor)
     assert total.item() == 1.0 + 2.0**-40
-    assert reciprocal(torch.tensor(3.0)).item() == 1 / 3
+    assert third.item() == 1 / 3
     assert reciprocal(4.0) == 0.25
     for zero in (0.0, -0.0):
-        assert reciprocal(zero) == reciprocal(torch.tensor(zero)).item() == copysign(inf, zero)
+        on_device = reciprocal(torch.tensor(zero))
+        assert isinstance(on_device, torch.Tensor)
+        assert reciprocal(zero) == on_device.item() == copysign(inf, zero)
 
 
 class TestTighter:
@@ -75,6 +80,6 @@ class TestTighter:
     def test_of_norms_that_stay_on_their_device(self, one, other, chosen):
         on_device = [(limit, torch.tensor(norm)) for limit, norm in (one, other)]
         limit, norm = tighter(*on_device)
-        assert isinstance(limit, torch.Tensor)
+        assert isinstance(limit, torch.Tensor) and isinstance(norm, torch.Tensor)
         assert limit.dtype is norm.dtype is torch.float64
         assert (float(limit), float(norm)) == (one, other)[chosen]

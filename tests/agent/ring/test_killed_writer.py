@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,7 @@ def test_a_rank_killed_while_its_schema_changes_loses_no_record(tmp_path: Path) 
     moments = random.Random(21)
     for death in range(30):
         path = tmp_path / f"rank{death}.ring"
-        with child(lambda path=path: change_schema_forever(path)):
+        with child(partial(change_schema_forever, path)):
             wait_until(path.exists, what="the ring", interval_seconds=0.0005)
             time.sleep(moments.uniform(0, 0.01))
         reader = RingReader.open(path)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,14 +94,10 @@ def test_the_files_of_a_run_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_status_is_read_as_it_was_written_last(tmp_path: Path) -> None:
-    for status in (STATUS, AgentStatus(**{**as_dict(STATUS), "final_exported": True})):
+    for status in (STATUS, replace(STATUS, final_exported=True)):
         write_status(tmp_path, status)
         assert read_status(tmp_path) == status
     assert os.listdir(tmp_path) == [agent_status_path(tmp_path).name]
-
-
-def as_dict(status: AgentStatus) -> dict[str, object]:
-    return {name: getattr(status, name) for name in AgentStatus.__slots__}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b'{"pid": 1}', b"\xff", b'"text"'])
@@ -123,10 +120,11 @@ def test_readers_see_one_whole_status_while_it_is_replaced(tmp_path: Path) -> No
 
     def replace_forever() -> None:
         for count in range(10**9):
-            write_status(tmp_path, AgentStatus(**{**as_dict(STATUS), "scrapes_total": count}))
+            write_status(tmp_path, replace(STATUS, scrapes_total=count))
 
     with child(replace_forever):
-        deadline, counts = time.monotonic() + 10.0, set()
+        deadline = time.monotonic() + 10.0
+        counts: set[int] = set()
         while len(counts) < 200:
             assert time.monotonic() < deadline
             status = read_status(tmp_path)

@@ -4,6 +4,7 @@ import os
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,7 +162,8 @@ def test_no_record_is_lost_or_misread_when_the_schema_changes(
     writer.write_step(step_record(widest, 4))
     writer.write_layers(layer_table(widest, 4))
 
-    position, found = (0 if late else 1), []
+    position = 0 if late else 1
+    found: list[tuple[int, Schema]] = []
     while (current := reader.schema) and len(found) < 4:
         records, lost = reader.steps_after(position)
         assert lost == 0
@@ -274,7 +276,7 @@ def test_nothing_is_left_open_when_a_ring_is_refused(writer: RingWriter) -> None
         {"created_unix_ns": [1]},
     ],
 )
-def test_an_identity_that_cannot_be_is_refused_by_name(path: Path, wrong: dict[str, object]):
+def test_an_identity_that_cannot_be_is_refused_by_name(path: Path, wrong: dict[str, Any]):
     RingWriter.create(path, identity(**wrong)).close()
     with pytest.raises(RingError, match=next(iter(wrong))):
         RingReader.open(path)

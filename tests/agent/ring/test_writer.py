@@ -62,10 +62,12 @@ def test_counts_add_up(writer: RingWriter) -> None:
 
 def test_unsupported_features_are_listed_once_and_bounded(writer: RingWriter) -> None:
     reader = RingReader.open(writer.path)
-    assert reader.state.unsupported == ()
+    at_first = reader.state.unsupported
+    assert at_first == ()
     for feature in ("second optimizer", "ünusual", "second optimizer"):
         writer.note_unsupported(feature)
-    assert reader.state.unsupported == ("second optimizer", "ünusual")
+    noted = reader.state.unsupported
+    assert noted == ("second optimizer", "ünusual")
     for index in range(100):
         writer.note_unsupported(f"{index}" * 200)
     listed = reader.state.unsupported

@@ -73,7 +73,7 @@ def test_alerts_go_where_component_and_severity_say(
     server: Callable[[str], Path], tmp_path: Path, labels: tuple[str, ...], receiver: str
 ) -> None:
     path = _written(tmp_path, channels=EVERY_CHANNEL)
-    command = [server("amtool"), "config", "routes", "test", f"--config.file={path}"]
+    command = [str(server("amtool")), "config", "routes", "test", f"--config.file={path}"]
     subprocess.run(
         [*command, f"--verify.receivers={receiver}", *labels], check=True, capture_output=True
     )

@@ -352,8 +352,12 @@ def test_an_alert_of_no_run_speaks_of_none(told: Desk) -> None:
     told.send(_alert("MpAgentTelemetryDegraded", "warning", None, labels=place, startsAt=_ago(60)))
 
     def mails() -> list[Any]:
-        bodies = [(m, m.get_body(("plain",)).get_content()) for m in told.inbox.mails]
-        return [mail for mail, text in bodies if "Where: namespace lone, since 2" in text]
+        bodies = [(m, m.get_body(("plain",))) for m in told.inbox.mails]
+        return [
+            mail
+            for mail, body in bodies
+            if body is not None and "Where: namespace lone, since 2" in body.get_content()
+        ]
 
     mail = _first(mails, "the mail")
     assert mail["Subject"] == "[WARNING] MpAgentTelemetryDegraded in short."

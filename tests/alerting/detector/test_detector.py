@@ -71,7 +71,7 @@ class TestTimes:
 
     def test_it_is_kept_for_a_while_and_goes_on_if_it_comes_back(self):
         detector = Detector([condition_of(keep=TWO_MINUTES)], values_in_force())
-        losses = {0: 9, 1: 1, 100: 9, 101: 1, 220: 1, 221: 1, 300: 1}
+        losses: dict[float, float] = {0: 9, 1: 1, 100: 9, 101: 1, 220: 1, 221: 1, 300: 1}
         assert changes(detector, losses) == {0: [True], 221: [False]}
 
     def test_what_has_not_held_for_long_enough_is_not_kept(self):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
-from mp_agent.alerting.detector.readings import Readings
+from mp_agent.alerting.detector.readings import Key, Readings
 from mp_agent.alerting.detector.vectors import Moment
 from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS
 from mp_agent.alerting.durations import duration
@@ -79,7 +79,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "one or the other": Either(_SCALE, _LOSS),
     "a recorded signal": Recorded("run:mp_agent_loss:max", _LOSS) + Number(1),
     **{
-        f"loss {operator} 3": Compare(_LOSS, operator, Number(3))  # type: ignore[arg-type]
+        f"loss {operator} 3": Compare(_LOSS, operator, Number(3))
         for operator in ("<", "<=", ">", ">=", "==", "!=")
     },
     "a number below a signal": Compare(Number(3), "<", _LOSS),
@@ -144,7 +144,7 @@ def runs(draw: st.DrawFn) -> Tracks:
     return found
 
 
-def readings_at(tracks: Tracks, minute: int) -> Iterator[tuple[tuple[str, tuple], float]]:
+def readings_at(tracks: Tracks, minute: int) -> Iterator[tuple[Key, float]]:
     for key, values in tracks.items():
         if isinstance(value := values[minute], float):
             yield key, value
@@ -282,7 +282,7 @@ def test_extremes_between_two_judgements_are_judged():
     interpreter = Interpreter(readings, _VALUES)
     name = metrics.LOSS_SCALE.prometheus_name
     lowest, highest = (
-        interpreter.interpret(Series(metric=metrics.LOSS_SCALE, aggregate=aggregate))  # type: ignore[arg-type]
+        interpreter.interpret(Series(metric=metrics.LOSS_SCALE, aggregate=aggregate))
         for aggregate in ("min", "max")
     )
     for value in (8.0, 0.5, 64.0, 4.0):

@@ -35,8 +35,8 @@ def test_panels_are_on_the_dashboards_under_their_titles() -> None:
     shown = {}
     for path in (_ROOT / "grafana" / "dashboards").glob("*.json"):
         board = json.loads(path.read_text())
-        for panel in _panels(board["panels"]):
-            shown[board["uid"], panel["id"]] = panel["title"]
+        for drawn in _panels(board["panels"]):
+            shown[board["uid"], drawn["id"]] = drawn["title"]
     for name, guidance in GUIDANCE.items():
         for panel in guidance.panels:
             assert shown.get((panel.board, panel.id)) == panel.title, f"{name}: {panel}"

@@ -17,6 +17,7 @@ from tests.alerting.noise.events import (
     Pause,
     Relaunch,
     Scenario,
+    Step,
     Vanish,
 )
 from tests.alerting.noise.healthy import FP16, LONG_AGO
@@ -214,7 +215,7 @@ def _one_layer(random: Random) -> Events:
     """A layer's gradient grows a thousandfold; beside the others it is still small."""
     training, before = _trained(random)
     small = {"sum_squares": 1e-8, "abs_max": 1e-5}
-    yield from (replace(s, of_layer={"head.weight": small}) if s is not before[-1] else s
+    yield from (replace(s, of_layer={"head.weight": small}) if isinstance(s, Step) else s
                 for s in before)  # fmt: skip
     large = {"sum_squares": 1e-2, "abs_max": 1e-2}
     yield from training.forever(of_layer={"head.weight": large})

@@ -15,6 +15,7 @@ from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradients.nonfinite_update import NONFINITE_UPDATE
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
+from mp_agent.alerting.examples.example import Value
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.alerting.rules.promtool_tests import Examples, notation, render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, TESTS_FILE, render_rules
@@ -111,5 +112,5 @@ def test_an_example_that_expects_another_alert_fails(
 
 
 def test_samples_are_written_as_promtool_reads_them() -> None:
-    samples = (None, None, 0, 0, 0, 1.5, "stale", None, 1e-7)
+    samples: tuple[Value, ...] = (None, None, 0, 0, 0, 1.5, "stale", None, 1e-7)
     assert notation(samples) == "_x2 0x2 1.5 stale _x1 1e-07"

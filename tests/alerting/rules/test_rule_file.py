@@ -86,7 +86,7 @@ def test_what_levels_share_is_recorded_before_them_in_their_group() -> None:
 
 
 def test_a_severity_can_be_changed_and_a_level_left_out() -> None:
-    changes = {
+    changes: dict[str, dict[Severity, Severity | None]] = {
         "MpAgentLossSpike": {Severity.WARNING: Severity.INFO},
         "MpAgentGradientExplosion": {Severity.INFO: None},
         "MpAgentCoverageLow": {Severity.WARNING: None},

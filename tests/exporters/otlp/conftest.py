@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def short_timeout(monkeypatch) -> None:
 def answers(receiver) -> Callable[..., None]:
     """Let the receiver answer every request alike from now on."""
 
-    def let(**answer: object) -> None:
+    def let(**answer: Any) -> None:
         receiver.answer = lambda path: Answer(**answer)
 
     return let

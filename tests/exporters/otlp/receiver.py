@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from google.protobuf.message import Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
@@ -22,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-_TYPES = {
+_TYPES: Mapping[str, tuple[type[Message], type[Message]]] = {
     "metrics": (ExportMetricsServiceRequest, ExportMetricsServiceResponse),
     "logs": (ExportLogsServiceRequest, ExportLogsServiceResponse),
     "traces": (ExportTraceServiceRequest, ExportTraceServiceResponse),

@@ -36,16 +36,20 @@ class Loop:
     def tick(self) -> None:
         self.service.tick(self.now)
 
+    def _ticked(self) -> bool:
+        self.tick()
+        return True
+
     def push(self, shown: Snapshot | None = None, *, after_seconds: float = 60.0) -> None:
         """Show something new, let time pass, and wait until its push has ended."""
         self.shown = self.shown if shown is None else shown
         ended = self.outcomes("otlp")
         self.now += after_seconds
-        wait_until(lambda: self.tick() or self.outcomes("otlp") != ended, seconds=30)
+        wait_until(lambda: self._ticked() and self.outcomes("otlp") != ended, seconds=30)
 
     def settle(self, exporter: str, outcomes: int) -> None:
         """Turn the loop until an exporter's pushes have come to so many ends."""
-        wait_until(lambda: self.tick() or sum(self.outcomes(exporter)) >= outcomes, seconds=30)
+        wait_until(lambda: self._ticked() and sum(self.outcomes(exporter)) >= outcomes, seconds=30)
 
     def outcomes(self, exporter: str) -> tuple[int, int]:
         """Return failures and successes; of the latter the tests see one at a time."""

@@ -38,12 +38,10 @@ def test_the_collector_gives_the_labels_that_belong_to_the_scraper():
     collector = block("service")
     (statements,) = collector["processors"]["transform/pod"]["metric_statements"]
     assert statements["context"] == "datapoint"
-    copied = dict(
-        re.fullmatch(
-            r'set\(attributes\["(\w+)"\], resource\.attributes\["([\w.]+)"\]\)', statement
-        ).groups()
-        for statement in statements["statements"]
-    )
+    rule = re.compile(r'set\(attributes\["(\w+)"\], resource\.attributes\["([\w.]+)"\]\)')
+    found = [rule.fullmatch(statement) for statement in statements["statements"]]
+    assert None not in found
+    copied = {match[1]: match[2] for match in found if match}
     assert copied == {
         "namespace": "k8s.namespace.name",
         "pod": "k8s.pod.name",

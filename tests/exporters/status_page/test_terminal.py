@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console, RenderableType
@@ -18,7 +18,7 @@ from tests.exporters.status_page.test_report import CONDITION, with_view
 
 
 def printed(drawn: RenderableType, *, color: bool = False) -> str:
-    system = "standard" if color else None
+    system: Literal["standard"] | None = "standard" if color else None
     console = Console(file=StringIO(), width=100, force_terminal=color, color_system=system)
     with console.capture() as capture:
         console.print(drawn)

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,7 +71,10 @@ def ddp_zero(place: Path, rank: int) -> Reference:
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2
         )
-        clip = lambda step: clip_grad_norm_(model.parameters(), 1e9)  # noqa: E731
+
+        def clip(step: int) -> None:
+            clip_grad_norm_(model.parameters(), 1e9)
+
         train(model, optimizer, rank, before_step=clip)
     return reference
 
@@ -86,7 +90,10 @@ def ddp_frozen_and_unused(place: Path, rank: int) -> Reference:
     reference = reference_of(make(), clip_norm=1e-3)
     with watched(place, rank):
         model = DistributedDataParallel(make(), find_unused_parameters=True)
-        clip = lambda step: clip_grad_norm_(model.parameters(), 1e-3)  # noqa: E731
+
+        def clip(step: int) -> None:
+            clip_grad_norm_(model.parameters(), 1e-3)
+
         train(model, optimizer_of(model.parameters()), rank, before_step=clip)
     return reference
 
@@ -122,7 +129,8 @@ def ddp_compiled(place: Path, rank: int) -> Reference:
     sgd = partial(torch.optim.SGD, lr=1e-2)  # a compiled AdamW does not round alike
     reference = reference_of(seeded(TiedModel), make_optimizer=sgd)
     with watched(place, rank):
-        model = torch.compile(DistributedDataParallel(seeded(TiedModel)), backend="eager")
+        wrapped = DistributedDataParallel(seeded(TiedModel))
+        model: Any = torch.compile(wrapped, backend="eager")
         optimizer = sgd(model.parameters())
         step = torch.compile(optimizer.step, backend="eager")
         train(model, optimizer, rank, step_optimizer=step)
@@ -172,7 +180,11 @@ def ddp_two_optimizers(place: Path, rank: int) -> Reference:
 
 @variant("fsdp2")
 def fsdp2_two_optimizers(place: Path, rank: int) -> Reference:
-    return _two_optimizers(place, rank, fully_shard)
+    def sharded(model: nn.Module) -> nn.Module:
+        fully_shard(model)
+        return model
+
+    return _two_optimizers(place, rank, sharded)
 
 
 @variant("ddp")
@@ -204,8 +216,8 @@ def ddp_gan(place: Path, rank: int) -> Reference:
     for step in reference[1:]:
         step["1"] = {f"{name}@optimizer1": row for name, row in step["1"].items()}
     with watched(place, rank):
-        wrapped = [DistributedDataParallel(seeded(Stage, seed=seed)) for seed in (2, 3)]
-        play(*wrapped, [rank])
+        first, second = (DistributedDataParallel(seeded(Stage, seed=seed)) for seed in (2, 3))
+        play(first, second, [rank])
     return reference
 
 
@@ -218,8 +230,10 @@ def replicas_by_hand(place: Path, rank: int) -> Reference:
 
         def reduce(step: int) -> None:
             for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= WORLD
+                gradient = parameter.grad
+                assert gradient is not None
+                dist.all_reduce(gradient)
+                gradient.div_(WORLD)
 
         train(model, optimizer_of(model.parameters()), rank, before_step=reduce)
     return reference

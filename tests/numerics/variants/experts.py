@@ -64,7 +64,8 @@ def _experts(
             model.zero_grad()
             loss_of(model(batch(step, [rank]), own)).backward()
             for parameter in inner.get_submodule(own).parameters():
-                parameter.grad /= WORLD
+                assert parameter.grad is not None
+                parameter.grad.div_(WORLD)
             optimizer.step()
     if not same_name:
         return reference

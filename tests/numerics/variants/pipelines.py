@@ -34,6 +34,7 @@ def _pipeline(stage: nn.Module, rank: int, step: int, share: int, stages: list[l
     else:
         loss_of(output).backward()
     if number > 0:
+        assert inputs.grad is not None
         _send(inputs.grad, stages[number - 1][share])
 
 
@@ -61,9 +62,9 @@ def pipeline_of_replicas(place: Path, rank: int) -> Reference:
         model = seeded(Model)
         if number == 0:
             model.blocks[1] = nn.Identity()
-            model.head = nn.Identity()
+            model.add_module("head", nn.Identity())
         else:
-            model.embed = nn.Identity()
+            model.add_module("embed", nn.Identity())
             model.blocks[0] = nn.Identity()
         stage = DistributedDataParallel(model, process_group=groups[number])
         optimizer = optimizer_of(stage.parameters())

@@ -1,12 +1,14 @@
 """Parameters that are sharded: FSDP2, and what FSDP1 makes of them on a GPU."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+from tests.agent.probe.reference import row_of
 from tests.numerics.flat import Unit
 from tests.numerics.models import Model, TiedModel, batch, seeded
 from tests.numerics.registry import variant
@@ -17,14 +19,13 @@ from tests.numerics.training import (
     loss_of,
     optimizer_of,
     reference_of,
-    row_of,
     rows_of,
     train,
     watched,
 )
 
 
-def _fsdp(place: Path, rank: int, mesh, **options: object) -> Reference:
+def _fsdp(place: Path, rank: int, mesh: DeviceMesh, **options: Any) -> Reference:
     reference = reference_of(seeded(Model))
     with watched(place, rank):
         model = seeded(Model)
@@ -62,11 +63,11 @@ def fsdp2_accumulation_tied(place: Path, rank: int) -> Reference:
     reference = reference_of(seeded(TiedModel), micro_batches=2)
     with watched(place, rank):
         model = seeded(TiedModel)
-        fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+        sharded = fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
         optimizer = optimizer_of(model.parameters())
         for step in range(1, STEPS + 1):
             for micro_batch in range(2):
-                model.set_requires_gradient_sync(micro_batch == 1)
+                sharded.set_requires_gradient_sync(micro_batch == 1)
                 (loss_of(model(batch(step, [rank], micro_batch))) / 2).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -92,11 +93,17 @@ def fsdp2_mixed_precision(place: Path, rank: int) -> Reference:
     return reference
 
 
+def _everyone() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
 def _flat(place: Path, rank: int, *, original: bool, hybrid: bool) -> Reference:
     """Gradients that come from nowhere, in the flat parameters of two units."""
     shards = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
     copies = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
-    group, across = (shards, copies) if hybrid else (dist.group.WORLD, None)
+    group, across = (shards, copies) if hybrid else (_everyone(), None)
     reference: Reference = []
     with watched(place, rank):
         model = seeded(Model)

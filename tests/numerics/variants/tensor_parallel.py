@@ -4,13 +4,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -18,7 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import mp_agent
-from tests.numerics.models import ManualBlock, Model, seeded
+from tests.agent.probe.reference import row_of
+from tests.numerics.models import Block, ManualBlock, Model, seeded
 from tests.numerics.registry import variant
 from tests.numerics.training import (
     STEPS,
@@ -26,13 +28,12 @@ from tests.numerics.training import (
     Reference,
     optimizer_of,
     reference_of,
-    row_of,
     train,
     watched,
 )
 
 
-def _tensor_parallel(model: Model, mesh) -> None:
+def _tensor_parallel(model: Model, mesh: DeviceMesh) -> None:
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
@@ -57,16 +58,20 @@ def partial_gradients(place: Path, rank: int) -> Reference:
     reference: Reference = []
     with watched(place, rank):
         model = nn.Module()
-        model.scale = nn.Parameter(distribute_tensor(start[0][:2], mesh, [Replicate()]))
-        model.shift = nn.Parameter(distribute_tensor(start[1], mesh, [Shard(0)]))
+        model.scale = scale = nn.Parameter(distribute_tensor(start[0][:2], mesh, [Replicate()]))
+        model.shift = shift = nn.Parameter(distribute_tensor(start[1], mesh, [Shard(0)]))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, foreach=False)
         for _ in range(STEPS):
             optimizer.zero_grad()
             values = distribute_tensor(inputs, mesh, [Shard(0)])
-            output = values * model.scale + model.shift
-            (output * output).sum().redistribute(placements=[Replicate()]).backward()
-            assert model.scale.grad.placements[0].is_partial()
-            reference.append({"": {"shift": row_of(model.shift.grad)}})
+            output = values * scale + shift
+            total = (output * output).sum()
+            assert isinstance(total, DTensor)
+            total.redistribute(placements=[Replicate()]).backward()
+            scale_gradient, shift_gradient = scale.grad, shift.grad
+            assert isinstance(scale_gradient, DTensor) and shift_gradient is not None
+            assert scale_gradient.placements[0].is_partial()
+            reference.append({"": {"shift": row_of(shift_gradient)}})
             optimizer.step()
     return reference
 
@@ -94,7 +99,8 @@ def _by_hand(
     data = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
     with watched(place, rank):
         model = seeded(Model)
-        model.blocks = nn.ModuleList(ManualBlock(block, tensor) for block in model.blocks)
+        whole = [block for block in model.blocks if isinstance(block, Block)]
+        model.blocks = nn.ModuleList(ManualBlock(block, tensor) for block in whole)
         describe(model, tensor, data)
 
         def reduce(step: int) -> None:
@@ -102,11 +108,17 @@ def _by_hand(
                 if parameter is getattr(model, "copy", None):
                     parameter.grad = torch.ones_like(parameter)
                     continue
-                dist.all_reduce(parameter.grad, group=data)
-                parameter.grad /= 2
+                gradient = parameter.grad
+                assert gradient is not None
+                dist.all_reduce(gradient, group=data)
+                gradient.div_(2)
 
         train(model, optimizer_of(model.parameters()), rank // 2, before_step=reduce)
     return reference
+
+
+def _split_blocks(model: Model) -> list[ManualBlock]:
+    return [block for block in model.blocks if isinstance(block, ManualBlock)]
 
 
 @variant("dp+tp")
@@ -114,17 +126,20 @@ def megatron(place: Path, rank: int) -> Reference:
     """Attributes on the parameters, and the groups that Megatron would have made."""
 
     def describe(model: Model, tensor: dist.ProcessGroup, data: dist.ProcessGroup) -> None:
-        for block in model.blocks:
-            for parameter in block.split:
-                parameter.tensor_model_parallel = True
-                parameter.partition_dim = 1 if parameter is block.down.weight else 0
-            block.norm.weight.sequence_parallel = True
-        model.copy = nn.Parameter(torch.ones(5, dtype=torch.float64))
-        model.copy.shared = True
-        sys.modules["megatron.core.parallel_state"] = SimpleNamespace(
+        marked: Any
+        for block in _split_blocks(model):
+            for marked in block.split:
+                marked.tensor_model_parallel = True
+                marked.partition_dim = 1 if marked is block.down.weight else 0
+            marked = block.norm.weight
+            marked.sequence_parallel = True
+        model.copy = marked = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        marked.shared = True
+        parallel_state: Any = SimpleNamespace(
             get_tensor_model_parallel_group=lambda: tensor,
             get_data_parallel_group=lambda: data,
         )
+        sys.modules["megatron.core.parallel_state"] = parallel_state
 
     try:
         return _by_hand(place, rank, describe)
@@ -136,7 +151,7 @@ def megatron(place: Path, rank: int) -> Reference:
 def declared(place: Path, rank: int) -> Reference:
     def describe(model: Model, tensor: dist.ProcessGroup, data: dist.ProcessGroup) -> None:
         mp_agent.declare(model, replicate=range(WORLD))
-        for block in model.blocks:
+        for block in _split_blocks(model):
             for parameter in block.split:
                 mp_agent.declare(parameter, shard=tensor, replicate=data)
 

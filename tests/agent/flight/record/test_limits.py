@@ -173,6 +173,7 @@ def test_every_limit_that_is_asked_for_exists():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 for argument in node.args:
                     if node.func.attr in names and isinstance(argument, ast.Constant):
+                        assert isinstance(argument.value, str)
                         names[node.func.attr].add(argument.value)
     names["limit"].update(name for name, _, _ in _LEVELS)
     assert len(names["limit"]) > 20 and names["seconds"] == {"rank_stall_window"}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import RingError
-from mp_agent.flight.record import store
 from mp_agent.flight.record.archive import read_archive
 from mp_agent.flight.record.store import record_name, records_directory, write_record
 from tests.agent.flight.builders import make_log, make_node_record, make_segment, renamed
@@ -88,7 +87,7 @@ def test_a_full_disk_leaves_nothing_behind_and_what_was_there_alone(tmp_path, mo
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, 1)
     assert kept(tmp_path) == [first.parent.name]

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from math import log2
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def total(account: Accumulator, name: str, *labels: str) -> float:
     return account.counters.total(BY_PROMETHEUS_NAME[name], labels)
 
 
-def norm_extremes(account: Accumulator, time_unix_seconds: float) -> tuple[float, float]:
+def norm_extremes(account: Accumulator, time_unix_seconds: float) -> tuple[Any, Any]:
     view = account.view(time_unix_seconds)
     return view["norm_window_max"], view["norm_window_min"]
 

@@ -44,6 +44,12 @@ def view(account: Accumulator) -> RunView:
     return make_run_view(**account.view(1_000.0))
 
 
+def judged(account: Accumulator) -> MergedStep:
+    step = view(account).judged
+    assert step is not None
+    return step
+
+
 def sampled_step(account: Accumulator) -> object:
     read = BY_PROMETHEUS_NAME["mp_agent_sampled_step"].read
     assert read is not None
@@ -52,14 +58,14 @@ def sampled_step(account: Accumulator) -> object:
 
 def test_a_sampled_value_stays_until_the_next_sample_and_has_its_step(account):
     account.fold_step(step(1, 1.0))
-    assert view(account).judged.get(SAMPLED) is None
+    assert judged(account).get(SAMPLED) is None
     assert sampled_step(account) == {}
 
     shown = []
     for sequence, median in enumerate((0.5, None, None, 0.25, None), 2):
         account.fold_step(step(sequence, float(sequence), median))
-        judged = view(account).judged
-        shown.append((judged.grad_norm, judged.get(SAMPLED), sampled_step(account)))
+        latest = judged(account)
+        shown.append((latest.grad_norm, latest.get(SAMPLED), sampled_step(account)))
     assert shown == [
         (2.0, 0.5, {("gradients",): 1002.0}),
         (3.0, 0.5, {("gradients",): 1002.0}),
@@ -75,7 +81,7 @@ def test_a_sample_of_a_step_that_does_not_count_is_not_shown(account):
     account.fold_step(step(3, 1.0, 9.0, nan_elements=1.0))
     account.fold_step(step(4, 2.0))
 
-    assert view(account).judged.get(SAMPLED) == 0.5
+    assert judged(account).get(SAMPLED) == 0.5
     assert view(account).families[GRADIENTS.name]["sum_squares"] == 4.0
     assert sampled_step(account) == {("gradients",): 1001.0}
 
@@ -84,7 +90,8 @@ def test_the_step_itself_says_only_what_was_measured_on_it(account):
     account.fold_step(step(1, 1.0, 0.5))
     account.fold_step(step(2, 1.0))
 
-    assert view(account).last.get(SAMPLED) is None
+    last = view(account).last
+    assert last is not None and last.get(SAMPLED) is None
 
 
 def test_another_optimizer_keeps_its_own(account):
@@ -100,8 +107,9 @@ def test_another_optimizer_keeps_its_own(account):
     account.fold_step(with_other(step(1, 1.0, 0.5), 7.0))
     account.fold_step(with_other(step(2, 1.0), None))
 
-    assert view(account).optimizers["1"].judged.gradients[SAMPLED] == 7.0
-    assert view(account).judged.get(SAMPLED) == 0.5
+    other = view(account).optimizers["1"].judged
+    assert other is not None and other.gradients[SAMPLED] == 7.0
+    assert judged(account).get(SAMPLED) == 0.5
 
 
 def test_layers_say_of_which_step_they_are(account):
@@ -121,5 +129,5 @@ def test_a_new_attempt_starts_without_samples(account):
     account.begin_attempt()
     account.fold_step(step(1, 1.0))
 
-    assert view(account).judged.get(SAMPLED) is None
+    assert judged(account).get(SAMPLED) is None
     assert sampled_step(account) == {}

@@ -8,8 +8,8 @@ from mp_agent.node.accounting.layer_health import (
     LAYERS_AT_MOST,
     NAMED_AT_MOST,
     LayerHealth,
-    LayerHealthState,
 )
+from mp_agent.node.accounting.layer_health_state import LayerHealthState
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS

@@ -79,7 +79,7 @@ def test_a_tracker_that_is_declared_is_observed_stored_and_shown():
         first.fold_step(merged_step(sequence, loss=loss))
     assert first.view(0.0)["highest_loss"] == 7.0
 
-    adapter = TypeAdapter(more)
+    adapter: TypeAdapter[Progress] = TypeAdapter(more)
     successor = account(adapter.validate_json(adapter.dump_json(first.progress)))
     successor.fold_step(merged_step(4, loss=5.0))
     assert successor.view(0.0)["highest_loss"] == 7.0

@@ -1,6 +1,7 @@
 """The root merges what nodes report, whatever is lost, late, repeated or restarted on the way."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -347,11 +348,12 @@ class TestForeignReports:
         root = make_root(4)
         push(root, own)
         theirs = own.report().statuses
-        for changes, message in [
+        refused: list[tuple[dict[str, Any], str]] = [
             ({"world_size": 8}, "of a world of 8, not 4"),
             ({"node_rank": 0}, "two node agents claim to be node 0"),
             ({"statuses": theirs[1:]}, "rank 1 is on node 0, not on 1"),
-        ]:
+        ]
+        for changes, message in refused:
             with pytest.raises(ReportError, match=message):
                 root.receive(replace(other.report(), **changes), 0.0, 0.0)
         assert push(root, other).accepted
@@ -368,7 +370,8 @@ def test_no_loss_and_no_restart_changes_a_number(data, placement):
         SimNode(number, ranks, len(everyone), placement.rank_step)
         for number, ranks in enumerate(groups)
     ]
-    root, merged = make_root(len(everyone)), {}
+    root = make_root(len(everyone))
+    merged: dict[int, MergedStep] = {}
     own, others = nodes[0], nodes[1:]
     for _ in range(data.draw(st.integers(1, 4))):
         for node in nodes:

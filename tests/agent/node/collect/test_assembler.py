@@ -1,10 +1,12 @@
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mp_agent.node.collect.assembler import Assembler
 
 
-def closed(assembler: Assembler[str], ranks: set[int], now_seconds: float = 0.0, **limits: int):
+def closed(assembler: Assembler[str], ranks: set[int], now_seconds: float = 0.0, **limits: Any):
     return [
         (sequence, dict(items))
         for sequence, items in assembler.close_ready(ranks, now_seconds, **limits)

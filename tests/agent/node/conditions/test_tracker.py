@@ -199,7 +199,7 @@ class TestSuccessor:
         successor.train(400)
         assert ("resolved", EXPLOSION, "critical") in successor.heard()
         news = read_conditions(run_dir)
-        assert [item.number for item in news.events] == [1, 2]
+        assert news is not None and [item.number for item in news.events] == [1, 2]
 
     def test_what_was_counted_before_is_no_news(self, training, succeed):
         training.step(norm=5_000.0)

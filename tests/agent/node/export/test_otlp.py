@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,11 +62,11 @@ def start(run_dir: Path, settings: Settings) -> Iterator[StartAgent]:
         yield start_
 
 
-def current(receiver: OtlpReceiver) -> dict:
+def current(receiver: OtlpReceiver) -> dict[Any, Any]:
     return stored(receiver.messages())
 
 
-def states(receiver: OtlpReceiver) -> list[dict]:
+def states(receiver: OtlpReceiver) -> list[dict[Any, Any]]:
     """Return what was current after each request."""
     messages = receiver.messages()
     return [stored(messages[: count + 1]) for count in range(len(messages))]
@@ -164,7 +165,7 @@ def test_a_signal_ends_an_agent_within_its_bound_though_nobody_answers(
 class _NoRuns:
     """A node agent without runs, around an OtlpPush."""
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self.push = OtlpPush(
             Settings(**settings),
             shown=lambda: [],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -93,7 +94,7 @@ def test_prometheus_finds_and_scrapes_all_nodes_both_ways(
     nodes: TwoNodes, server: Callable[[str], Path], tmp_path: Path
 ):
     relabelling = [{"source_labels": ["__meta_mp_agent_node_rank"], "target_label": "node_rank"}]
-    jobs = {
+    jobs: dict[str, dict[str, Any]] = {
         "http": {
             "http_sd_configs": [{"url": f"{nodes.statuses[0].url}/sd", "refresh_interval": "1s"}]
         },

@@ -57,5 +57,6 @@ def test_a_record_of_the_end_names_the_condition_that_was_pending():
     policy = FlightPolicy()
     policy.on_condition(make_event(name="MpAgentX"))
     trigger = policy.due(EndReason.FAILED, "a", 0.0)
+    assert trigger is not None and trigger.trigger is not None
     assert trigger.reason == "failed"
     assert trigger.trigger.condition.name == "MpAgentX"

@@ -156,7 +156,8 @@ def test_records_that_are_switched_off_are_refused_on_request(
     look(recorder, run)
     analyse(run)
     look(recorder, run)
-    assert "disabled" in pop_answer(run_dir, asked).problem
+    answer = pop_answer(run_dir, asked)
+    assert answer is not None and "disabled" in answer.problem
     rank.kill()
     look(recorder, run)
     assert not records(settings)
@@ -238,12 +239,14 @@ def test_the_root_asks_all_nodes_for_what_it_records_itself(
     rank, run = start_rank(0, world_size=2, local_rank=0, local_world_size=1), open_run()
     rank.steps(30)
     look(recorder, run)
-    assert run.flight_request is None
+    before = run.flight_request
+    assert before is None
     analyse(run)
     look(recorder, run)
     settled(recorder, run, written=1)
-    assert run.flight_request.name == records(settings)[0].parent.name
-    assert (run.flight_request.first, run.flight_request.last) == (11, 30)
+    request = run.flight_request
+    assert request is not None and request.name == records(settings)[0].parent.name
+    assert (request.first, request.last) == (11, 30)
 
 
 def test_an_agent_that_does_not_linger_records_the_end_before_it_lets_go(

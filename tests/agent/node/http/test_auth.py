@@ -4,6 +4,7 @@ import asyncio
 import base64
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -69,7 +70,8 @@ def test_with_an_authority_for_clients_a_certificate_is_required(files: dict[str
 def test_half_a_set_and_files_that_are_none_are_refused_by_name(
     given: dict[str, str], named: str, files: dict[str, Path]
 ) -> None:
-    settings = Settings(**{setting: files[name] for setting, name in given.items()})
+    chosen: dict[str, Any] = {setting: files[name] for setting, name in given.items()}
+    settings = Settings(**chosen)
     with pytest.raises(SettingError, match=named):
         server_tls(settings)
 

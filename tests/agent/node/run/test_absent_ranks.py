@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 from mp_agent.node.run.absent_ranks import GRACE_SECONDS, UnwatchedRanks
 from tests.agent.node.conftest import OpenRun, StartRank
@@ -39,7 +40,7 @@ def test_a_rank_of_the_next_attempt_is_shown_however_long_its_forerunner_has_bee
     assert shown(run, 101.0)["rank_step{0}"] == 2
 
 
-def _attempt(expected: set[int], seen: set[int], steps: int = 5) -> SimpleNamespace:
+def _attempt(expected: set[int], seen: set[int], steps: int = 5) -> Any:
     return SimpleNamespace(
         expected_ranks=expected, sources=dict.fromkeys(seen), newest_sequence=steps
     )

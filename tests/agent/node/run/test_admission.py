@@ -61,8 +61,8 @@ def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
         rank.steps(3)
     for rank in old:
         rank.kill()
-    for rank in (0, 1):
-        start_rank(rank, launch="b", world_size=2, created_unix_ns=9_000 + rank).steps(2)
+    for number in (0, 1):
+        start_rank(number, launch="b", world_size=2, created_unix_ns=9_000 + number).steps(2)
     run.poll(0.0)
 
     values = shown(run)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import fsum, isnan, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def layers_of_one_rank(values: Sequence[float]) -> float:
     return kernel_table.folded_rows(rows)[GRADIENT_COLUMN_NAMES.index(COLUMN)].item()
 
 
-def _step(values: Sequence[float], spread: Callable[[list], list[list]]) -> float:
+def _step(values: Sequence[float], spread: Callable[[list[Any]], list[list[Any]]]) -> float:
     steps = [
         rank_step(rank, make_record(gradients=[row(value)]), shard(rank, len(values)))
         for rank, value in enumerate(values)
@@ -104,7 +105,7 @@ def groups_of_a_run(values: Sequence[float]) -> float:
     return nan if found is None else found
 
 
-def _layer(tables: Sequence[RankLayers], spread: Callable[[list], list[list]]) -> float:
+def _layer(tables: Sequence[RankLayers], spread: Callable[[list[Any]], list[list[Any]]]) -> float:
     (view,) = merge_node_layers(spread(list(tables))).views(step_judged=True)
     return view.values.get(COLUMN, nan)
 
@@ -147,7 +148,7 @@ def layers_rolled_up(values: Sequence[float]) -> float:
 def tables_of_ranks(values: Sequence[float]) -> float:
     tables = [row(value)[:, None] for value in values]
     folded = node_layers.fold(tables, GRADIENTS.columns)
-    return folded[GRADIENT_COLUMN_NAMES.index(COLUMN), 0]
+    return float(folded[GRADIENT_COLUMN_NAMES.index(COLUMN), 0])
 
 
 GRADIENT_STAGES: dict[str, Stage] = {
@@ -166,7 +167,7 @@ GRADIENT_STAGES: dict[str, Stage] = {
 }
 
 
-def _step_column(values: Sequence[float], spread: Callable[[list], list[list]]) -> float:
+def _step_column(values: Sequence[float], spread: Callable[[list[Any]], list[list[Any]]]) -> float:
     steps = [
         rank_step(
             rank,

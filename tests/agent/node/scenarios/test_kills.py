@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,10 @@ class Follower:
                 self.levels[key] = sample.value
         return next(v for k, v in self.levels.items() if k.startswith("mp_agent_steps_total"))
 
+    def sees(self, url: str, steps: int) -> bool:
+        """Scrape, and say whether so many steps are shown."""
+        return self.scrape(url) == steps
+
 
 @pytest.mark.slow
 def test_no_counter_and_no_bucket_falls_in_a_storm_of_kills(
@@ -48,7 +53,7 @@ def test_no_counter_and_no_bucket_falls_in_a_storm_of_kills(
         follower.scrape(url)
         prompt.steps(STEPS, step_seconds=0.01, loss=1.0)
         wait_until(
-            lambda url=url, kills=kills: follower.scrape(url) == STEPS * kills,
+            partial(follower.sees, url, STEPS * kills),
             what="the steps of one rank",
         )
         late.steps(STEPS, step_seconds=2.0, loss=1.0)

@@ -54,7 +54,8 @@ def test_the_next_node_agent_goes_on_where_the_last_one_committed(
     values = shown(successor)
     assert values[f"condition_active{{{EXPLOSION}}}"] == 1
     assert values[f"condition_fired_total{{{EXPLOSION}}}"] == 1
-    assert read_conditions(run_dir).last_number == 1
+    news = read_conditions(run_dir)
+    assert news is not None and news.last_number == 1
 
 
 def test_a_finding_without_a_step_is_committed_too(start_rank: StartRank, open_run: OpenRun):

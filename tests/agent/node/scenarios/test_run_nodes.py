@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,9 @@ def test_the_root_shows_the_run_and_each_node_its_ranks(nodes: Nodes):
     assert values["grad_norm"] == 2.0
     assert values["coverage_ratio"] == 1.0
     assert "rank_step{2}" not in values
-    last = nodes.root.run.export(0.0, 1_000.0).view.last
+    view = nodes.root.run.export(0.0, 1_000.0).view
+    assert view is not None and view.last is not None
+    last = view.last
     assert last.compute_seconds == {0: 0.25, 1: 0.25, 2: 0.5, 3: 0.5}
 
     others = shown(nodes.other.run)
@@ -282,7 +285,11 @@ def test_nodes_need_not_have_equally_many_ranks(tmp_path: Path, settings: Settin
     with ExitStack() as stack:
         pair = Nodes(*(Node(tmp_path, number, settings, stack) for number in range(2)))
         for node, ranks in ((pair.root, [0]), (pair.other, [1, 2, 3])):
-            place = {"world_size": 4, "local_world_size": len(ranks), "node_rank": node.number}
+            place: dict[str, Any] = {
+                "world_size": 4,
+                "local_world_size": len(ranks),
+                "node_rank": node.number,
+            }
             node.ranks = [
                 stack.enter_context(FakeRank(node.run_dir, rank, local_rank=index, **place))
                 for index, rank in enumerate(ranks)

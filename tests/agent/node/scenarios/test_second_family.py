@@ -4,7 +4,7 @@ Four ranks on two nodes hold a model of two layers, in two shards of two replica
 is compared with one that is computed from the whole tensors, in plain Python.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import fsum, inf, isfinite, isnan, nan
 
@@ -244,18 +244,16 @@ def test_its_rows_go_through_a_ring_and_a_flight_record_unchanged(tmp_path):
     (read,) = read_archive(path).ranks
 
     written = [record_of(0, sequence, LAYERS) for sequence in (1, 2, 3)]
-    assert rows_of(read) == [
-        [(name, rows.tobytes()) for name, rows in found.families.items()]
-        for found in (*written, table_of(0, LAYERS))
-    ]
+    assert rows_of(read) == in_bytes([*written, table_of(0, LAYERS)])
 
 
 def rows_of(log: RankLog) -> list[list[tuple[str, bytes]]]:
     (segment,) = log.segments
-    return [
-        [(name, rows.tobytes()) for name, rows in found.families.items()]
-        for found in (*segment.steps, *segment.tables)
-    ]
+    return in_bytes([*segment.steps, *segment.tables])
+
+
+def in_bytes(records: Sequence[StepRecord | LayerTable]) -> list[list[tuple[str, bytes]]]:
+    return [[(name, rows.tobytes()) for name, rows in one.families.items()] for one in records]
 
 
 ACTIVATIONS = ColumnFamily(

@@ -1,6 +1,7 @@
 import logging
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def layer(name: str, norm: float = 1.0, *, judged: bool = True) -> LayerView:
     )
 
 
-def export(run: str = "llama", **changes: object) -> RunExport:
+def export(run: str = "llama", **changes: Any) -> RunExport:
     step = merged_step(1, norm=2.0, elements=4.0, zero_elements=1.0, nan_elements=0.0)
     whole = make_export(
         run=run,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -46,7 +46,7 @@ async def until(link: RootLink, holds: Callable[[], object], what: str) -> None:
 
 
 @asynccontextmanager
-async def port_opener(root: StubRun, client: PushClient, port: int = 0) -> "Iterator[RootLink]":
+async def port_opener(root: StubRun, client: PushClient, port: int = 0) -> AsyncIterator[RootLink]:
     """Let the root listen, on a port that it has noted down."""
     link = RootLink(root, SETTINGS, client, {})
     async with serving(ReportHandlers(named(link)).routes(), port=port) as endpoint:
@@ -216,6 +216,7 @@ def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
                 await until(link, lambda: node.receipts, "the receipt of the successor")
             after_it = RootLink(node, SETTINGS, client, {})
             after_it.tick(time.monotonic(), nodes_server)
+            assert after_it._root is not None
             assert after_it._root.url == moved.url, "an agent that is started again knows it too"
             successor.cancel()
 

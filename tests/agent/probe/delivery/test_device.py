@@ -41,6 +41,7 @@ def test_brings_scalars_of_both_places_and_all_totals(delivery, writer, clock):
     assert contents.values(0)["loss"] == 6.0
     assert contents.values(0)["loss_scale"] == 1024.0
     assert contents.values(0)["learning_rate"] == 0.5
+    assert seen.totals_GC is not None
     np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
 
 
@@ -134,7 +135,7 @@ def test_drain_publishes_what_is_open_and_waits_no_longer_than_told(delivery, wr
     delivery.drain(0.05)
     contents = read_ring(writer.path)
     assert [record.sequence for record in contents.records] == [5]
-    assert contents.open_record.sequence == 6
+    assert contents.open_record is not None and contents.open_record.sequence == 6
 
 
 def test_passes_on_a_step_without_gradients(delivery, writer, clock):
@@ -186,6 +187,7 @@ class TestOffloadedGradients:
         delivery.collect()
         contents = read_ring(writer.path)
         assert contents.values(0)["loss"] == 6.0
+        assert seen.totals_GC is not None and seen.rows_LC is not None
         np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
         np.testing.assert_array_equal(contents.layers[0].gradients, seen.rows_LC.numpy())
 

@@ -7,7 +7,7 @@ def test_writes_a_step_open_and_then_complete(writer):
     delivery = HostDelivery(writer)
     delivery.offer(step(1), complete=False)
     contents = read_ring(writer.path)
-    assert contents.open_record.sequence == 1
+    assert contents.open_record is not None and contents.open_record.sequence == 1
     assert contents.layers == []
     delivery.offer(step(1), complete=True)
     contents = read_ring(writer.path)

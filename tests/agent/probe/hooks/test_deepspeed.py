@@ -2,7 +2,7 @@
 
 import sys
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pytest
 from torch import nn
@@ -20,7 +20,7 @@ def make_engine_class(module: str = "deepspeed.runtime.engine") -> type:
     def method(self, *args):
         return args
 
-    body = {name: method for name in HOOKED if name != "__init__"}
+    body: dict[str, Any] = {name: method for name in HOOKED if name != "__init__"}
     body["__init__"] = lambda self: nn.Module.__init__(self)
     return type("DeepSpeedEngine", (nn.Module,), {**body, "__module__": module})
 
@@ -51,6 +51,8 @@ def test_nothing_is_imported_and_modules_are_as_before(patches, events, guard):
     deepspeed.install(patches, events, guard)
 
     class Tagged(nn.Module):
+        tag: str
+
         def __init_subclass__(cls, tag="", **kwargs):
             super().__init_subclass__(**kwargs)
             cls.tag = tag
@@ -69,7 +71,7 @@ def test_nothing_is_imported_and_modules_are_as_before(patches, events, guard):
 def test_the_class_is_hooked_whenever_it_is_imported(
     patches, events, guard, imported_first, monkeypatch
 ):
-    module = ModuleType("deepspeed.runtime.engine")
+    module: Any = ModuleType("deepspeed.runtime.engine")
     if imported_first:
         module.DeepSpeedEngine = make_engine_class()
         monkeypatch.setitem(sys.modules, "deepspeed.runtime.engine", module)

@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,6 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
-
-from mp_agent.probe.tracker import step_tracker
 
 
 def make_model() -> nn.Module:
@@ -27,7 +27,7 @@ class TestScalerClassesMadeLater:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        return loss.item()
+        return float(loss.item())
 
     def test_are_seen_once(self, watch):
         watched = watch()
@@ -95,7 +95,8 @@ def test_the_clipping_of_fsdp1_is_looked_behind(watch, monkeypatch):
     model = nn.ParameterDict({"weight": torch.ones(4)})
     optimizer = torch.optim.SGD(model.parameters())
     (model["weight"] * 3).sum().backward()
-    assert FullyShardedDataParallel.clip_grad_norm_(model, 2.0).item() == 7.0
+    clip_of_fsdp: Any = FullyShardedDataParallel.clip_grad_norm_
+    assert clip_of_fsdp(model, 2.0).item() == 7.0
     optimizer.step()
     contents = watched.read()
     assert contents.gradients(0)["sum_squares"] == 36.0
@@ -105,7 +106,7 @@ def test_the_clipping_of_fsdp1_is_looked_behind(watch, monkeypatch):
 class TestTeardown:
     def end(self, watch, monkeypatch, tmp_path, *, trains: bool) -> list[float]:
         pauses: list[float] = []
-        monkeypatch.setattr(step_tracker.time, "sleep", pauses.append)
+        monkeypatch.setattr(time, "sleep", pauses.append)
         method = f"file://{tmp_path}/rendezvous"
         dist.init_process_group("gloo", init_method=method, rank=0, world_size=1)
         try:

@@ -71,7 +71,7 @@ def _output(command: list[str], environ: dict[str, str]) -> str:
 
 
 def test_ranks_of_srun_share_a_launcher_although_a_shell_of_its_own_started_each():
-    ranks = ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, {})
+    ranks: tuple[dict[str, str], ...] = ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, {})
     names = {_launcher_by_shell({**SRUN, **rank}) for rank in ranks}
     assert len(names) == 1
     assert names != {_launcher_by_shell({**SRUN, "SLURM_STEP_ID": "2"})}

@@ -53,7 +53,7 @@ class TestMembersOf:
 
     def test_a_wrong_one_raises_at_init(self):
         with pytest.raises(SettingError, match="process_group has value 7"):
-            mp_agent.init(process_group=7, node_agent="none")
+            mp_agent.init(process_group=7, node_agent="none")  # type: ignore[arg-type] # wrong on purpose
 
     def test_a_rank_outside_of_the_group_has_none(self):
         assert members_of(dist.GroupMember.NON_GROUP_MEMBER, named=False) is None
@@ -95,7 +95,7 @@ def test_two_groups_of_a_job_are_two_runs_and_others_do_nothing(tmp_path):
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT / ".editable"), "OMP_NUM_THREADS": "1"},
     )
-    found = {}
+    found: dict[str, dict[int, RingReader]] = {}
     for run_dir in locations.find_runs(tmp_path / "shm"):
         for path in locations.find_rings(run_dir):
             reader = RingReader.open(path)
@@ -109,7 +109,7 @@ def test_two_groups_of_a_job_are_two_runs_and_others_do_nothing(tmp_path):
     first = by_suffix["0-1"]
     for reader in first.values():
         assert reader.identity.world_size == reader.identity.local_world_size == 2
-        assert reader.schema.shares[0].home == "0-1"
+        assert reader.schema is not None and reader.schema.shares[0].home == "0-1"
         assert reader.state.committed_sequence == 3
     assert found["lonely"][0].identity.world_size == 1
     for readers in found.values():

@@ -86,19 +86,20 @@ def test_what_is_not_an_error_passes_and_leaves_it_usable(guard, error):
 
     with pytest.raises(error):
         guard.run("kind", leave)
-    calls = []
+    calls: list[int] = []
     guard.run("kind", calls.append, 1)
     assert calls == [1]
 
 
 def test_it_does_not_run_within_itself(guard):
-    calls = []
+    calls: list[int] = []
     guard.run("outer", guard.run, "inner", calls.append, 1)
     assert calls == []
 
 
 def test_nothing_runs_while_a_graph_is_captured(monkeypatch):
-    noted, calls = [], []
+    noted: list[int] = []
+    calls: list[int] = []
     guard = Guard(on_failure=fail, on_capture=lambda: noted.append(1))
     monkeypatch.setattr(guard_module, "_capturing_cuda_graph", lambda: True)
     guard.run("kind", calls.append, 1)

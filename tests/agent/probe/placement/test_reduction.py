@@ -63,11 +63,11 @@ def test_ddp_reduces_as_its_hook_does(group, hook, reduces):
 def test_hybrid_shards_say_whether_replicas_share_their_gradients(group):
     model = nn.Linear(2, 2)
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
-    fully_shard(model, mesh=mesh)
+    sharded = fully_shard(model, mesh=mesh)
     reducers = reducers_of(model)
     backward(model)
     assert reducers.reduced() is True
-    model.set_requires_all_reduce(False)
+    sharded.set_requires_all_reduce(False)
     backward(model)
     assert reducers.reduced() is False
 

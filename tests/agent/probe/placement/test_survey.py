@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.identity.world import describe_ranks
@@ -93,19 +95,19 @@ class TestMegatronAttributes:
     """Without Megatron's groups; with them, see the numerics tests."""
 
     def test_a_shared_copy_is_left_to_the_other_stage(self):
-        parameter = nn.Parameter(torch.ones(1))
+        parameter: Any = nn.Parameter(torch.ones(1))
         parameter.shared = True
         found = verdict(parameter)
         assert found.share is None
         assert found.unsupported == ""
 
     def test_an_expert_is_judged_apart(self):
-        parameter = nn.Parameter(torch.ones(1))
+        parameter: Any = nn.Parameter(torch.ones(1))
         parameter.allreduce = False
         assert verdict(parameter).share == Share(group="unwrapped experts", assumed=True)
 
     def test_a_shard_is_judged_apart(self):
-        parameter = nn.Parameter(torch.ones(1))
+        parameter: Any = nn.Parameter(torch.ones(1))
         parameter.tensor_model_parallel = True
         assert verdict(parameter).share == Share(group="unwrapped shards", assumed=True)
 
@@ -158,7 +160,7 @@ def _shares_of_rank(rank: int, directory: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory):
     """The verdicts of each of four ranks."""
     directory = tmp_path_factory.mktemp("shares")
-    torch.multiprocessing.spawn(_shares_of_rank, args=(directory,), nprocs=4)
+    spawn(_shares_of_rank, args=(directory,), nprocs=4)
     verdicts = [torch.load(directory / f"shares{rank}.pt", weights_only=False) for rank in range(4)]
     return lambda name: [each[name] for each in verdicts]
 

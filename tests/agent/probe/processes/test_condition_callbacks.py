@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -102,7 +103,7 @@ class TestLooking:
     def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
         monkeypatch.setattr(condition_callbacks, "POLL_INTERVAL_SECONDS", 1.0)
         now = [100.0]
-        monkeypatch.setattr(condition_callbacks.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         watch = start()
         write_conditions(tmp_path, news_of(make_event()))
         now[0] += 0.9

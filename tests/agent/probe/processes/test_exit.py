@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from mp_agent.probe.processes.exit import wait_for_export
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
+from mp_agent.ring.writer import RingWriter
 
 _SETTINGS = "node_agent='none', run='exit-test'"
 
@@ -379,18 +381,22 @@ class TestExitWait:
         directory.mkdir(mode=0o700)
         monkeypatch.setattr(locations, "agent_running", lambda run_dir: True)
 
-        class Writer:
+        class Writer(RingWriter):
+            def __init__(self) -> None:
+                pass
+
             def wait_for_export(self, waiting: bool) -> None:
                 pass
 
-        def waits(**changes: object) -> bool:
+        def waits(**changes: Any) -> bool:
+            shown: dict[str, Any] = {"scrapes_total": 0, "final_exported": False, **changes}
             status = locations.AgentStatus(
                 pid=1,
                 host="host",
                 port=1,
                 url="",
                 started_unix_ns=0,
-                **{"scrapes_total": 0, "final_exported": False, **changes},
+                **shown,
             )
             locations.write_status(directory, status)
             began = time.monotonic()

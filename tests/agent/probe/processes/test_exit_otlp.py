@@ -5,12 +5,14 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mp_agent.probe.processes.exit import wait_for_export
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
+from mp_agent.ring.writer import RingWriter
 from tests.waiting import wait_until
 
 PENDING = AgentStatus(
@@ -25,7 +27,7 @@ PENDING = AgentStatus(
 )
 
 
-class Writer:
+class Writer(RingWriter):
     """Notes what a ring would show of the waiting."""
 
     def __init__(self) -> None:
@@ -55,8 +57,9 @@ def wait(tmp_path: Path):
         helper.join()
         return seconds
 
-    wait_.run_dir = run_dir
-    yield wait_
+    waiting: Any = wait_
+    waiting.run_dir = run_dir
+    yield waiting
     os.close(lock_fd)
 
 

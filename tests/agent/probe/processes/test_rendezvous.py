@@ -261,7 +261,7 @@ def test_it_ends_when_the_rank_is_gone_and_writes_nothing_then(start_rank):
 
 @pytest.mark.slow
 def test_two_nodes_meet_at_torchs_own_store(start_rank, agent_beside, monkeypatch, tmp_path):
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # not on all platforms
 
     first, second = start_rank(0, "first"), start_rank(2, "second")
     agent_beside(run_dir_of(first))

@@ -20,14 +20,16 @@ class TestLayers:
 
     def test_are_looked_at_when_a_gradient_is_not_finite(self, watch):
         watched, model = watch(layer_interval=1000), make_model()
+        bias = dict(model.named_parameters())["2.bias"]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         for step in range(1, 9):
             optimizer.zero_grad()
             make_loss(model).backward()
             if step == 5:
-                model[2].bias.grad[0] = nan
+                assert bias.grad is not None
+                bias.grad[0] = nan
             optimizer.step()
-            model[2].bias.data.nan_to_num_()
+            bias.data.nan_to_num_()
         layers = watched.read().layers
         assert [table.sequence for table in layers] == [1, 5]
         assert layers[1].gradients[:, GRADIENT_POSITIONS["nan_elements"]].tolist() == [0, 0, 0, 1]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,7 +51,8 @@ class Model(nn.Module):
         hidden = self.body(inputs)
         if self.poison_backward:
             hidden = _NanInBackward.apply(hidden)
-        return self.head(hidden)
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
 
 
 def run(rank: int, world_size: int, strategy: str, directory: Path) -> None:
@@ -121,7 +122,7 @@ def _wrapped(model: nn.Module, strategy: str, world_size: int) -> nn.Module:
         return DistributedDataParallel(model)
     if strategy == "fsdp2":
         mesh = init_device_mesh("cpu", (world_size,))
-        fully_shard(model.body, mesh=mesh)
+        fully_shard(model.get_submodule("body"), mesh=mesh)
         fully_shard(model, mesh=mesh)
     return model
 
@@ -129,7 +130,7 @@ def _wrapped(model: nn.Module, strategy: str, world_size: int) -> nn.Module:
 def _sync(model: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[None]:
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
-    if hasattr(model, "set_requires_gradient_sync"):
+    if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     return contextlib.nullcontext()
 

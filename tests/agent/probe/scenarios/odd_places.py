@@ -29,12 +29,12 @@ def unsearchable_directory() -> None:
     directory = tempfile.mkdtemp()
     os.chdir(directory)
     os.chmod(directory, 0)
-    os.stat = _refuse  # as it is for users other than root
+    setattr(os, "stat", _refuse)  # noqa: B010 - as it is for users other than root
 
 
 def no_temporary_directory() -> None:
     tempfile.tempdir = None
-    tempfile.gettempdir = _refuse
+    setattr(tempfile, "gettempdir", _refuse)  # noqa: B010
 
 
 def no_temporary_directory_disabled() -> None:
@@ -98,7 +98,7 @@ def no_descriptors() -> None:
 def no_standard_streams() -> None:
     for fd in (0, 2):
         os.close(fd)
-    sys.stderr = sys.stdin = None  # type: ignore[assignment]
+    sys.stderr = sys.stdin = None
 
 
 def names_that_are_no_text() -> None:
@@ -130,7 +130,7 @@ def imports_fail() -> None:
             if name.startswith("mp_agent.probe"):
                 raise RuntimeError(name)
 
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder())
 
 
 def torch_is_half_there() -> None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from math import isnan
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ class Model(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.layer(inputs).pow(2).mean()
+            loss: torch.Tensor = self.layer(inputs).pow(2).mean()
+            return loss
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,7 @@ def train(model: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer) 
 
 @pytest.mark.parametrize("attach_first", [True, False])
 def test_a_compiled_model_is_one_graph_without_warnings(watch, attach_first):
-    watched = watch() if attach_first else None
+    watched: Any = watch() if attach_first else None
     model = Model()
     optimizer = torch.optim.SGD(model.parameters())
     graphs = testing.CompileCounter()
@@ -81,14 +83,15 @@ def backward(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
 
 def evaluate(model: nn.Module, scaler: torch.amp.GradScaler) -> torch.Tensor:
     with torch.no_grad():
-        outputs = model(torch.ones(2, 4))
+        outputs: torch.Tensor = model(torch.ones(2, 4))
     with torch.inference_mode():
-        return outputs + model(torch.ones(2, 4))
+        again: torch.Tensor = model(torch.ones(2, 4))
+        return outputs + again
 
 
 def change_mode(model: nn.Module, scaler: torch.amp.GradScaler) -> torch.Tensor:
     model.eval()
-    outputs = model(torch.ones(2, 4))
+    outputs: torch.Tensor = model(torch.ones(2, 4))
     model.train()
     return outputs
 
@@ -133,7 +136,7 @@ def test_a_compiled_optimizer_step_is_still_seen(watch):
 
 @pytest.mark.parametrize("attach_first", [True, False])
 def test_an_optimizers_own_step_compiled_is_still_seen(watch, attach_first):
-    watched = watch() if attach_first else None
+    watched: Any = watch() if attach_first else None
     model = Model()
     optimizer = torch.optim.SGD(model.parameters())
     step = torch.compile(optimizer.step, backend="eager")
@@ -144,7 +147,8 @@ def test_an_optimizers_own_step_compiled_is_still_seen(watch, attach_first):
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(2, 4)).backward()
-        squares = sum(float(p.grad.double().pow(2).sum()) for p in model.parameters())
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        squares = sum(float(gradient.double().pow(2).sum()) for gradient in gradients)
         step()
     contents = watched.read()
     assert len(contents.records) == 3
@@ -188,7 +192,7 @@ class TestWholeStep:
 
     @pytest.mark.parametrize("attach_first", [True, False])
     def test_shows_the_norm_before_clipping_from_the_second_step_on(self, watch, attach_first):
-        watched = watch() if attach_first else None
+        watched: Any = watch() if attach_first else None
         model, inputs = nn.Linear(4, 2), torch.ones(3, 4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         step = self.compiled(model, optimizer)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ class Strike:
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[object], None]]:
+def alarm() -> Iterator[Callable[[Any], object]]:
     """Register a handler of SIGALRM until the test is over."""
     before = signal.getsignal(signal.SIGALRM)
     yield partial(signal.signal, signal.SIGALRM)
@@ -211,8 +212,12 @@ def test_a_callback_that_is_interrupted_passes_it_on_and_one_that_fails_does_not
     )
     alarm(handler)
     with pytest.raises(TimeoutError):
-        watch.deliver([object()])
+        event: Any = object()
+        watch.deliver([event])
     assert failures == [1]
+
+
+_NOTHING: dict[str, int] = {}
 
 
 class _Callable:
@@ -265,7 +270,7 @@ def test_failures_while_the_script_handles_an_interruption_are_failures(alarm):
 @pytest.mark.parametrize(
     "fail",
     [
-        lambda: {}["absent"],
+        lambda: _NOTHING["absent"],
         lambda: next(iter(())),
         lambda: torch.ones(2) + torch.ones(3),
         lambda: _raise(Stop()),

@@ -40,6 +40,9 @@ class Statistics:
 class Still(torch.optim.Optimizer):
     """Does nothing, on any device, and takes whatever a fused optimizer takes."""
 
+    grad_scale: torch.Tensor
+    found_inf: torch.Tensor
+
     def __init__(self, parameters) -> None:
         super().__init__(parameters, {"lr": torch.tensor(0.1, device="meta")})
 
@@ -106,9 +109,13 @@ def test_no_step_asks_the_device_for_a_value(device_watch, clips, micro_batches)
 
 def test_optimizers_of_one_model_that_are_clipped_apart_ask_for_none(device_watch):
     watched = device_watch(layer_interval=3)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to("meta")
+    layers = [nn.Linear(4, 3).to("meta"), nn.Linear(3, 2).to("meta")]
+    model = nn.Sequential(*layers)
     # Every other layer's, so that the rows have to be put in order.
-    parts = [[model[0].weight, model[1].weight], [model[0].bias, model[1].bias]]
+    parts: list[list[torch.Tensor]] = [
+        [layer.weight for layer in layers],
+        [layer.bias for layer in layers],
+    ]
     optimizers = [Still(part) for part in parts]
     for _ in range(STEPS):
         model(torch.ones(2, 4, device="meta")).sum().backward()

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from math import isfinite, isnan
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ class Answering(nn.Module):
         super().__init__()
         self.part = nn.Linear(2, 2)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -31,7 +33,7 @@ class Answering(nn.Module):
     def __bool__(self) -> bool:
         raise RuntimeError("neither true nor false")
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         raise RuntimeError("no modules")
 
 
@@ -49,7 +51,7 @@ class Unhashable(metaclass=UnhashableClass):
 class Lying:
     """Says that it is a module, and raises whatever it is asked."""
 
-    @property
+    @property  # type: ignore[misc] # it shall not be what it says
     def __class__(self) -> type:
         raise RuntimeError("no class")
 
@@ -91,7 +93,8 @@ class Partial(nn.Module):
         self.used = nn.Linear(3, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.used(inputs)
+        outputs: torch.Tensor = self.used(inputs)
+        return outputs
 
 
 class Sparse(nn.Module):
@@ -100,7 +103,8 @@ class Sparse(nn.Module):
         self.table = nn.Embedding(5, 3, sparse=True)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.table(torch.arange(4))
+        outputs: torch.Tensor = self.table(torch.arange(4))
+        return outputs
 
 
 class Complex(nn.Module):
@@ -113,8 +117,9 @@ class Complex(nn.Module):
 
 
 def with_odd_weight(kind: Callable[[torch.Tensor], nn.Parameter]) -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model[0].weight = kind(model[0].weight.detach().clone())
+    first = nn.Linear(3, 4)
+    model = nn.Sequential(first, nn.Linear(4, 2))
+    first.weight = kind(first.weight.detach().clone())
     return model
 
 
@@ -164,8 +169,10 @@ class Sealed(torch.Tensor):
     def __new__(cls, like: torch.Tensor) -> "Sealed":
         return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
 
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+    @classmethod  # torch calls it so, and types it as a static method
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function, types, args=(), kwargs=None
+    ):
         if function is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(f"no {function}")
@@ -185,7 +192,8 @@ class Skipping(torch.optim.SGD):
 @pytest.mark.parametrize("interval", [1, 1000], ids=["layers", "totals"])
 def test_a_gradient_that_cannot_be_measured_costs_itself_alone(watch, interval):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    first = nn.Linear(3, 4)
+    model, weight = nn.Sequential(first, nn.Linear(4, 2)), first.weight
     optimizer = Skipping(model.parameters(), lr=0.01)
     watched = watch(layer_interval=interval)
     losses, squares = [], []
@@ -193,10 +201,11 @@ def test_a_gradient_that_cannot_be_measured_costs_itself_alone(watch, interval):
         optimizer.zero_grad()
         loss = model(torch.ones(4, 3)).square().mean()
         loss.backward()
-        model[0].weight.grad = Sealed(model[0].weight.grad)
+        assert weight.grad is not None
+        weight.grad = Sealed(weight.grad)
         losses.append(loss.item())
-        rest = [each.grad for each in model.parameters() if each is not model[0].weight]
-        squares.append(sum(gradient.square().sum().item() for gradient in rest))
+        rest = [each.grad for each in model.parameters() if each is not weight]
+        squares.append(sum(float(g.square().sum().item()) for g in rest if g is not None))
         optimizer.step()
     check(watched, losses)
     contents = watched.read()
@@ -263,7 +272,7 @@ def test_switches_of_torch_change_nothing(watch, switch):
 
 def test_an_optimizer_that_cannot_be_read_costs_its_own_steps(watch):
     class Odd(torch.optim.SGD):
-        @property
+        @property  # type: ignore[override] # what SGD has as a plain attribute
         def param_groups(self) -> object:
             if _is_called_by_the_probe():
                 raise RuntimeError("not for you")
@@ -317,7 +326,7 @@ def test_a_sweep_of_trainings_reads_like_one_and_walks_the_objects_a_few_times(w
 def _is_called_by_the_probe() -> bool:
     import sys
 
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith("isolation/guard.py"):
             return True

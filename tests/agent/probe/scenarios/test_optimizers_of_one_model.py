@@ -1,7 +1,7 @@
 """Several optimizers for one model: the run is all of them together, each stands beside it."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, isnan, nan, sqrt
 
 import pytest
@@ -39,7 +39,7 @@ def merged(watched: Watch) -> list[MergedStep]:
 class Norms:
     """What the gradients of a model were before each step, by a float64 reference."""
 
-    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.model, self.optimizers = model, optimizers
         self.run: list[float] = []
         self.parts: dict[str, list[float]] = {str(i): [] for i in range(len(optimizers))}
@@ -82,7 +82,7 @@ class _Unseen(torch.optim.Optimizer):
         self.parts = parts
         self.param_groups = [group for part in parts for group in part.param_groups]
 
-    def step(self, closure=None) -> None:
+    def step(self, closure=None):
         for part in self.parts:
             part.step()
 
@@ -144,7 +144,7 @@ class TestNorm:
             expected.append(1e-3 / (norm_of(optimizers[1]) + 1e-6))
             for optimizer, limit in zip(optimizers, [1e3, 1e-3], strict=True):
                 clip_grad_norm_(optimizer.param_groups[0]["params"], limit)
-                optimizer.step(lambda: None)
+                optimizer.step(lambda: None)  # type: ignore[arg-type, return-value] # no loss
         assert [s.clip_coefficient for s in merged(watched)] == pytest.approx(expected, rel=1e-4)
 
     def test_is_over_both_where_a_wrapper_steps_them_unseen_by_torch(self, watch):
@@ -254,7 +254,7 @@ class TestNorm:
         for _ in range(3):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            sum(weight.pow(2).sum() for weight in weights).backward()
+            torch.stack([weight.pow(2).sum() for weight in weights]).sum().backward()
             expected.append(sqrt(sum(norm_of(optimizer) ** 2 for optimizer in optimizers)))
             for optimizer in optimizers:
                 optimizer.step()
@@ -348,7 +348,9 @@ class TestUnderOneScaler:
             model.zero_grad()
             scaler.scale(make_loss(model, seed)).backward()
             for part in poisoned if seed == 2 else ():
-                parts[part].weight.grad[0, 0] = inf
+                gradient = next(parts[part].parameters()).grad
+                assert gradient is not None
+                gradient[0, 0] = inf
             norms.note(scale)
             for optimizer in optimizers:
                 if explicit:
@@ -407,7 +409,7 @@ class TestApart:
             own[part].append(sqrt(sum_squares(part)))
             optimizers[part].step()
 
-        order = [model.critic] * critic_steps
+        order: list[nn.Module] = [model.critic] * critic_steps
         order = [*order, model.generator] if critic_first else [model.generator, *order]
         for seed in range(5):
             for part in order:
@@ -570,4 +572,5 @@ class TestOneAfterTheOther:
             optimizers[1].step()
         watched.probe.flush()
         assert 90 <= watched.steps_told <= 110
-        assert not isnan(merged(watched)[-1].grad_norm)
+        norm = merged(watched)[-1].grad_norm
+        assert norm is not None and not isnan(norm)

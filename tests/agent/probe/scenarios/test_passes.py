@@ -140,7 +140,7 @@ class TestLossOf:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         backward(model)
         optimizer.step()
-        return watched.read().values(0)["loss"]
+        return float(watched.read().values(0)["loss"])
 
     def test_several_roots_is_their_sum(self, watch):
         def backward(model: nn.Module) -> None:
@@ -162,7 +162,8 @@ class TestLossOf:
     def test_scaled_losses_that_are_summed_is_the_sum_before_scaling(self, watch):
         def backward(model: nn.Module) -> None:
             scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-            sum(scaler.scale([make_loss(model, 0), make_loss(model, 1)])).backward()
+            first, second = scaler.scale([make_loss(model, 0), make_loss(model, 1)])
+            (first + second).backward()
 
         model = make_model()
         expected = make_loss(model, 0).item() + make_loss(model, 1).item()

@@ -68,7 +68,7 @@ class TestOuterOptimizer:
 
 
 def _clip_by_hand(model: torch.nn.Module, limit: float) -> None:
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
     for gradient in gradients:
         gradient.mul_(limit / (norm + 1e-6))
@@ -77,6 +77,7 @@ def _clip_by_hand(model: torch.nn.Module, limit: float) -> None:
 def _clip_adaptively(model: torch.nn.Module, limit: float) -> None:
     for parameter in model.parameters():
         largest = parameter.detach().norm().clamp(min=1e-3) * limit
+        assert parameter.grad is not None
         gradient = parameter.grad.detach()
         gradient.copy_(gradient * (largest / gradient.norm().clamp(min=1e-6)).clamp(max=1.0))
 
@@ -123,6 +124,7 @@ class TestGradientsChangedByTheScript:
             model.zero_grad()
             model(torch.randn(3, 4).bfloat16()).pow(2).mean().backward()
             for parameter, master in zip(model.parameters(), masters, strict=True):
+                assert master.grad is not None and parameter.grad is not None
                 master.grad.copy_(parameter.grad)
             optimizer.step()
             for parameter, master in zip(model.parameters(), masters, strict=True):
@@ -137,6 +139,7 @@ def test_the_first_step_of_two_passes_has_loss_and_gradients_of_the_same_pass(wa
     make_loss(model, 0).backward()
     with torch.no_grad():
         for parameter in model.parameters():
+            assert parameter.grad is not None
             parameter.add_(parameter.grad, alpha=0.5)
     optimizer.zero_grad()
     loss = make_loss(model, 0)
@@ -201,5 +204,6 @@ def test_a_loop_that_updates_weights_by_hand_is_told_that_nothing_is_measured(wa
         make_loss(model, step).backward()
         clip_grad_norm_(model.parameters(), 0.25)
         for parameter in model.parameters():
+            assert parameter.grad is not None
             parameter.data.add_(parameter.grad, alpha=-0.1)
     assert watched.state().unsupported == ("training without an optimizer of torch.optim",)

@@ -1,6 +1,7 @@
 """Several optimizers in one process: each measured at its own step, in the record of the first."""
 
 from math import isnan, nan
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ class TestOfOneModel:
     def test_all_stand_in_the_record_of_their_iteration_from_the_first_on(self, watch, clips):
         watched, model = watch(), make_model()
         optimizers = [torch.optim.SGD(model[i].parameters(), lr=1e-3) for i in (0, 2)]
-        expected = {"": [], "1": []}
+        expected: dict[str, list[float]] = {"": [], "1": []}
         for seed in range(3):
             model.zero_grad()
             make_loss(model, seed).backward()
@@ -189,7 +190,7 @@ class TestUnderOneScaler:
     def test_all_values_are_unscaled(self, watch, fused, explicit):
         watched, ((first, second), (one, other)) = watch(), two(torch.optim.AdamW, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-        expected = {"": [], "1": []}
+        expected: dict[str, list[float]] = {"": [], "1": []}
         for seed in range(4):
             scale = scaler.get_scale()
             for label, model, optimizer in (("", first, one), ("1", second, other)):
@@ -229,7 +230,7 @@ class TestUnderOneScaler:
 def test_one_that_does_without_the_scaler_of_the_other_is_not_taken_for_scaled(watch):
     watched, ((first, second), (one, other)) = watch(), two()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    expected = {"": [], "1": []}
+    expected: dict[str, list[float]] = {"": [], "1": []}
     for seed in range(4):
         one.zero_grad()
         scaler.scale(make_loss(first, seed)).backward()
@@ -254,7 +255,7 @@ class TestWithinBackward:
     def train(model: nn.Module, steps: int) -> list[float]:
         optimizers = {p: torch.optim.SGD([p], lr=1e-3) for p in model.parameters()}
 
-        def step(parameter: torch.Tensor) -> None:
+        def step(parameter: Any) -> None:
             optimizers[parameter].step()
             optimizers[parameter].zero_grad()
 

@@ -101,7 +101,7 @@ class _SecondPass(torch.optim.Optimizer):
         super().__init__([p for group in base.param_groups for p in group["params"]], {})
         self.base = base
 
-    def step(self, closure=None, *, compute_loss) -> None:
+    def step(self, closure=None, *, compute_loss):  # type: ignore[override] # as such classes do
         self.base.zero_grad()
         compute_loss().backward()
         self.base.step()

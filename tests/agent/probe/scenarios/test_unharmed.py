@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from math import isfinite
+from typing import Any
 
 import pytest
 import torch
@@ -200,7 +201,7 @@ def _hooked_places() -> list[object]:
     from torch.amp import autocast_mode
     from torch.nn.utils import clip_grad
 
-    functions = (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_)
+    functions: tuple[Any, ...] = (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_)
     return [
         torch.autograd.backward,
         torch.amp.GradScaler.scale,

@@ -1,9 +1,12 @@
 """Digests of weights: exact, the same on every implementation, and blind to the order."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+from mp_agent.probe.statistics.base import GradientStatistics
 from mp_agent.probe.statistics.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 
@@ -21,7 +24,7 @@ def expected(tensors: list[torch.Tensor]) -> float:
     return float(total % MODULUS)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dict[str, Callable[[], GradientStatistics]] = {
     "cpu": CpuStatistics,
     "packed": lambda: PackedStatistics(torch.device("cpu"), row_elements=16, scratch_rows=4),
 }

@@ -44,7 +44,8 @@ def operations(call: Callable[[], object]) -> int:
     call()
     with Operations() as found:
         call()
-    return found.counts.total()
+    total: int = found.counts.total()
+    return total
 
 
 OF_A_BATCH, OF_A_LEVEL, OF_A_TABLE = 14, 6, 28

@@ -245,7 +245,7 @@ class _Watch(TorchDispatchMode):
         self.largest_bytes = 0
         self.operations: set[str] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
         self.operations.add(func.overloadpacket.__name__)
         for result in results if isinstance(results, (tuple, list)) else (results,):

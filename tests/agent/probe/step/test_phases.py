@@ -1,6 +1,7 @@
 """Where the ring says that the rank stands."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ class TestPhase:
     def test_follows_training(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters())
-        seen = []
-        model[0].weight.register_hook(lambda _: seen.append(watched.state().phase))
+        seen: list[Phase] = []
+        next(model.parameters()).register_hook(lambda _: seen.append(watched.state().phase))
         loss = make_loss(model)
         loss.backward()
         seen.append(watched.state().phase)
@@ -60,9 +61,9 @@ class Trained:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    @property
     def phase(self) -> Phase:
-        return self.watched.state().phase
+        phase: Phase = self.watched.state().phase
+        return phase
 
 
 @pytest.fixture
@@ -72,65 +73,66 @@ def trained(watch) -> Trained:
 
 @torch.no_grad()
 def phase_without_gradients(trained: Trained) -> Phase:
-    return trained.phase
+    return trained.phase()
 
 
 class TestEvaluation:
     def test_is_seen_by_the_models_mode(self, trained):
         trained.model.eval()
-        assert trained.phase is Phase.EVAL
+        assert trained.phase() is Phase.EVAL
         trained.model(torch.ones(1, 4))
         trained.model.train()
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_of_a_model_that_holds_the_trained_one_is_seen(self, trained):
         torch.nn.ModuleList([trained.model, torch.nn.Linear(2, 2)]).eval()
-        assert trained.phase is Phase.EVAL
+        assert trained.phase() is Phase.EVAL
 
     def test_is_over_with_the_next_backward(self, trained):
         trained.model.eval()
         seen = []
-        trained.model[0].weight.register_hook(lambda _: seen.append(trained.phase))
+        trained.model[0].weight.register_hook(lambda _: seen.append(trained.phase()))
         trained.step()
-        assert (seen, trained.phase) == ([Phase.BACKWARD], Phase.FORWARD)
+        assert (seen, trained.phase()) == ([Phase.BACKWARD], Phase.FORWARD)
 
     @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
     def test_is_seen_by_a_stretch_without_gradients(self, trained, context):
         with context():
             with torch.no_grad():
-                assert trained.phase is Phase.EVAL
-            assert trained.phase is Phase.EVAL
-        assert trained.phase is Phase.FORWARD
+                assert trained.phase() is Phase.EVAL
+            assert trained.phase() is Phase.EVAL
+        assert trained.phase() is Phase.FORWARD
 
     def test_is_seen_by_a_decorator(self, trained):
         assert phase_without_gradients(trained) is Phase.EVAL
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_is_seen_by_batches_that_are_loaded_without_gradients(self, trained):
-        batches = torch.utils.data.DataLoader(torch.ones(3, 4))
+        rows: Any = torch.ones(3, 4)
+        batches: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(rows)
         torch.set_grad_enabled(False)
         try:
-            assert [trained.phase for _ in batches] == [Phase.EVAL] * 3
+            assert [trained.phase() for _ in batches] == [Phase.EVAL] * 3
         finally:
             torch.set_grad_enabled(True)
-        assert [trained.phase for _ in batches] == [Phase.FORWARD] * 3
+        assert [trained.phase() for _ in batches] == [Phase.FORWARD] * 3
 
     def test_is_over_though_it_raised(self, trained):
         with pytest.raises(KeyError), torch.no_grad():
             raise KeyError
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_of_another_model_or_of_a_part_is_training(self, trained):
         make_model().eval()
         trained.model[0].eval()
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_is_not_what_torch_does_without_gradients(self, trained):
-        seen = []
+        seen: list[Phase] = []
 
         def code(name: str) -> None:
-            look = "@torch.no_grad()\ndef look(trained): seen.append(trained.phase)"
-            names = {"__name__": name, "torch": torch, "seen": seen}
+            look = "@torch.no_grad()\ndef look(trained): seen.append(trained.phase())"
+            names: dict[str, Any] = {"__name__": name, "torch": torch, "seen": seen}
             exec(look, names)
             names["look"](trained)
 
@@ -140,8 +142,8 @@ class TestEvaluation:
 
     def test_gives_way_to_a_phase_that_the_user_names(self, trained):
         with trained.watched.probe.phase("warm-up"), torch.no_grad():
-            assert trained.phase is Phase.OTHER
-        assert trained.phase is Phase.FORWARD
+            assert trained.phase() is Phase.OTHER
+        assert trained.phase() is Phase.FORWARD
 
     def test_before_the_first_step_is_still_the_start(self, watch):
         watched, model = watch(), make_model()
@@ -155,9 +157,9 @@ class TestEvaluation:
 
         class Slow(torch.optim.SGD):
             @torch.no_grad()
-            def step(self):
-                seen.append(trained.phase)
-                return super().step()
+            def step(self, closure=None):
+                seen.append(trained.phase())
+                return super().step(closure)
 
         make_loss(trained.model).backward()
         Slow(trained.model.parameters(), lr=0.1).step()
@@ -168,10 +170,11 @@ class Looking:
     """Notes the phase while it is pickled."""
 
     def __init__(self, trained: Trained) -> None:
-        self.trained, self.seen = trained, []
+        self.trained = trained
+        self.seen: list[Phase] = []
 
     def __reduce__(self):
-        self.seen.append(self.trained.phase)
+        self.seen.append(self.trained.phase())
         return (str, ())
 
 
@@ -180,26 +183,27 @@ class TestSaving:
         looking = Looking(trained)
         torch.save({"state": looking}, tmp_path / "file.pt")
         assert set(looking.seen) == {Phase.CHECKPOINT}
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_is_over_though_it_raised(self, trained, tmp_path):
         with pytest.raises((RuntimeError, OSError)):
             torch.save({}, tmp_path / "absent" / "file.pt")
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_of_a_distributed_checkpoint_is_seen(self, trained, tmp_path):
         class Stateful:
             def state_dict(self):
-                seen.append(trained.phase)
+                seen.append(trained.phase())
                 return {"value": torch.ones(1)}
 
             def load_state_dict(self, state):
                 raise AssertionError
 
         seen: list[Phase] = []
-        checkpoint.save({"of": Stateful()}, checkpoint_id=tmp_path / "checkpoint")
+        module: Any = checkpoint
+        module.save({"of": Stateful()}, checkpoint_id=tmp_path / "checkpoint")
         assert seen == [Phase.CHECKPOINT]
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_as_safetensors_is_seen_by_whoever_imported_it(self, trained, tmp_path, framework):
         framework("safetensors")
@@ -207,14 +211,14 @@ class TestSaving:
 
         seen = []
 
-        class Path(type(tmp_path)):
+        class Path(type(tmp_path)):  # type: ignore[misc] # the concrete class, before 3.12
             def __fspath__(self):
-                seen.append(trained.phase)
+                seen.append(trained.phase())
                 return super().__fspath__()
 
         save_file({"weight": torch.ones(2)}, Path(tmp_path / "file.safetensors"))
         assert Phase.CHECKPOINT in seen
-        assert trained.phase is Phase.FORWARD
+        assert trained.phase() is Phase.FORWARD
 
     def test_by_a_thread_in_the_background_is_none(self, trained, tmp_path):
         looking = Looking(trained)

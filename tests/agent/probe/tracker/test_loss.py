@@ -84,7 +84,7 @@ class TestLoss:
             with torch.enable_grad():
                 (aside * 1.0).backward()
 
-        model[0].weight.register_hook(hook)
+        next(model.parameters()).register_hook(hook)
         loss = make_loss(model)
         loss.backward()
         optimizer.step()

@@ -33,6 +33,7 @@ def test_a_ring_of_500_schemas_is_bounded_and_what_was_not_read_is_counted(tmp_p
     seen = lost = 0
     for _ in range(60):
         for delivery in source.poll():
+            assert delivery.schema is not None
             assert all(
                 samples.same_step(record, samples.step_record(delivery.schema, record.sequence))
                 for record in delivery.steps

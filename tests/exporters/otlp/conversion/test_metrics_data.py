@@ -1,8 +1,9 @@
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.resources import Resource
 
-from mp_agent.catalog.snapshot import Sample, Snapshot
+from mp_agent.catalog.snapshot import Family, Sample, Snapshot
 from mp_agent.exporters.otlp.conversion import metrics_data
 from mp_agent.exporters.otlp.conversion.metrics_data import Times, batches
 from tests.exporters.otlp.samples import (
@@ -23,7 +24,7 @@ TAKEN = 1_800_000_000 * 10**9
 TIMES = Times(TAKEN, {"llama": BORN_UNIX_NS}, {})
 
 
-def requests(shown: Snapshot, times: Times = TIMES) -> list:
+def requests(shown: Snapshot, times: Times = TIMES) -> list[ExportMetricsServiceRequest]:
     return [encode_metrics(batch) for batch in batches(shown, times, Resource({"a": "b"}))]
 
 
@@ -95,7 +96,7 @@ def test_a_family_without_series_and_an_empty_snapshot_are_not_mentioned():
 
 def many_layers(count: int, name: str = "model.layers.{}.weight") -> Snapshot:
     samples = [Sample(("llama", name.format(index)), float(index)) for index in range(count)]
-    return snapshot(metrics_data.Family(LAYER_NORM, tuple(samples)), *steps(3.0).families)
+    return snapshot(Family(LAYER_NORM, tuple(samples)), *steps(3.0).families)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.resources import Resource
 
 from mp_agent.exporters.otlp.conversion import stale_series
@@ -28,7 +29,7 @@ class Source:
 
     def __init__(self) -> None:
         self.shown = snapshot()
-        self.requests: list = []
+        self.requests: list[ExportMetricsServiceRequest] = []
         self.source = MetricSource(lambda: batch_of(self.shown), Resource({}))
 
     def push(self, shown, error: ExportError | None = None) -> bool:

@@ -14,7 +14,9 @@ from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
 class TestHolders:
     def test_come_in_the_order_of_the_parameters(self):
         models = [nn.Linear(2, 2) for _ in range(3)]
-        optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.SGD(model.parameters()) for model in models
+        ]
         wanted = [models[2].weight, models[0].bias]
         found = holders(walk().optimizers, wanted)
         assert [optimizers.index(each) for each in found] == [2, 0]

@@ -1,6 +1,7 @@
 """Names of parameters: the optimizer's own, those of the module tree, or numbers."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ class TestNames:
 
     def test_leave_out_what_is_not_optimized(self):
         model = Model()
-        assert names(torch.optim.SGD(model.blocks[1].first.parameters())) == [
+        assert names(torch.optim.SGD(model.get_submodule("blocks.1.first").parameters())) == [
             "blocks.1.first.weight",
             "blocks.1.first.bias",
         ]
@@ -56,7 +57,8 @@ class TestNames:
 
     def test_of_compiled_and_wrapped_models_have_no_wrapper_in_them(self):
         model = Model()
-        wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
+        compiled: Any = torch.compile(model, backend="eager")
+        wrapped = nn.DataParallel(compiled)
         assert names(torch.optim.SGD(wrapped.parameters())) == plain_names(model)
 
     def test_of_several_models_under_one_optimizer_begin_with_the_class_of_the_others(self):

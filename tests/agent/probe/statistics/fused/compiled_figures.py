@@ -93,8 +93,8 @@ def _in_loop(cubin: bytes) -> float:
     for line in lines:
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = len(code)
-        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
-            code.append(instruction[1])
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            code.append(found[1])
     for end, instruction in enumerate(code):
         target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction)
         if target and (start := labels.get(target[1], end)) < end:

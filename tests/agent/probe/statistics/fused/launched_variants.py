@@ -47,11 +47,12 @@ def main() -> None:
     compilations: list[object] = []
     triton.knobs.compilation.listener = lambda **_: compilations.append(None)
     noting = NotingDriver()
-    driver.set_active(noting)  # type: ignore[arg-type]
+    driver.set_active(noting)
     launches.compile_all()
     ahead = len(compilations)
     launches.launch_once(torch.device("cpu"))
-    first, _ = len(compilations) - ahead, noting.grids.clear()
+    first = len(compilations) - ahead
+    noting.grids.clear()
     statistics = FusedStatistics(torch.device("cpu"), launches)
     memory = torch.zeros(1_000_000)
     for size in (1, 2, 16, 17, 70_000, 300_000):
