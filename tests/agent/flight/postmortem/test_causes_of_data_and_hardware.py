@@ -12,7 +12,10 @@ LOST = GpuError(xid=79, gpu="0000:3b:00", source="The kernel log")
 
 
 def at_rate(steps, rate):
-    return [merged_step(s.sequence, **{**s.values, "learning_rate": rate}) for s in steps]
+    return [
+        merged_step(s.sequence, **{**s.columns, **s.gradients, "learning_rate": rate})
+        for s in steps
+    ]
 
 
 def with_outlier(*, after_loss: float = 2.0, rate_after: float = 1e-3):
