@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,14 +19,20 @@ from mp_agent.records.conditions import ConditionEvent
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn, optim
     from torch.amp import GradScaler
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from mp_agent.compare.report.model import PrecisionReport
+    from mp_agent.lint.results import CheckReport
+
 __all__ = [
     "ConditionEvent",
     "__version__",
+    "check",
+    "compare_precision",
     "declare",
     "init",
     "observe",
@@ -182,6 +189,87 @@ def declare(
     """
     if (api := _load()) is not None:
         api.declare(target, shard=shard, replicate=replicate, counted=counted)
+
+
+def check(
+    paths: str | PathLike[str] | Iterable[str | PathLike[str]],
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    jobs: int = 1,
+) -> CheckReport:
+    """Find mixed-precision mistakes in training code without running it, as `mp-agent check` does.
+
+    `paths` are Python files, notebooks, and folders of them; `select` and `ignore` codes of rules,
+    or their beginnings, on top of the settings in pyproject.toml. The report has `findings` (path,
+    span, code, message), the files that were `skipped`, and `counts()` by rule. Any process, before
+    or without `init()`; with `jobs` above 1, processes of its own share the files.
+
+    Raises SettingError, naming the path, the code or the setting that is wrong.
+    """
+    from mp_agent.lint.api import check_paths
+
+    return check_paths(paths, select=select, ignore=ignore, jobs=jobs)
+
+
+def compare_precision(
+    model: nn.Module,
+    batch: Any,
+    loss: nn.Module | Callable[[nn.Module, Any], Tensor] | None,
+    *,
+    dtypes: Iterable[str | torch.dtype] = (
+        "fp16-autocast",
+        "bf16-autocast",
+        "fp16",
+        "bf16",
+        "tf32",
+        "fp8-e4m3",
+        "fp8-e5m2",
+    ),
+    reference: str | torch.dtype = "fp32",
+    tolerance: float = 1e-3,
+    loss_scale: float = 1.0,
+    search_trials: int = 40,
+    progress: bool | None = None,
+) -> PrecisionReport:
+    """Compare one forward and backward pass in several precisions with FP32, module by module.
+
+    Tells where error begins, where it is amplified and where it is only handed on, and which
+    modules have to stay in FP32 for a precision to pass. Independent of `init`, in one process.
+
+    `batch` is what `loss(model, batch)` gets, which returns a loss of one element. A loss module is
+    called with `model(inputs)` and `target` of a pair `(inputs, target)`; None stands for the loss
+    that `model(**batch)`, `model(*batch)` or `model(batch)` returns, itself or as `.loss`.
+    `dtypes` are names (`fp8-e4m3-autocast` and `fp8-e5m2-autocast` exist besides the default) or
+    torch dtypes, each of which stands for its precisions with and without autocast. `reference` is
+    `fp32` or `fp64`. A precision passes if the mean absolute difference of the model's outputs is
+    below `tolerance` and nothing is NaN or Inf that is finite in the reference. `loss_scale` is the
+    factor of its loss in the backward pass. `search_trials` bounds the runs, per precision that
+    fails, that search what to keep in FP32; 0 searches nothing. `progress` shows a bar on standard
+    error; by default on terminals.
+
+    The model itself is never run: its weights, gradients, buffers, mode, and all random number
+    generators are as before, also after an exception. Memory: about twice that of a forward and
+    backward pass; a reference in FP64 needs more.
+
+    Raises CompareError (a ValueError), naming the argument or the module, for what cannot be
+    compared, such as sharded models, and whatever the reference's own run raises.
+    """
+    from mp_agent.compare.api import compare
+    from mp_agent.compare.progress import progress_bar
+
+    with progress_bar(progress) as bar:
+        return compare(
+            model,
+            batch,
+            loss,
+            dtypes=dtypes,
+            reference=reference,
+            tolerance=tolerance,
+            loss_scale=loss_scale,
+            search_trials=search_trials,
+            progress=bar,
+        )
 
 
 def shutdown() -> None:

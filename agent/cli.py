@@ -4,8 +4,10 @@ import click
 
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.rules.command import rules_command
+from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
+from mp_agent.lint.command import check_command
 from mp_agent.node.commands.exec import exec_command
 from mp_agent.node.commands.flight import dump_command, postmortem_command
 from mp_agent.node.commands.node import node_command
@@ -21,12 +23,14 @@ def main() -> None:
 
 
 for command in (
+    check_command,
     run_command,
     exec_command,
     node_command,
     doctor_command,
     dump_command,
     postmortem_command,
+    compare_command,
     rules_command,
     alertmanager_command,
     dashboards_command,

@@ -29,5 +29,9 @@ class FlightError(MpAgentError):
     """A flight record cannot be read; the message names the path and what is wrong with it."""
 
 
+class CompareError(MpAgentError, ValueError):
+    """A model or two runs cannot be compared; the message names the argument or the module."""
+
+
 class CatalogError(MpAgentError, ValueError):
     """A record of a catalog contradicts itself; the message names the record."""

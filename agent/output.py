@@ -8,8 +8,10 @@ from pathlib import Path
 import click
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, *, encoding: str = "utf-8") -> None:
     """Write a file; until it is whole, the one before it stays. A device is written as it stands.
+
+    Line endings are written as `text` has them.
 
     Raises click.ClickException, naming the path, when it cannot be written.
     """
@@ -17,9 +19,9 @@ def write_whole(path: Path, text: str) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding=encoding, newline="")
             return
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding=encoding, newline="")
         if target.exists():
             shutil.copymode(target, partial)
         os.replace(partial, target)

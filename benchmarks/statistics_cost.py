@@ -84,12 +84,19 @@ def _large(
     return make
 
 
+def _scattered_zeros(device: torch.device) -> list[torch.Tensor]:
+    gradient = torch.randn(LARGE_ELEMENTS, device=device).mul_(1e-3)
+    gradient[::100] = 0.0
+    return [gradient]
+
+
 CASES = (
     Case("200 vectors of 1024", _small(1024), turns_factor=20),
     Case("200 matrices of 32 x 32", _small(32, 32), turns_factor=20),
     Case("100 M elements in 1 tensor", _large(1)),
     Case("100 M elements in 100 tensors", _large(100)),
     Case("100 M elements, half of them zero", _large(1, zero_share=0.5)),
+    Case("100 M elements, every 100th zero", _scattered_zeros),
     Case("100 M elements, BF16", _large(1, torch.bfloat16)),
     Case("100 M elements, FP16", _large(1, torch.float16)),
 )

@@ -106,7 +106,10 @@ class ColumnFamily:
 
     def nonfinite_elements(self, values: Mapping[str, float]) -> float:
         """Return how many elements of a row, given by name, are not finite."""
-        return sum(values.get(name, 0.0) for name in self.nonfinite)
+        elements = 0.0
+        for name in self.nonfinite:
+            elements += values.get(name, 0.0)
+        return elements
 
     def counts(self, values: Mapping[str, float]) -> bool:
         """Return whether a row, given by name, was measured and is of finite elements only."""
@@ -221,6 +224,11 @@ GRADIENT_POSITIONS: Mapping[str, int] = {
 
 STEP_COLUMNS_BY_NAME: Mapping[str, Column] = {column.name: column for column in STEP_COLUMNS}
 """The columns of a step as a whole by name."""
+
+COLUMNS: Mapping[str, Column] = {
+    column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
+}
+"""Those and the columns of the gradients by name; other families may use the same names."""
 
 
 def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:

@@ -6,6 +6,8 @@ from math import sqrt
 
 from mp_agent.records.columns import GRADIENTS, ColumnFamily
 
+_GRADIENTS = GRADIENTS.name
+
 FIRST = "0"
 """Names the first optimizer's part of gradients of which others step the rest."""
 
@@ -25,7 +27,7 @@ class OptimizerStep:
     @property
     def gradients(self) -> Mapping[str, float]:
         """The columns of the gradients."""
-        return self.families.get(GRADIENTS.name, {})
+        return self.families.get(_GRADIENTS, {})
 
     @property
     def nonfinite_elements(self) -> float:
@@ -91,12 +93,14 @@ class MergedStep:
         Columns of other families are in `families`.
         """
         value = self.columns.get(column)
-        return self.gradients.get(column) if value is None else value
+        if value is None and _GRADIENTS in self.families:
+            return self.families[_GRADIENTS].get(column)
+        return value
 
     @property
     def gradients(self) -> Mapping[str, float]:
         """The columns of the gradients."""
-        return self.families.get(GRADIENTS.name, {})
+        return self.families.get(_GRADIENTS, {})
 
     def counts(self, family: ColumnFamily) -> bool:
         """Return whether a family's values may enter gauges, windows and thresholds."""

@@ -201,7 +201,7 @@ def _of_detectors(condition: Condition, level: Level) -> dict[str, str]:
 
 
 def _first_line(condition: Condition, level: Level, example: Example) -> str:
-    """Return the first line without a step, which the detectors' own series would tell."""
+    """Return the first line without a step, which is in the detectors' own series alone."""
     if level.triage is None:
         return condition.summary
     labels = {key: value for key, value in example.labels.items() if value}

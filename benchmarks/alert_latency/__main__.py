@@ -191,7 +191,7 @@ def _until(predicate: Callable[[], T], what: str) -> T:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not (value := predicate()):
         if time.monotonic() > deadline:
-            raise SystemExit(f"waited {_WAIT_SECONDS:g} s in vain for {what}")
+            raise SystemExit(f"waited {_WAIT_SECONDS:g} s for {what}")
         time.sleep(_POLL_SECONDS)
     return value
 

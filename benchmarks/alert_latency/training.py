@@ -1,4 +1,4 @@
-"""A training whose gradient becomes NaN at a step that nobody knows: `training.py DIRECTORY STEPS`.
+"""A training whose gradient becomes NaN at an unannounced step: `training.py DIRECTORY STEPS`.
 
 It begins to count its steps when DIRECTORY/go is there, and writes what it knows to planted.json:
 when the NaN was written, and when a check in the loop itself saw it.

@@ -8,6 +8,7 @@ a kernel log. The judge is that of `mp-agent postmortem`.
 
 import argparse
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe, markdown
-from benchmarks.postmortem.trainings import TRAININGS
+from benchmarks.postmortem.trainings import PLANTED_STEP, TRAININGS
+from mp_agent.errors import FlightError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
 from mp_agent.flight.record.evidence import Evidence
 from mp_agent.flight.record.gpu_errors import read_gpu_errors
 from mp_agent.flight.record.limits import with_assignments
 from mp_agent.node.flight.job import evidence_of_rings
+from mp_agent.node.flight.rank_logs import newest_sequence
 from mp_agent.node.flight.replay import replay
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -34,7 +37,7 @@ HEADER = ("planted", "first cause", "step", "rank", "score", "right", "evidence"
 _ENDS_LATE = ("killed", "exception", "stalled")
 """Trainings after which the job is over."""
 _JOB_SECONDS = 400.0
-_STALLED_SECONDS = 20.0
+_STALLED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,9 @@ def analyses(planted: Sequence[Planted], directory: Path) -> Iterator[tuple[Plan
         for name, evidence in _evidence(lot, shared, directory):
             for cause in (p for p in planted if p.training == name):
                 found = _with_kernel_log(evidence, cause, directory)
-                yield cause, analyse(found, replay(found.ranks))
+                analysis = analyse(found, replay(found.ranks))
+                print(" ".join(row(cause, analysis)[:6]), file=sys.stderr)
+                yield cause, analysis
 
 
 def _evidence(lot: Sequence[str], shared: Path, directory: Path) -> Iterator[tuple[str, Evidence]]:
@@ -101,17 +106,33 @@ def _evidence(lot: Sequence[str], shared: Path, directory: Path) -> Iterator[tup
         directory=shared,
         environment={"MP_AGENT_NODE_AGENT": "none"},
     ) as job:
+        settings = Settings(dir=shared, flight_dir=directory / "flight")
         stalls = lot == ["stalled"]
-        try:
-            job.process.wait(_STALLED_SECONDS if stalls else _JOB_SECONDS)
-        except subprocess.TimeoutExpired:
-            if not stalls:
+        if stalls:
+            _await_stall(shared, settings)
+        else:
+            try:
+                job.process.wait(_JOB_SECONDS)
+            except subprocess.TimeoutExpired:
                 raise SystemExit(f"the trainings do not end:\n{job.log_tail()}") from None
         for name in lot:
-            settings = Settings(dir=shared, flight_dir=directory / "flight")
             evidence = evidence_of_rings(locations.run_directory(shared, name), settings)
-            limits = ["rank_stall_window=5"] if stalls else []
+            limits = [f"rank_stall_window={_STALLED_SECONDS:g}"] if stalls else []
             yield name, replace(evidence, values=with_assignments(evidence.values, limits))
+
+
+def _await_stall(shared: Path, settings: Settings) -> None:
+    """Wait until the training stands, and longer than the judge allows."""
+    deadline = time.monotonic() + _JOB_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            evidence = evidence_of_rings(locations.run_directory(shared, "stalled"), settings)
+        except FlightError:
+            evidence = None
+        if evidence and newest_sequence(evidence.ranks) >= PLANTED_STEP - 1:
+            break
+        time.sleep(0.5)
+    time.sleep(2 * _STALLED_SECONDS)
 
 
 def _with_kernel_log(evidence: Evidence, planted: Planted, directory: Path) -> Evidence:

@@ -1,7 +1,7 @@
 """Small trainings that go wrong: `torchrun trainings.py NAME ...`, each as a run of its own.
 
 Two ranks train an MLP with DistributedDataParallel on the CPU, with the probe as a user attaches
-it. One thing is wrong in each; nothing tells the probe which.
+it. One thing is wrong in each; the probe is not given which.
 """
 
 import os
@@ -55,6 +55,7 @@ class Step:
     offset: float = 0.0
     loss_scale: float = 1.0
     masked: bool = False
+    shifted: bool = False
     of_rank: int | None = None
     """The only rank on which inputs differ."""
 
@@ -84,6 +85,8 @@ class Trainer:
         labels = (inputs[:, :CLASSES] + torch.randn(BATCH_SIZE, CLASSES)).argmax(dim=1)
         if step.of_rank in (None, dist.get_rank()):
             inputs = inputs * step.input_scale + step.offset
+        if step.shifted:
+            labels = (labels + 1) % CLASSES
         if step.masked:
             labels = torch.full_like(labels, -100)
         with torch.autocast("cpu", dtype=torch.float16, enabled=self.fp16):
@@ -219,14 +222,14 @@ def underflow() -> None:
     """Cut the first layers off from the loss but for 1e-12 of their gradient."""
     trainer = _trained(fp16=True)
     trainer.module.detach = True
-    trainer.steps(360)
+    trainer.steps(170)
 
 
 def rising_loss() -> None:
-    """Let the data drift away from what was learned, without large gradients."""
-    trainer = _trained(rate=1e-3)
-    for step in range(120):
-        trainer.step(Step(offset=0.05 * step))
+    """Give every sample the label of another class, from one step on, without large gradients."""
+    trainer = _trained(rate=0.5)
+    trainer.set_rate(1e-4)
+    trainer.steps(60, Step(shifted=True))
 
 
 def different_weights() -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics.fused.statistics import FusedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, expected_row
 
@@ -18,6 +20,32 @@ pytestmark = [
 @pytest.fixture
 def statistics() -> GradientStatistics:
     return for_device(torch.device("cuda"))
+
+
+def test_the_kernels_are_used_where_triton_is_installed(statistics: GradientStatistics) -> None:
+    pytest.importorskip("triton", reason="without Triton stock operations do")
+    assert isinstance(statistics, FusedStatistics)
+
+
+def test_kernels_and_stock_operations_agree(statistics: GradientStatistics) -> None:
+    stock = PackedStatistics(torch.device("cuda"))
+    gradients = [torch.randn(size, device="cuda") for size in (7, 70_001, 9_000_001)]
+    gradients += [gradient[1:].bfloat16()[1:] for gradient in gradients]
+    torch.testing.assert_close(
+        statistics.layers(gradients, 0.5), stock.layers(gradients, 0.5), rtol=1e-6, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
+    statistics: GradientStatistics, dtype: torch.dtype
+) -> None:
+    gradient = torch.randn(300_001, device="cuda").to(dtype)
+    expected = statistics.layers([gradient], 1.0)
+    for offset in range(1, 9):
+        memory = torch.empty(gradient.numel() + offset, device="cuda", dtype=dtype)
+        copy = memory[offset:].copy_(gradient)
+        assert torch.equal(statistics.layers([copy], 1.0), expected)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class Accumulator:
         """window_seconds: length of the windows whose extremes are exported."""
         self._thresholds = thresholds
         self._window_seconds = window_seconds
-        self.progress = progress
+        self._follow(progress)
         self.counters = counters
         self.layers: dict[str, dict[str, LayerView]] = {}
         """By family, the latest view of each layer whose norms count, else the latest view."""
@@ -35,9 +35,9 @@ class Accumulator:
     def fold_step(self, step: MergedStep) -> None:
         """Update trackers and counters with a closed step."""
         previous, context = self.progress.last, self._context
-        for tracker in self.progress.trackers:
+        for tracker in self._trackers:
             tracker.observe(step, context)
-        found = _united(tracker.transition() for tracker in self.progress.trackers)
+        found = _united(tracker.transition() for tracker in self._trackers)
         change = StepTransition(step=step, previous=previous, thresholds=self._thresholds, **found)
         self.counters.count(Scope.RUN, (), change)
 
@@ -66,12 +66,12 @@ class Accumulator:
             layers=layers,
             views=views,
         )
-        for tracker in self.progress.trackers:
+        for tracker in self._trackers:
             tracker.observe_layers(sample, self._context)
 
     def begin_attempt(self) -> None:
         """Drop the state of the attempt that ended; counters continue."""
-        self.progress = self.progress.next_attempt()
+        self._follow(self.progress.next_attempt())
         self.layers = {}
 
     def view(self, time_unix_seconds: float, laggards: tuple[Laggard, ...] = ()) -> dict[str, Any]:
@@ -80,23 +80,24 @@ class Accumulator:
         laggards: from `stragglers.laggards`.
         """
         context = self._context
-        found = _united(own.view(context, time_unix_seconds) for own in self.progress.trackers)
+        found = _united(own.view(context, time_unix_seconds) for own in self._trackers)
         return {**found, "health": self.health(laggards)}
 
     def view_of_step(self) -> dict[str, Any]:
         """Return those of the fields that conditions follow on every step."""
         context = self._context
-        return _united(own.view(context, 0.0) for own in self.progress.trackers if own.every_step)
+        return _united(own.view(context, 0.0) for own in self._trackers if own.every_step)
 
     def health(self, laggards: tuple[Laggard, ...] = ()) -> Health:
         """Return the run's health by its own history; laggards: from `stragglers.laggards`."""
         context = self._context
-        found = _united(tracker.health(context) for tracker in self.progress.trackers)
+        found = _united(tracker.health(context) for tracker in self._trackers)
         return Health(laggards=laggards, **found)
 
-    @property
-    def _context(self) -> AccountContext:
-        return AccountContext(self._thresholds, self._window_seconds, self.progress)
+    def _follow(self, progress: Progress) -> None:
+        self.progress = progress
+        self._trackers = tuple(progress.trackers)
+        self._context = AccountContext(self._thresholds, self._window_seconds, progress)
 
 
 def _united(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

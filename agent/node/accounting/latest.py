@@ -22,7 +22,7 @@ class LatestStep(Tracker):
     last: MergedStep | None = None
     judged: MergedStep | None = None
     """With the last values of sampled columns that it did not measure."""
-    families: dict[str, dict[str, float]] = field(default_factory=dict)
+    families: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """The same of each family, of the last step on which it counts."""
     sampled_steps: dict[str, int] = field(default_factory=dict)
     """The trainer's step of which those sampled values, or the layers, are; by family."""
@@ -47,7 +47,7 @@ class LatestStep(Tracker):
         return {
             "last": self.last,
             "judged": self.judged,
-            "families": self.families,
+            "families": dict(self.families),
             "sampled_steps": self.sampled_steps,
             "loss": self.loss,
             "learning_rate": self.learning_rate,
@@ -58,7 +58,7 @@ class LatestStep(Tracker):
     def _add(self, family: ColumnFamily, step: MergedStep) -> None:
         own = step.families[family.name]
         values = family.with_last_sample(own, self.families.get(family.name, {}))
-        self.families = {**self.families, family.name: dict(values)}
+        self.families[family.name] = values
         if any(name in own for name in family.sampled):
             self._note_sample(family, step.step)
         if family is GRADIENTS:

@@ -129,7 +129,7 @@ def analyse_path(
     reported of their GPUs. Raises FlightError, naming the path, and SettingError, naming the
     assignment.
     """
-    evidence = _evidence(path, settings)
+    evidence = evidence_at(path, settings)
     evidence = replace(
         evidence,
         values=with_assignments(evidence.values, assignments),
@@ -138,7 +138,11 @@ def analyse_path(
     return analyse(evidence, replay(evidence.ranks))
 
 
-def _evidence(path: Path, settings: Settings) -> Evidence:
+def evidence_at(path: Path, settings: Settings) -> Evidence:
+    """Return what is known of the run at a path: of flight records, or of rings.
+
+    Raises FlightError, naming the path, when there is none, or when there are several.
+    """
     try:
         if path.is_dir() and locations.find_rings(path):
             return evidence_of_rings(path, settings)

@@ -1,4 +1,4 @@
-"""Has the kernels of the statistics compiled beside the training's own start."""
+"""Has the kernels of the statistics compiled while the training starts."""
 
 import logging
 

@@ -24,10 +24,7 @@ MARK = "<!-- measured: chaos -->"
 
 FAULT_NAMES = (
     "explosion",
-    "nan-update",
     "nan-loss-of-a-rank",
-    "collapse",
-    "laggard",
     "killed",
     "vanished",
     "straggler",
@@ -119,7 +116,7 @@ def main() -> int:
         found = {}
         for disturbance in DISTURBANCES:
             found[disturbance.name] = judged(recordings, disturbance, promtool, directory)
-            print(f"judged: {disturbance.name}", file=sys.stderr)
+            print(table({"undisturbed": found["undisturbed"], **found}), file=sys.stderr)
     text = table(found)
     print(text)
     if write:

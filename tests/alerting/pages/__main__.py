@@ -1,4 +1,4 @@
-"""`python -m tests.alerting.pages [FAULT ...]`: write the pages of the planted faults anew.
+"""`python -m tests.alerting.pages [FAULT ...]`: write the pages of the planted faults again.
 
 Read the differences before committing them: they are what someone reads at 3 a.m.
 """

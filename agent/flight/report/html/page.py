@@ -48,6 +48,11 @@ def as_html(analysis: Analysis) -> str:
     )
 
 
+def style_sheet() -> str:
+    """Return the style of this page, for other pages that look like it."""
+    return _asset("page.css")
+
+
 @cache
 def _template() -> "Template":
     # Only here: nothing but this command needs a template library.

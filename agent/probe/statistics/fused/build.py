@@ -21,12 +21,13 @@ from types import ModuleType
 
 import torch
 
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
 
 LOCK_SECONDS_AT_MOST = 60.0
-"""After which a rank compiles for itself: whoever holds the lock may hang."""
+"""After which a rank compiles for itself: the process that holds the lock may hang."""
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 
@@ -42,13 +43,23 @@ def launchable(device: torch.device) -> ModuleType | None:
         return None
     try:
         with node_cache():
-            launches = import_module("mp_agent.probe.statistics.fused.launches")
+            launches = _launches()
             with torch.cuda.device(device):
                 launches.launch_once(device)
     except Exception as error:
         pass_on(error)
         _say_once(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return None
+    return launches
+
+
+def _launches() -> ModuleType:
+    """Return the module; raises RuntimeError where its kernels would be wrong or interpreted."""
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise RuntimeError("TRITON_INTERPRET is set, and the interpreter cannot read a GPU")
+    launches = import_module("mp_agent.probe.statistics.fused.launches")
+    if missing := set(GRADIENT_COLUMN_NAMES) ^ set(launches.COLUMNS):
+        raise RuntimeError(f"the kernels do not measure {', '.join(sorted(missing))}")
     return launches
 
 

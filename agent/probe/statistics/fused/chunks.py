@@ -18,7 +18,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class TensorForm(NamedTuple):
-    """What of a gradient the tables depend on; its address is sent anew at each step."""
+    """What of a gradient the tables depend on; its address is sent at each step."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
 """`python -m mp_agent.probe.statistics.fused.compile`: compiles the kernels for this node's GPUs.
 
-Started at attach, beside the training's own start. Makes no CUDA context, so it takes no memory of
+Started at attach, while the training starts. Makes no CUDA context, so it takes no memory of
 a GPU; the ranks load what they find in the cache.
 """
 

@@ -4,7 +4,11 @@ import triton
 import triton.language as tl
 
 from mp_agent.probe.statistics.fused.measure import COUNTS
-from mp_agent.records.columns import COLUMNS, GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENT_COLUMNS,
+    GRADIENT_POSITIONS,
+)
 
 WARPS = 4
 
@@ -16,6 +20,17 @@ _INF = tl.constexpr(0x7F800000)
 _NO_SMALLEST = tl.constexpr(0xFFFFFFFF)
 _FLOAT64_MAX = tl.constexpr(1.7976931348623157e308)
 
+FOLDED_COLUMNS = (
+    "sum_squares",
+    "abs_max",
+    "zero_elements",
+    "nan_elements",
+    "inf_elements",
+    "elements",
+    "abs_min",
+)
+"""What the kernel writes; all gradient columns have to be among them."""
+
 _COLUMNS = tl.constexpr(len(GRADIENT_COLUMN_NAMES))
 _SUM_SQUARES_AT = tl.constexpr(GRADIENT_POSITIONS["sum_squares"])
 _ABS_MAX_AT = tl.constexpr(GRADIENT_POSITIONS["abs_max"])
@@ -24,9 +39,10 @@ _NANS_AT = tl.constexpr(GRADIENT_POSITIONS["nan_elements"])
 _INFS_AT = tl.constexpr(GRADIENT_POSITIONS["inf_elements"])
 _ELEMENTS_AT = tl.constexpr(GRADIENT_POSITIONS["elements"])
 _ABS_MIN_AT = tl.constexpr(GRADIENT_POSITIONS["abs_min"])
-_SUM_SQUARES_POWER = tl.constexpr(COLUMNS["sum_squares"].unscaling.value)
-_ABS_MAX_POWER = tl.constexpr(COLUMNS["abs_max"].unscaling.value)
-_ABS_MIN_POWER = tl.constexpr(COLUMNS["abs_min"].unscaling.value)
+_POWERS = {column.name: column.unscaling.value for column in GRADIENT_COLUMNS}
+_SUM_SQUARES_POWER = tl.constexpr(_POWERS["sum_squares"])
+_ABS_MAX_POWER = tl.constexpr(_POWERS["abs_max"])
+_ABS_MIN_POWER = tl.constexpr(_POWERS["abs_min"])
 
 
 @triton.jit

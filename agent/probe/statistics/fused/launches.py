@@ -3,10 +3,11 @@
 import torch
 
 from mp_agent.probe.statistics.fused import fold, measure
+from mp_agent.probe.statistics.fused.fold import FOLDED_COLUMNS as COLUMNS
 from mp_agent.probe.statistics.fused.measure import COUNTS
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
-__all__ = ["COUNTS", "compile_all", "launch_fold", "launch_measure", "launch_once"]
+__all__ = ["COLUMNS", "COUNTS", "compile_all", "launch_fold", "launch_measure", "launch_once"]
 
 
 def _measure_options(kind: int, smallest: bool) -> dict[str, int | bool]:

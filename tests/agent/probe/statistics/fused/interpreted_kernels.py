@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from mp_agent.probe.statistics.fused import launches, measure
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.probe.statistics.gradients import LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, by_name, expected_row
 from tests.agent.probe.statistics.test_statistics import gradients_of_any_kind
@@ -43,6 +44,10 @@ def no_stock(monkeypatch: pytest.MonkeyPatch) -> None:
             f"mp_agent.probe.statistics.packed.PackedStatistics.{name}",
             lambda *_: pytest.fail("measured with stock operations"),
         )
+
+
+def test_the_kernels_write_every_column() -> None:
+    assert set(launches.COLUMNS) == set(GRADIENT_COLUMN_NAMES)
 
 
 @pytest.fixture

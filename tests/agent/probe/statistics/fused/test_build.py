@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from mp_agent.probe.statistics import for_device
 from mp_agent.probe.statistics.fused import build
 from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 CUDA = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[5]
@@ -45,6 +47,27 @@ def test_without_triton_the_reason_names_it(
     with caplog.at_level(logging.WARNING, "mp_agent"):
         assert build.launchable(CUDA) is None
     assert "No module named 'triton'" in caplog.text
+
+
+def test_the_interpreter_is_never_given_a_gpu(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        assert build.launchable(CUDA) is None
+    assert "TRITON_INTERPRET" in caplog.text
+
+
+@pytest.mark.parametrize("columns", [GRADIENT_COLUMN_NAMES[:-1], (*GRADIENT_COLUMN_NAMES, "new")])
+def test_kernels_that_lack_a_column_are_not_used(
+    columns: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "import_module", lambda _: SimpleNamespace(COLUMNS=columns))
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        assert build.launchable(CUDA) is None
+    assert "do not measure" in caplog.text
 
 
 def test_importing_the_probe_imports_no_triton() -> None:

@@ -31,13 +31,14 @@ CDNA3 holds its 8 waves."""
 
 
 @pytest.mark.slow
-def test_registers_spills_and_instructions_stay_below_their_ceilings() -> None:
+def test_registers_spills_and_instructions_stay_below_their_ceilings(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
     done = subprocess.run(
         [sys.executable, "-m", "tests.agent.probe.statistics.fused.compiled_figures"],
         env={
             **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
             "PYTHONPATH": os.pathsep.join((str(ROOT / ".editable"), str(ROOT))),
+            "TRITON_CACHE_DIR": str(tmp_path),
         },
         cwd=ROOT,
         check=False,

@@ -1,0 +1,1 @@
+"""What is measured between a reference's tensors and a candidate's."""

@@ -1,0 +1,1 @@
+"""The result of a comparison of precisions, and how it is shown."""

@@ -1,0 +1,133 @@
+"""Prints a report in the terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from mp_agent.compare.report.model import CandidateComparison, PrecisionReport, Role
+from mp_agent.compare.report.modules import ModuleSummary, module_summaries
+from mp_agent.compare.report.tensor_error import TensorError
+from mp_agent.compare.report.text import (
+    cosine_text,
+    keep_text,
+    named,
+    percent,
+    scientific,
+    verdict_text,
+)
+
+_ROWS = 12
+_WIDE = 110
+"""Characters."""
+_ROLE_STYLES = {Role.BEGINS: "red", Role.AMPLIFIED: "yellow"}
+
+
+def print_report(report: PrecisionReport, console: Console, *, rows: int = _ROWS) -> None:
+    """Print the verdicts, then each candidate with its worst modules; rows: at most so many."""
+    console.print(_summary(report))
+    for candidate in report.candidates:
+        _print_candidate(candidate, report, console, rows)
+    for note in report.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
+
+
+def _summary(report: PrecisionReport) -> Panel:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("precision", "verdict", "mean abs", "relative L2", "cosine", "loss"):
+        table.add_column(
+            heading, justify="left" if heading in ("precision", "verdict") else "right"
+        )
+    for one in report.candidates:
+        passed = one.verdict.passed
+        output = one.output
+        table.add_row(
+            one.name,
+            Text("passes" if passed else "fails", style="bold green" if passed else "bold red"),
+            scientific(one.verdict.mean_abs) if output else "–",
+            scientific(output.relative_l2) if output else "–",
+            cosine_text(output.cosine) if output else "–",
+            "–" if one.candidate_loss is None else f"{one.candidate_loss:.6g}",
+        )
+    losses = [one.reference_loss for one in report.candidates if one.reference_loss is not None]
+    loss = f", loss {losses[0]:.6g}" if losses else ""
+    title = f"{report.model}, {report.parameters:,} parameters, against {report.reference}{loss}"
+    return Panel(table, title=Text(title), title_align="left", expand=False)
+
+
+def _print_candidate(
+    candidate: CandidateComparison, report: PrecisionReport, console: Console, rows: int
+) -> None:
+    console.print(Rule(Text(candidate.name, style="bold"), align="left"))
+    style = "green" if candidate.verdict.passed else "red"
+    console.print(Text(verdict_text(candidate.verdict, report.tolerance), style=style))
+    if keep := keep_text(candidate):
+        console.print(Text(keep))
+    for number, origin in enumerate(candidate.origins[:5], 1):
+        line = Text.assemble(f"{number}. ", (origin.module, "bold"), f": {origin.kind.value}: ")
+        console.print(Padding(line + Text(origin.text), (0, 0, 0, 2)))
+    summaries = module_summaries(candidate.calls)
+    if summaries:
+        console.print(_modules(_shown(summaries, rows), console.width))
+        if len(summaries) > rows:
+            console.print(Text(f"and {len(summaries) - rows} more modules", style="dim"))
+    for note in candidate.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
+
+
+def _shown(summaries: Sequence[ModuleSummary], rows: int) -> list[ModuleSummary]:
+    """Return the modules that lose most by themselves, in the order of execution."""
+
+    def own(summary: ModuleSummary) -> tuple[float, float]:
+        error = summary.own or summary.worst.output
+        return (error.nonfinite_ratio, error.relative_l2)
+
+    chosen = {one.module for one in sorted(summaries, key=own, reverse=True)[:rows]}
+    return [one for one in summaries if one.module in chosen]
+
+
+def _modules(summaries: Sequence[ModuleSummary], width: int) -> Table:
+    """Return the table of some modules; a narrow terminal shows the columns that matter most."""
+    headings = ["module", "read", "own", "total", "error", "lost"]
+    if width >= _WIDE:
+        headings += ["ULPs", "gradient", "class"]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        number = heading in ("read", "own", "total", "ULPs", "gradient")
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=heading != "module",
+            min_width=16 if heading == "module" else None,
+            overflow="fold",
+        )
+    for one in summaries:
+        output = one.worst.output
+        cells: list[str | Text] = [
+            Text(named(one.module)),
+            scientific(one.worst.input_error),
+            _relative(one.own),
+            _relative(output),
+            Text(one.role.value, style=_ROLE_STYLES.get(one.role, "")),
+            lost_text(output),
+            scientific(output.ulps_mean),
+            _relative(one.gradient),
+            Text(one.kind),
+        ]
+        table.add_row(*cells[: len(headings)])
+    return table
+
+
+def _relative(error: TensorError | None) -> str:
+    return "–" if error is None else scientific(error.relative_l2)
+
+
+def lost_text(error: TensorError) -> str:
+    """Return the shares of elements that overflow and underflow."""
+    if error.nonfinite_ratio > 0:
+        return f"{percent(error.nonfinite_ratio)} NaN/Inf"
+    return f"{percent(error.underflow_ratio)} to 0" if error.underflow_ratio > 0 else ""

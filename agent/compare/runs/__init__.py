@@ -1,0 +1,1 @@
+"""The comparison of two runs at equal steps: where one leaves the other. Needs no torch."""

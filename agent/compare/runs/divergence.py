@@ -1,0 +1,224 @@
+"""Where two runs part: quantities and layers at equal steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import median
+
+from mp_agent.compare.runs.series import MARKS, QUANTITIES, RunSeries
+from mp_agent.errors import CompareError
+
+FLOORS: Mapping[str, float] = {
+    "loss": 0.01,
+    "grad_norm": 0.1,
+    "grad_abs_max": 0.25,
+    "learning_rate": 1e-6,
+}
+"""Relative differences below which runs never count as apart."""
+LAYER_FLOOR = 0.25
+STEPS_RUNNING = 5
+"""For so many common steps in a row, or up to the end, a difference has to last."""
+TABLES_RUNNING = 2
+
+_USUAL_STEPS = 20
+_USUAL_DEVIATIONS = 6.0
+_MAD_TO_DEVIATION = 1.4826
+_LIMIT_FLOORS_MAX = 10.0
+"""A limit is at most so many floors: runs that start apart would set it too high otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """Where a quantity, or the gradient norm of a layer, of one run leaves that of the other."""
+
+    quantity: str
+    """A key of QUANTITIES or MARKS, or `layer_grad_norm`."""
+    layer: str = ""
+    step: int
+    first: float | None
+    """Value of the first run; None where it has none."""
+    second: float | None
+    difference: float
+    """Relative: |a − b| / max(|a|, |b|); Inf where only one run has the mark."""
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """Two runs at equal steps."""
+
+    first: RunSeries
+    second: RunSeries
+    steps: tuple[int, ...]
+    """That both have, ascending."""
+    differences: Mapping[str, tuple[float | None, ...]]
+    """Relative, by quantity; one for each of `steps`."""
+    limits: Mapping[str, float]
+    departures: tuple[Departure, ...]
+    """By step, one for each quantity and mark."""
+    layers: tuple[Departure, ...]
+    """By step, then by difference."""
+    notes: tuple[str, ...]
+
+    @property
+    def departure(self) -> Departure | None:
+        """Return where the runs part first; None if they never do."""
+        return self.departures[0] if self.departures else None
+
+
+def compare_series(first: RunSeries, second: RunSeries) -> RunComparison:
+    """Return the comparison of two runs. Raises CompareError when they have no step in common.
+
+    The limit of a quantity is the usual difference over the first 20 common steps (median plus six
+    deviations, from the median absolute deviation), between one and ten times its floor.
+    """
+    steps = sorted(first.steps.keys() & second.steps.keys())
+    if not steps:
+        raise CompareError(f"no step in common: {_range(first)}, {_range(second)}")
+    differences, limits, departures = {}, {}, []
+    for quantity in QUANTITIES:
+        values = [
+            relative_difference(*(run.steps[step].values.get(quantity) for run in (first, second)))
+            for step in steps
+        ]
+        if all(value is None for value in values):
+            continue
+        differences[quantity] = tuple(values)
+        limits[quantity] = limit_of(values, FLOORS[quantity])
+        index = first_lasting(values, limits[quantity], STEPS_RUNNING)
+        if index is not None:
+            pair = [run.steps[steps[index]].values.get(quantity) for run in (first, second)]
+            departures.append(
+                Departure(
+                    quantity=quantity,
+                    step=steps[index],
+                    first=pair[0],
+                    second=pair[1],
+                    difference=values[index] or 0.0,
+                    limit=limits[quantity],
+                )
+            )
+    departures += _marks(first, second, steps)
+    departures.sort(key=lambda one: (one.step, -one.difference))
+    return RunComparison(
+        first=first,
+        second=second,
+        steps=tuple(steps),
+        differences=differences,
+        limits=limits,
+        departures=tuple(departures),
+        layers=_layers(first, second),
+        notes=tuple(_notes(first, second, departures)),
+    )
+
+
+def relative_difference(first: float | None, second: float | None) -> float | None:
+    """Return |a − b| / max(|a|, |b|); 0 where both are zero, None where a value is missing."""
+    if first is None or second is None or not (isfinite(first) and isfinite(second)):
+        return None
+    largest = max(abs(first), abs(second))
+    # Each by itself: the difference of two huge numbers may not be a float.
+    return 0.0 if largest == 0.0 else abs(first / largest - second / largest)
+
+
+def limit_of(differences: Sequence[float | None], floor: float) -> float:
+    """Return the difference from which on two runs count as apart."""
+    known = [value for value in differences if value is not None]
+    usual = known[: min(_USUAL_STEPS, max(1, len(known) // 4))]
+    if not usual:
+        return floor
+    middle = median(usual)
+    spread = median(abs(value - middle) for value in usual) * _MAD_TO_DEVIATION
+    return max(floor, min(middle + _USUAL_DEVIATIONS * spread, _LIMIT_FLOORS_MAX * floor))
+
+
+def first_lasting(differences: Sequence[float | None], limit: float, running: int) -> int | None:
+    """Return the index from which on differences exceed a limit, as often as asked for in a row.
+
+    Missing ones neither count nor interrupt. At the end fewer do, if they are at least two.
+    """
+    begin, count = None, 0
+    for index, value in enumerate(differences):
+        if value is None:
+            continue
+        if value <= limit:
+            begin, count = None, 0
+            continue
+        begin = index if begin is None else begin
+        count += 1
+        if count >= running:
+            return begin
+    return begin if count >= min(2, running) else None
+
+
+def _marks(first: RunSeries, second: RunSeries, steps: Sequence[int]) -> list[Departure]:
+    found = []
+    for mark in MARKS:
+        held = [[mark in run.steps[step].marks for run in (first, second)] for step in steps]
+        index = next((at for at, (one, other) in enumerate(held) if one != other), None)
+        if index is not None:
+            one, other = held[index]
+            found.append(
+                Departure(
+                    quantity=mark,
+                    step=steps[index],
+                    first=float(one),
+                    second=float(other),
+                    difference=inf,
+                    limit=0.0,
+                )
+            )
+    return found
+
+
+def _layers(first: RunSeries, second: RunSeries) -> tuple[Departure, ...]:
+    steps = sorted(first.layers.keys() & second.layers.keys())
+    names = dict.fromkeys(name for step in steps for name in first.layers[step])
+    found = []
+    for name in names:
+        pairs = [(first.layers[step].get(name), second.layers[step].get(name)) for step in steps]
+        values = [_layer_difference(*pair) for pair in pairs]
+        limit = limit_of([v for v in values if v != inf], LAYER_FLOOR)
+        index = first_lasting(values, limit, TABLES_RUNNING)
+        lost = next((at for at, value in enumerate(values) if value == inf), None)
+        index = min((one for one in (index, lost) if one is not None), default=None)
+        if index is not None:
+            found.append(
+                Departure(
+                    quantity="layer_grad_norm",
+                    layer=name,
+                    step=steps[index],
+                    first=pairs[index][0],
+                    second=pairs[index][1],
+                    difference=values[index] or 0.0,
+                    limit=limit,
+                )
+            )
+    return tuple(sorted(found, key=lambda one: (one.step, -one.difference)))
+
+
+def _layer_difference(first: float | None, second: float | None) -> float | None:
+    """Return the relative difference; Inf where a layer of only one run has NaN or Inf."""
+    if first is None or second is None:
+        return None
+    if isfinite(first) != isfinite(second):
+        return inf
+    return relative_difference(first, second)
+
+
+def _notes(first: RunSeries, second: RunSeries, departures: Sequence[Departure]) -> list[str]:
+    notes = []
+    if not first.layers.keys() & second.layers.keys():
+        notes.append("No layers were compared: no step at which both runs measured theirs.")
+    if any(one.quantity == "learning_rate" for one in departures):
+        notes.append("The learning rates differ: the runs do not train alike, whatever precision.")
+    for fact in sorted(first.facts.keys() & second.facts.keys()):
+        if first.facts[fact] != second.facts[fact]:
+            notes.append(f"{fact}: {first.facts[fact]} against {second.facts[fact]}")
+    return notes
+
+
+def _range(run: RunSeries) -> str:
+    if not run.steps:
+        return f"{run.source} has none"
+    return f"{run.source} has {min(run.steps)} to {max(run.steps)}"

@@ -1,0 +1,1 @@
+"""The search for the modules that have to stay in FP32."""

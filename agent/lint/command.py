@@ -1,0 +1,138 @@
+"""`mp-agent check`: prints what is wrong, fixes what can be fixed safely."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from mp_agent.errors import SettingError
+from mp_agent.lint.api import check_paths
+from mp_agent.lint.fix import apply_fixes
+from mp_agent.lint.report.github import github_lines
+from mp_agent.lint.report.json import json_report
+from mp_agent.lint.report.sarif import sarif_report
+from mp_agent.lint.report.text import print_report
+from mp_agent.lint.results import CheckReport
+from mp_agent.lint.rules import BY_CODE, RULES
+from mp_agent.output import write_whole
+
+
+def _codes(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> list[str]:
+    """Return codes that were given one by one or separated by commas."""
+    return [code for text in value for code in text.replace(",", " ").split()]
+
+
+@click.command("check")
+@click.argument("paths", nargs=-1, metavar="PATH…")
+@click.option(
+    "--select", multiple=True, metavar="CODES", callback=_codes, help="Apply these rules only."
+)
+@click.option(
+    "--ignore", multiple=True, metavar="CODES", callback=_codes, help="Leave out these rules."
+)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json", "sarif", "github"]),
+    default="text",
+    show_default=True,
+    help="How to print the findings.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the findings to this file instead.",
+)
+@click.option("--fix", is_flag=True, help="Fix what can be fixed safely, in place.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=lambda: os.cpu_count() or 1,
+    show_default="one per processor",
+    help="Processes that share the files.",
+)
+@click.option("--exit-zero", is_flag=True, help="Exit with 0 even if there are findings.")
+@click.option("--explain", metavar="CODE", help="Explain a rule, with examples, and exit.")
+def check_command(
+    paths: tuple[str, ...],
+    select: list[str],
+    ignore: list[str],
+    output_format: str,
+    output: Path | None,
+    fix: bool,
+    jobs: int,
+    exit_zero: bool,
+    explain: str | None,
+) -> None:
+    """Find mixed-precision mistakes in training code before it runs.
+
+    Checks Python files and notebooks below PATH, by default of the current folder, without
+    running them. Settings come from [tool.mp-agent.check] in pyproject.toml; a comment
+    `# mp-agent: ignore[MP101]` silences a line. The exit code is 0 if there is nothing to report,
+    1 if there is (a finding, or a file that cannot be parsed), 2 for invalid arguments.
+    """
+    if explain is not None:
+        click.echo(_explanation(explain))
+        return
+    try:
+        report = check_paths(paths or (".",), select=select, ignore=ignore, jobs=jobs)
+        if fix:
+            fixed = apply_fixes(report.findings)
+            if fixed:
+                report = check_paths(paths or (".",), select=select, ignore=ignore, jobs=jobs)
+                for path, count in fixed.items():
+                    click.echo(f"{path}: {count} fixed", err=True)
+    except SettingError as error:
+        raise click.UsageError(str(error)) from error
+    _write(report, output_format, output)
+    sys.exit(int(bool(report.findings or report.skipped) and not exit_zero))
+
+
+def _write(report: CheckReport, output_format: str, output: Path | None) -> None:
+    if output_format == "text" and output is None:
+        print_report(report, Console(soft_wrap=True, highlight=False))
+        return
+    text = _text(report, output_format)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(output, text)
+
+
+def _text(report: CheckReport, output_format: str) -> str:
+    if output_format == "json":
+        return json.dumps(json_report(report), indent=1) + "\n"
+    if output_format == "sarif":
+        return json.dumps(sarif_report(report), indent=1) + "\n"
+    if output_format == "github":
+        return "".join(f"{line}\n" for line in github_lines(report))
+    written = io.StringIO()
+    print_report(report, Console(soft_wrap=True, highlight=False, file=written))
+    return written.getvalue()
+
+
+def _explanation(code: str) -> str:
+    rule = BY_CODE.get(code.upper())
+    if rule is None:
+        known = ", ".join(one.code for one in RULES)
+        raise click.BadParameter(f"{code!r} is no rule; there are {known}", param_hint="--explain")
+    alert = f"Alert in a run: {rule.alert}." if rule.alert else f"No alert: {rule.no_alert}"
+    parts = [
+        f"{rule.code} {rule.name}: {rule.summary}",
+        rule.explanation,
+        f"Instead of:\n\n{_indented(rule.bad)}",
+        f"write:\n\n{_indented(rule.good)}",
+        f"Remedy: {rule.remedy}",
+        alert,
+    ]
+    return "\n\n".join(parts)
+
+
+def _indented(text: str) -> str:
+    return "".join(
+        f"    {line}" if line.strip() else line for line in text.splitlines(True)
+    ).rstrip()

@@ -1,0 +1,362 @@
+"""Statements: assignments, branches, loops, with-blocks, definitions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from mp_agent.lint.interpret.base import Evaluator, Frame, key_of
+from mp_agent.lint.interpret.calls import union
+from mp_agent.lint.interpret.conditions import conditions
+from mp_agent.lint.interpret.expressions import ExpressionEvaluator, element
+from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo
+from mp_agent.lint.interpret.project import Project
+from mp_agent.lint.interpret.trace import Place, Trace
+from mp_agent.lint.interpret.values import NONE, Kind, Value, joined
+
+_DEPRECATED_DECORATORS = ("torch.cuda.amp.", "torch.cpu.amp.")
+
+
+class Interpreter(ExpressionEvaluator):
+    """Executes functions and modules on abstract values."""
+
+    def block(self, body: list[ast.stmt], frame: Frame) -> bool:
+        """Execute statements; return whether the end of the block is never reached."""
+        depth = len(self.state.path)
+        ended = False
+        for node in body:
+            self.state.statements += 1
+            method = getattr(self, f"_{type(node).__name__}", None)
+            if method is not None:
+                ended = bool(method(node, frame)) or ended
+            if ended:
+                break
+        del self.state.path[depth:]
+        return ended
+
+    def _Expr(self, node: ast.Expr, frame: Frame) -> None:
+        self.evaluate(node.value, frame)
+
+    def _Assign(self, node: ast.Assign, frame: Frame) -> None:
+        value = self.evaluate(node.value, frame)
+        for target in node.targets:
+            self.assign(target, value, frame)
+
+    def _AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.evaluate(node.value, frame), frame)
+
+    def _AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:
+        left, right = self.evaluate(node.target, frame), self.evaluate(node.value, frame)
+        self.assign(
+            node.target, self.binary(node.op, left, right, Place(frame.module, node)), frame
+        )
+
+    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+        """Bind a name, an attribute, or the parts of a tuple."""
+        if isinstance(target, ast.Name):
+            names = frame.names
+            if target.id in frame.global_names:
+                names = self.environment(frame.module)
+            names[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            base = self.evaluate(target.value, frame)
+            self.state.heap[f"{base.key}.{target.attr}"] = value
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, Value(key=value.key), frame)
+        elif isinstance(target, ast.Tuple | ast.List):
+            exact = value.kind is Kind.SEQUENCE and len(value.items) == len(target.elts)
+            for index, part in enumerate(target.elts):
+                if exact:
+                    item = value.items[index]
+                elif value.kind in (Kind.TENSOR, Kind.PARAMETERS):
+                    item = value.with_(key=f"{value.key}[{index}]", form=None)
+                else:
+                    item = Value(key=f"{value.key}[{index}]")
+                self.assign(part, item, frame)
+
+    def _Return(self, node: ast.Return, frame: Frame) -> bool:
+        frame.returned.append(NONE if node.value is None else self.evaluate(node.value, frame))
+        return True
+
+    def _Raise(self, node: ast.Raise, frame: Frame) -> bool:
+        self.evaluate(node.exc, frame)
+        return True
+
+    def _Break(self, node: ast.Break, frame: Frame) -> bool:
+        return True
+
+    _Continue = _Break
+
+    def _Assert(self, node: ast.Assert, frame: Frame) -> None:
+        self.evaluate(node.test, frame)
+
+    def _Global(self, node: ast.Global, frame: Frame) -> None:
+        frame.global_names.update(node.names)
+
+    def _If(self, node: ast.If, frame: Frame) -> bool:
+        self.evaluate(node.test, frame)
+        if _is_main(node.test):
+            return self.block(node.body, frame)
+        taken = self._decided(node.test, frame)
+        names, before = frame.names, (dict(frame.names), dict(self.state.heap))
+        ended = {}
+        outcomes = []
+        for arm, body in ((True, node.body), (False, node.orelse)):
+            if taken is not None and taken is not arm:
+                ended[arm] = True
+                continue
+            frame.names, self.state.heap = dict(before[0]), dict(before[1])
+            self.state.path.extend(conditions(node.test, arm))
+            ended[arm] = self.block(body, frame)
+            del self.state.path[len(self.state.path) - len(conditions(node.test, arm)) :]
+            if not ended[arm]:
+                outcomes.append((frame.names, self.state.heap))
+        frame.names = names
+        if outcomes:
+            # The same dictionary: it may be the environment of a module.
+            merged = _merged(outcomes[0][0], outcomes[-1][0])
+            names.clear()
+            names.update(merged)
+            self.state.heap = _merged(outcomes[0][1], outcomes[-1][1])
+        if taken is None and ended[True] != ended[False]:
+            # The rest of the enclosing block runs on the other arm alone.
+            self.state.path.extend(conditions(node.test, ended[False]))
+        return ended[True] and ended[False]
+
+    def _decided(self, test: ast.expr, frame: Frame) -> bool | None:
+        """Return which arm is always taken, where a constant or a followed call decides."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self._decided(test.operand, frame)
+            return None if inner is None else not inner
+        if isinstance(test, ast.Name | ast.Attribute):
+            value = self.evaluate(test, frame)
+            if value.kind is Kind.CONSTANT and frame.function is not None and self.state.stack:
+                return bool(value.constant) if not value.maybe else None
+        if (
+            isinstance(test, ast.Compare)
+            and isinstance(test.ops[0], ast.Is | ast.IsNot)
+            and isinstance(test.comparators[0], ast.Constant)
+            and test.comparators[0].value is None
+            and self.state.stack
+        ):
+            value = self.evaluate(test.left, frame)
+            wanted = isinstance(test.ops[0], ast.Is)
+            if value.kind is Kind.CONSTANT and not value.maybe:
+                return (value.constant is None) == wanted
+        return None
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: Frame) -> None:
+        place = Place(frame.module, node)
+        if isinstance(node, ast.While):
+            self.evaluate(node.test, frame)
+            self.state.loops.append(id(node))
+        else:
+            over = self.evaluate(node.iter, frame)
+            self.state.loops.append(id(node))
+            self.assign(node.target, element(over, place), frame)
+        self.block(node.body, frame)
+        self.state.loops.pop()
+        self.block(node.orelse, frame)
+
+    _For = _AsyncFor = _While = _loop
+
+    def _with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> bool:
+        before = self.state.autocast, self.state.no_grad
+        for item in node.items:
+            value = self.evaluate(item.context_expr, frame)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value, frame)
+            self.enter_context(value, Place(frame.module, item.context_expr))
+        ended = self.block(node.body, frame)
+        self.state.autocast, self.state.no_grad = before
+        return ended
+
+    _With = _AsyncWith = _with
+
+    def enter_context(self, value: Value, place: Place) -> None:
+        """Begin an autocast or a no_grad context."""
+        if value.kind is Kind.AUTOCAST:
+            self.state.autocast = value if value.constant else None
+            if value.constant:
+                self.record("<autocast>.enter", place, value)
+        elif value.kind is Kind.NO_GRAD:
+            self.state.no_grad = True
+
+    def _Try(self, node: ast.Try, frame: Frame) -> bool:
+        ended = self.block(node.body, frame)
+        for handler in node.handlers:
+            self.state.path.append((f"except at line {handler.lineno}", True))
+            handled = self.block(handler.body, frame)
+            self.state.path.pop()
+            ended = ended and handled
+        if not ended:
+            ended = self.block(node.orelse, frame)
+        return self.block(node.finalbody, frame) or ended
+
+    _TryStar = _Try
+
+    def _Match(self, node: ast.Match, frame: Frame) -> None:
+        self.evaluate(node.subject, frame)
+        subject = ast.unparse(node.subject)
+        for index, case in enumerate(node.cases):
+            depth = len(self.state.path)
+            for other in range(index + 1):
+                self.state.path.append((f"{subject} matches case {other}", other == index))
+            self.block(case.body, frame)
+            del self.state.path[depth:]
+
+    def _Import(self, node: ast.Import, frame: Frame) -> None:
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            name = alias.name if alias.asname else top
+            frame.names[alias.asname or top] = self.imported(name, 0, frame)
+
+    def _ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> None:
+        for alias in node.names:
+            base = node.module or ""
+            full = f"{base}.{alias.name}" if base else alias.name
+            value = self.imported(full, node.level, frame)
+            if value.name.startswith("torch."):
+                owner = Value(Kind.EXTERNAL, name=value.name.rpartition(".")[0])
+                value = self.attribute(owner, alias.name)
+            frame.names[alias.asname or alias.name] = value
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
+        info = frame.module.by_node.get(node)
+        if isinstance(info, FunctionInfo):
+            frame.names[node.name] = Value(Kind.FUNCTION, info.identity, function=info)
+            self._record_decorators(info, frame)
+
+    _FunctionDef = _AsyncFunctionDef = _function
+
+    def _ClassDef(self, node: ast.ClassDef, frame: Frame) -> None:
+        info = frame.module.by_node.get(node)
+        if isinstance(info, ClassInfo):
+            frame.names[node.name] = Value(Kind.CLASS, node.name, node.name, klass=info)
+            for method in info.methods.values():
+                self._record_decorators(method, frame)
+
+    def _record_decorators(self, function: FunctionInfo, frame: Frame) -> None:
+        """Record deprecated decorators; calls among them are evaluated for it."""
+        for decorator in function.decorators:
+            value = self.evaluate(decorator, frame)
+            if value.kind is Kind.EXTERNAL and value.name.startswith(_DEPRECATED_DECORATORS):
+                self.record(value.name, Place(frame.module, decorator))
+
+    def execute(self, function: FunctionInfo, frame: Frame, place: Place) -> Value:
+        """Execute a function under its decorators; return what it returns."""
+        state = self.state
+        before = state.autocast, state.no_grad
+        depth = len(state.path)
+        outer = Frame(function.module, self.environment(function.module))
+        manages = False
+        for decorator in function.decorators:
+            value = self.evaluate(decorator, outer)
+            self.enter_context(value, Place(function.module, decorator))
+            manages = manages or value.name.endswith("contextmanager")
+        state.stack.append(function)
+        if isinstance(function.node, ast.Lambda):
+            frame.returned.append(self.evaluate(function.node.body, frame))
+        else:
+            self.block(function.node.body, frame)
+        state.stack.pop()
+        state.autocast, state.no_grad = before
+        del state.path[depth:]
+        if manages:
+            return frame.yielded or Value(Kind.CONTEXT, key_of(place))
+        if frame.yields:
+            return Value(key=key_of(place))
+        return union(frame.returned, key_of(place))
+
+    def _Yield(self, node: ast.Yield, frame: Frame) -> Value:
+        frame.yields = True
+        frame.yielded = frame.yielded or self.state.autocast
+        return self.evaluate(node.value, frame)
+
+    def environment(self, module: ModuleInfo) -> dict[str, Value]:
+        """Return the global names of a module, which is executed for it once."""
+        environments = self.project.environments
+        if module.path not in environments:
+            trace_module(module, self.project, set(), follows=False)
+        return environments[module.path]
+
+    def class_attributes(self, klass: ClassInfo) -> Mapping[str, Value]:
+        """Return the attributes that the constructors of a class and its bases set."""
+        key = class_key(klass)
+        known = self.project.attributes
+        if key not in known:
+            known[key] = {}
+            constructor = self.method(klass, "__init__")
+            if constructor is not None:
+                other = Interpreter(self.project, Trace(klass.module, key), set())
+                other.run(constructor, klass)
+                prefix = f"{key}."
+                known[key] = {
+                    name[len(prefix) :]: value
+                    for name, value in other.state.heap.items()
+                    if name.startswith(prefix) and "." not in name[len(prefix) :]
+                }
+        return known[key]
+
+    def run(self, function: FunctionInfo, klass: ClassInfo | None) -> None:
+        """Execute a function by itself, with arguments of which only the names are known."""
+        node = function.node
+        positional = [*node.args.posonlyargs, *node.args.args]
+        names = {
+            parameter.arg: Value(key=f"{function.identity}:{parameter.arg}")
+            for parameter in [*positional, *node.args.kwonlyargs]
+        }
+        if klass is not None and positional:
+            kind = Kind.MODEL if self.is_module(klass) else Kind.INSTANCE
+            names[positional[0].arg] = Value(kind, class_key(klass), klass=klass)
+        self.execute(
+            function, Frame(function.module, names, function), Place(function.module, _of(node))
+        )
+
+
+def class_key(klass: ClassInfo) -> str:
+    """Return the key of `self` in the methods of a class."""
+    return f"self:{klass.module.path}:{klass.qualified_name}:{klass.node.lineno}"
+
+
+def trace_module(
+    module: ModuleInfo, project: Project, followed: set[str], *, follows: bool = True
+) -> Trace:
+    """Execute the top level of a module; its names become the module's environment."""
+    names: dict[str, Value] = {}
+    project.environments[module.path] = names
+    trace = Trace(module, "<module>", modules=[module])
+    interpreter = Interpreter(project, trace, followed)
+    interpreter.follows = follows
+    frame = Frame(module, names)
+    interpreter.block(module.tree.body, frame)
+    names.update(frame.names)
+    return trace
+
+
+def trace_function(function: FunctionInfo, project: Project, followed: set[str]) -> Trace:
+    """Execute one function by itself."""
+    trace = Trace(function.module, function.identity, modules=[function.module])
+    interpreter: Evaluator = Interpreter(project, trace, followed)
+    assert isinstance(interpreter, Interpreter)
+    interpreter.run(function, function.klass)
+    return trace
+
+
+def _merged(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
+    if one is other:
+        return one
+    names = {**other, **one}
+    for name in one.keys() & other.keys():
+        if one[name] is not other[name]:
+            names[name] = joined(one[name], other[name])
+    return names
+
+
+def _of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> ast.expr | ast.stmt:
+    return node
+
+
+def _is_main(test: ast.expr) -> bool:
+    return ast.unparse(test).replace("'", '"') == '__name__ == "__main__"'

@@ -1,0 +1,180 @@
+"""The definitions of one file: functions, classes, what they mention."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mp_agent.lint.source.text import SourceText
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+FOLLOWED = re.compile(
+    r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|optim\w*\.step\(|\w_cross_entropy|BCELoss"
+    r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b"
+)
+"""What makes a function worth following into."""
+RELEVANT = re.compile(
+    r"float16|\bhalf\b|autocast|\bamp\b|unscale_|[Ss]caler|clip_grad|\.backward\(|detect_anomaly"
+    r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\("
+)
+"""A function, or a file, without any of these cannot break a rule."""
+_CALLED = re.compile(r"(\w+)\(")
+_CALLS_DEEP = 2
+_RENAMED = re.compile(r"(?:autocast|binary_cross_entropy|clip_grad_\w+|GradScaler|float16)\s+as\s")
+
+
+@dataclass(eq=False, slots=True)
+class FunctionInfo:
+    """One function or method; `qualified_name` is unique in its module."""
+
+    module: ModuleInfo
+    node: FunctionNode
+    qualified_name: str
+    klass: ClassInfo | None = None
+    enclosing: FunctionInfo | None = None
+    _reaches: dict[re.Pattern[str], bool] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """Name in the project."""
+        return f"{self.module.path}:{self.qualified_name}:{self.node.lineno}"
+
+    def matches(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether the source of the function, decorators included, matches."""
+        first = min((d.lineno for d in self.decorators), default=self.node.lineno)
+        return self.module.source.matches(pattern, first, self.node.end_lineno or first)
+
+    @property
+    def decorators(self) -> list[ast.expr]:
+        """Decorators, outermost first."""
+        return [] if isinstance(self.node, ast.Lambda) else self.node.decorator_list
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether calls of it are followed."""
+        return self.module.renames or self.reaches(FOLLOWED)
+
+    def reaches(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether its source, or that of what it calls in its module, matches."""
+        if pattern not in self._reaches:
+            self._reaches[pattern] = any(
+                function.matches(pattern) for function in (self, *self._called(_CALLS_DEEP))
+            )
+        return self._reaches[pattern]
+
+    def _called(self, depth: int) -> set[FunctionInfo]:
+        """Return the functions of the module that it calls, by their names alone."""
+        found = {
+            function
+            for name in self.module.called_names(self)
+            if not name.startswith("__")
+            for function in self.module.functions_by_name.get(name, ())
+        }
+        if depth > 1:
+            found |= {deeper for function in found for deeper in function._called(depth - 1)}
+        return found
+
+
+@dataclass(eq=False, slots=True)
+class ClassInfo:
+    """One class with its methods."""
+
+    module: ModuleInfo
+    node: ast.ClassDef
+    qualified_name: str
+    methods: dict[str, FunctionInfo] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class ModuleInfo:
+    """One parsed file."""
+
+    path: str
+    name: str
+    is_package: bool
+    source: SourceText
+    tree: ast.Module
+    functions: list[FunctionInfo] = field(default_factory=list)
+    classes: list[ClassInfo] = field(default_factory=list)
+    functions_by_name: dict[str, list[FunctionInfo]] = field(default_factory=dict)
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    identifiers: frozenset[str] = frozenset()
+    renames: bool = False
+    """Whether relevant names have other names here: then every function is followed."""
+    by_node: dict[ast.AST, FunctionInfo | ClassInfo] = field(default_factory=dict)
+
+    _called_names: dict[FunctionInfo, set[str]] = field(default_factory=dict)
+
+    def called_names(self, function: FunctionInfo) -> set[str]:
+        """Return the last names of what a function calls below its first line."""
+        if function in self._called_names:
+            return self._called_names[function]
+        first, last = function.node.lineno, function.node.end_lineno or function.node.lineno
+        names = set(_CALLED.findall("".join(self.source.lines[first:last])))
+        self._called_names[function] = names
+        return names
+
+
+def is_relevant(source: SourceText) -> bool:
+    """Return whether a file can break a rule, by itself or when others call its functions."""
+    return any(pattern.search(source.text) for pattern in (RELEVANT, FOLLOWED, _RENAMED))
+
+
+def module_info(path: str, name: str, is_package: bool, source: SourceText) -> ModuleInfo:
+    """Parse a file and list its definitions; raises SyntaxError, ValueError or RecursionError."""
+    tree = ast.parse(source.text)
+    module = ModuleInfo(path, name, is_package, source, tree)
+    _Definitions(module).visit_body(tree.body, "", None, None)
+    for function in module.functions:
+        name = function.qualified_name.rpartition(".")[2]
+        module.functions_by_name.setdefault(name, []).append(function)
+    module.renames = _RENAMED.search(source.text) is not None
+    module.identifiers = frozenset(source.identifiers())
+    return module
+
+
+class _Definitions:
+    """Collects functions and classes, those within blocks and functions included."""
+
+    def __init__(self, module: ModuleInfo) -> None:
+        self._module = module
+
+    def visit_body(
+        self,
+        body: list[ast.stmt],
+        prefix: str,
+        klass: ClassInfo | None,
+        enclosing: FunctionInfo | None,
+    ) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                info = FunctionInfo(self._module, node, prefix + node.name, klass, enclosing)
+                self._module.functions.append(info)
+                self._module.by_node[node] = info
+                if klass is not None:
+                    klass.methods.setdefault(node.name, info)
+                self.visit_body(node.body, f"{prefix}{node.name}.", None, info)
+            elif isinstance(node, ast.ClassDef):
+                found = ClassInfo(self._module, node, prefix + node.name)
+                self._module.classes.append(found)
+                self._module.by_node[node] = found
+                self.visit_body(node.body, f"{prefix}{node.name}.", found, enclosing)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                self._module.imports.append(node)
+            else:
+                for block in _blocks(node):
+                    self.visit_body(block, prefix, klass, enclosing)
+
+
+def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+    for case in getattr(node, "cases", ()):
+        yield case.body

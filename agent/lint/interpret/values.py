@@ -1,0 +1,137 @@
+"""Abstract values: what is known of an expression without running it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo
+    from mp_agent.lint.interpret.trace import Place
+
+FP16, BF16, FP32, FP64, OTHER = "float16", "bfloat16", "float32", "float64", "other"
+SIXTEEN_BITS = frozenset({FP16, BF16})
+
+
+class Kind(Enum):
+    """What a value is, as far as rules care."""
+
+    UNKNOWN = auto()
+    EXTERNAL = auto()
+    """Something of another package; `name` is its dotted name."""
+    MODULE = auto()
+    FUNCTION = auto()
+    CLASS = auto()
+    INSTANCE = auto()
+    BOUND = auto()
+    """A function of a class with `self`, its only item."""
+    PARTIAL = auto()
+    """`name` is unused; the items are the function and its arguments."""
+    MODEL = auto()
+    LOSS = auto()
+    OPTIMIZER = auto()
+    SCALER = auto()
+    AUTOCAST = auto()
+    NO_GRAD = auto()
+    CONTEXT = auto()
+    """A context manager of no interest."""
+    PARAMETERS = auto()
+    """Parameters of the model whose key is `name`."""
+    TENSOR = auto()
+    ARRAY = auto()
+    """An array of NumPy, or a number on the host."""
+    DTYPE = auto()
+    CONSTANT = auto()
+    SEQUENCE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One abstract value. `key` names the object: equal keys mean the same object."""
+
+    kind: Kind = Kind.UNKNOWN
+    key: str = ""
+    name: str = ""
+    dtypes: frozenset[str] = frozenset()
+    """Which types of elements are possible; empty when that is unknown."""
+    constant: Any = None
+    items: tuple[Value, ...] = ()
+    function: FunctionInfo | None = None
+    klass: ClassInfo | None = None
+    module: ModuleInfo | None = None
+    place: Place | None = None
+    """Where a scaler, an autocast context or a model was made."""
+    cast: Place | None = None
+    """Where a tensor was explicitly cast to 16 bits."""
+    scaled: bool = False
+    """A loss that is multiplied by the loss scale."""
+    from_autocast: bool = False
+    """An output of a model that ran under autocast."""
+    maybe: bool = False
+    """Disabled, or absent, in some runs."""
+    form: tuple[str, str] | None = None
+    """How a tensor was computed from another: ("mean", key of the other), …"""
+
+    @property
+    def is_sixteen_bits(self) -> bool:
+        """Whether the elements certainly have 16 bits."""
+        return bool(self.dtypes) and self.dtypes <= SIXTEEN_BITS
+
+    def with_(self, **changes: Any) -> Value:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+
+UNKNOWN = Value()
+NONE = Value(Kind.CONSTANT, constant=None)
+
+_GUESSES = (
+    (Kind.SCALER, re.compile(r"^_?(\w+_)?(grad|amp|loss)?_?scaler(_\w+)?$", re.IGNORECASE)),
+    (Kind.OPTIMIZER, re.compile(r"^_?(\w+_)?(optimizer|optim|opt)(_?\w)?$", re.IGNORECASE)),
+    (Kind.LOSS, re.compile(r"^_?(\w+_)?(criterion|loss_fn|loss_func|loss_function)$")),
+    (Kind.MODEL, re.compile(r"^_?(\w+_)?(model|net|network)$")),
+)
+
+
+def guessed(value: Value, name: str) -> Value:
+    """Return what a variable of this name usually holds, if nothing else is known of it."""
+    if value.kind is not Kind.UNKNOWN:
+        return value
+    for kind, pattern in _GUESSES:
+        if pattern.match(name):
+            return value.with_(kind=kind, maybe=True)
+    return value
+
+
+def joined(one: Value, other: Value) -> Value:
+    """Return what is known after either of two branches."""
+    if one == other:
+        return one
+    first, second = (one, other) if _weight(one) >= _weight(other) else (other, one)
+    both = bool(one.dtypes) and bool(other.dtypes)
+    return first.with_(
+        dtypes=one.dtypes | other.dtypes if both else frozenset(),
+        cast=one.cast if one.cast == other.cast else None,
+        maybe=True,
+        constant=_joined_constant(first, second),
+        scaled=one.scaled or other.scaled,
+        from_autocast=one.from_autocast and other.from_autocast,
+        form=one.form if one.form == other.form else None,
+        kind=Kind.UNKNOWN
+        if first.kind is Kind.CONSTANT and one.constant != other.constant
+        else first.kind,
+    )
+
+
+def _joined_constant(first: Value, second: Value) -> Any:
+    if first.kind is not second.kind or first.constant == second.constant:
+        return first.constant
+    return True if first.kind in (Kind.AUTOCAST, Kind.SCALER) else None
+
+
+def _weight(value: Value) -> int:
+    if value.kind is Kind.UNKNOWN:
+        return 1
+    return 0 if value.kind in (Kind.CONSTANT, Kind.CONTEXT) else 2

@@ -1,0 +1,1 @@
+"""Writes the findings for people and for programs."""

@@ -1,0 +1,1 @@
+"""What belongs under autocast, and what does not."""

@@ -1,0 +1,1 @@
+"""Explicit casts to 16 bits."""

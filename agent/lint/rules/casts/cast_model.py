@@ -1,0 +1,82 @@
+"""MP101: a model that is trained is cast to 16 bits."""
+
+from collections.abc import Iterator
+
+from mp_agent.lint.finding import Severity
+from mp_agent.lint.interpret.methods import cast_dtypes
+from mp_agent.lint.interpret.trace import Operation, Trace
+from mp_agent.lint.interpret.values import SIXTEEN_BITS, Kind
+from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.rules.facts import backwards, parameters_of, text_of
+
+_FREEZING = ("<model>.eval", "<model>.requires_grad_")
+
+
+def _find(trace: Trace) -> Iterator[Problem]:
+    trained = _trained(trace)
+    for operation in trace.operations:
+        if not operation.target.startswith("<model>."):
+            continue
+        method = operation.target.removeprefix("<model>.")
+        dtypes = cast_dtypes(operation.receiver, method, operation.arguments, operation.keywords)
+        if dtypes and dtypes <= SIXTEEN_BITS and operation.receiver.key in trained:
+            yield Problem(
+                operation.place,
+                f"`{text_of(operation)}` makes the weights that are trained "
+                f"{'/'.join(sorted(dtypes))}: updates smaller than their spacing are lost",
+            )
+
+
+def _trained(trace: Trace) -> set[str]:
+    """Return the keys of the models that an optimizer or a backward pass of the trace trains."""
+    optimized = {
+        parameters.name
+        for operation in trace.operations
+        if operation.result.kind is Kind.OPTIMIZER
+        for parameters in parameters_of(operation.argument(0, "params"))
+    }
+    frozen = {operation.receiver.key for operation in trace.of(*_FREEZING)}
+    if not any(True for _ in backwards(trace)):
+        return optimized
+    called = {operation.receiver.key for operation in trace.of("<model>()") if _learns(operation)}
+    return optimized | (called - frozen)
+
+
+def _learns(operation: Operation) -> bool:
+    return not operation.no_grad
+
+
+CAST_MODEL = Rule(
+    code="MP101",
+    name="cast-model",
+    severity=Severity.WARNING,
+    summary="A model that is trained is cast to 16 bits.",
+    explanation="`.half()`, `.bfloat16()` and `.to(torch.float16)` leave no FP32 copy of the "
+    "weights. An update below 2⁻¹¹ (FP16) or 2⁻⁸ (BF16) of its weight is rounded away, operations "
+    "that autocast would run in FP32 run in 16 bits, and GradScaler refuses FP16 gradients. Models "
+    "that only infer, or that are frozen, are not reported.",
+    bad="""\
+import torch
+
+model = torch.nn.Linear(64, 64).half()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for batch in torch.randn(8, 16, 64):
+    model(batch).square().mean().backward()
+    optimizer.step()
+""",
+    good="""\
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for batch in torch.randn(8, 16, 64):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+""",
+    remedy="Remove the cast and run forward and loss under `torch.autocast`; to save memory, keep "
+    "FP32 master weights (FSDP's MixedPrecision, DeepSpeed).",
+    alert="MpAgentGradientUnderflow",
+    find=_find,
+)

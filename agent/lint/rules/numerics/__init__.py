@@ -1,0 +1,1 @@
+"""Arithmetic that 16 bits cannot carry."""

@@ -1,0 +1,1 @@
+"""Reads source files: encodings, notebooks, suppression comments."""

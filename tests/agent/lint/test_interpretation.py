@@ -1,0 +1,144 @@
+"""What is reported depends on what the code means, not on how it is written."""
+
+from pathlib import Path
+
+from mp_agent.lint.api import check_paths
+
+STEP = """\
+import torch
+
+
+def train(model, loader, optimizer, scaler):
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+{clip}        scaler.step(optimizer)
+        scaler.update()
+"""
+CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+
+
+def counts(path: Path, **files: str) -> dict[str, int]:
+    for name, text in files.items():
+        file = path / f"{name.replace('__', '/').replace('INIT', '__init__')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return check_paths(path).counts()
+
+
+def test_removing_unscale_from_a_right_loop_is_found(tmp_path: Path) -> None:
+    right = STEP.format(clip="        scaler.unscale_(optimizer)\n" + CLIP)
+    assert counts(tmp_path, main=right) == {}
+    assert counts(tmp_path, main=STEP.format(clip=CLIP)) == {"MP106": 1}
+
+
+def test_relative_imports_of_a_package_are_followed(tmp_path: Path) -> None:
+    assert counts(
+        tmp_path,
+        pkg__INIT="",
+        pkg__losses="import torch.nn.functional as F\n\n\ndef bce(p, y):\n"
+        "    return F.binary_cross_entropy(p, y)\n",
+        pkg__train="import torch\nfrom .losses import bce\n\n\ndef step(model, x, y):\n"
+        "    with torch.autocast('cuda'):\n        return bce(model(x), y)\n",
+    ) == {"MP104": 1}
+
+
+def test_names_re_exported_by_a_package_are_followed(tmp_path: Path) -> None:
+    assert counts(
+        tmp_path,
+        amp__INIT="from amp.contexts import cast\n",
+        amp__contexts="import torch\n\n\ndef cast():\n    return torch.autocast('cuda')\n",
+        main="from amp import cast\n\n\ndef step(model, x):\n"
+        "    with cast():\n        model(x).mean().backward()\n",
+    ) == {"MP105": 1, "MP110": 1}
+
+
+def test_a_context_manager_of_the_project_that_yields_under_autocast_counts(tmp_path: Path) -> None:
+    assert counts(
+        tmp_path,
+        main="import contextlib\nimport torch\n\n\n@contextlib.contextmanager\ndef cast():\n"
+        "    with torch.autocast('cuda', dtype=torch.bfloat16):\n        yield\n\n\n"
+        "def step(model, x):\n    with cast():\n        model(x).mean().backward()\n",
+    ) == {"MP105": 1}
+
+
+def test_an_inherited_method_is_followed(tmp_path: Path) -> None:
+    assert counts(
+        tmp_path,
+        base="import torch\n\n\nclass Base:\n    def clip(self, model):\n"
+        "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        main="from base import Base\n\n\nclass Trainer(Base):\n"
+        "    def step(self, model, x, optimizer, scaler):\n"
+        "        scaler.scale(model(x).mean()).backward()\n        self.clip(model)\n"
+        "        scaler.step(optimizer)\n        scaler.update()\n",
+    ) == {"MP106": 1}
+
+
+def test_what_a_caller_adds_is_not_missing_in_the_function(tmp_path: Path) -> None:
+    advance = "def advance(scaler, loss, optimizer):\n    scaler.scale(loss).backward()\n"
+    advance += "    scaler.step(optimizer)\n"
+    caller = "from steps import advance\n\n\ndef train(scaler, loss, optimizer):\n"
+    assert counts(tmp_path, steps=advance) == {"MP108": 1}
+    assert (
+        counts(
+            tmp_path,
+            steps=advance,
+            main=caller + "    advance(scaler, loss, optimizer)\n    scaler.update()\n",
+        )
+        == {}
+    )
+
+
+def test_a_compound_condition_excludes_its_other_branch(tmp_path: Path) -> None:
+    text = """\
+def step(engine, model, x):
+    if engine.amp and engine.scaler is not None:
+        engine.scaler.scale(model(x).mean()).backward()
+        if engine.last:
+            engine.scaler.step(engine.optimizer)
+            engine.scaler.update()
+    else:
+        model(x).mean().backward()
+        if engine.last:
+            engine.optimizer.step()
+"""
+    assert counts(tmp_path, main=text) == {}
+
+
+def test_one_unscale_for_each_optimizer_is_no_second_call(tmp_path: Path) -> None:
+    text = """\
+def unscale(scaler, optimizers):
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+
+
+def step(model, x, scaler, optimizers, others):
+    scaler.scale(model(x).mean()).backward()
+    unscale(scaler, optimizers)
+    unscale(scaler, others)
+    scaler.update()
+"""
+    assert counts(tmp_path, main=text) == {}
+
+
+def test_cpu_as_a_part_of_the_model_is_no_wait_for_a_result(tmp_path: Path) -> None:
+    text = """\
+def train(first, second_model, first_model, loader, optimizer):
+    for x in loader:
+        loss = second_model(first_model(x).cpu()).mean()
+        loss.backward()
+        optimizer.step()
+"""
+    assert counts(tmp_path, main=text) == {}
+
+
+def test_torch_in_its_own_source_keeps_its_names(tmp_path: Path) -> None:
+    assert counts(
+        tmp_path,
+        torch__INIT="",
+        torch__nn__INIT="",
+        torch__nn__functional="def binary_cross_entropy(p, y):\n    return p\n",
+        main="import torch\n\n\ndef step(model, x, y):\n    with torch.autocast('cuda'):\n"
+        "        return torch.nn.functional.binary_cross_entropy(model(x), y)\n",
+    ) == {"MP104": 1}

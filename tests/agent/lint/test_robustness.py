@@ -1,0 +1,126 @@
+"""No file ends a check: what cannot be read is listed, with its reason."""
+
+import ast
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mp_agent.lint.api import check_paths
+from mp_agent.lint.rules import RULES
+from tests.agent.lint.planted_code import planted
+
+HALF = "import torch\n\n\ndef f(x):\n    return x.half().sum()\n"
+LINES = [line for case in planted() for text in case.files.values() for line in text.splitlines()]
+
+
+def reason(path: Path, content: bytes, name: str = "odd.py") -> str:
+    (path / name).write_bytes(content)
+    (skipped,) = check_paths(path).skipped
+    return skipped.reason
+
+
+def test_unreadable_files_are_listed_with_their_reason(tmp_path: Path) -> None:
+    assert "line 2" in reason(tmp_path, b"import torch\nwith torch.autocast(: pass\n")
+    assert "decoded" in reason(tmp_path, b"x = '\xff\xfe autocast'\n")
+    assert "decoded" in reason(tmp_path, b"# -*- coding: no-such -*-\nautocast\n")
+    assert "null" in reason(tmp_path, b"autocast\x00\n")
+    assert "too deeply" in reason(tmp_path, b"autocast = " + b"-" * 100_000 + b"1\n")
+    assert "bytes" in reason(tmp_path, b"# autocast\n" * 1_000_000)
+
+
+def test_a_notebook_that_is_none_is_listed(tmp_path: Path) -> None:
+    for content in (b"{}", b"[", b'{"cells": 1}', b'{"cells": [{"cell_type": "code"}]}'):
+        assert "notebook" in reason(tmp_path, content, "odd.ipynb")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1", "cp1252"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_any_encoding_and_line_ending_keeps_positions(
+    tmp_path: Path, encoding: str, ending: str
+) -> None:
+    text = HALF if encoding == "utf-8-sig" else f"# coding: {encoding} é\n{HALF}"
+    (tmp_path / "a.py").write_bytes(text.replace("\n", ending).encode(encoding))
+    (finding,) = check_paths(tmp_path).findings
+    assert (finding.code, finding.span.column) == ("MP114", 11)
+    assert finding.span.line == text.split("\n").index("    return x.half().sum()") + 1
+
+
+def test_columns_count_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import torch\n\nä = ('äöü', torch.ones(3).half().sum())\n")
+    (finding,) = check_paths(tmp_path).findings
+    assert finding.span.column == len("ä = ('äöü', ")
+
+
+def test_form_feeds_end_no_line(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import torch\n\x0c\ny = '\x1c\x85\u2028'\nz = torch.ones(3).half().sum()\n"
+    )
+    (finding,) = check_paths(tmp_path).findings
+    assert finding.span.line == 4
+
+
+def test_folders_that_link_to_themselves_and_special_files_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "a.py").write_text(HALF)
+    report = check_paths(tmp_path)
+    assert report.counts() == {"MP114": 1}
+    assert {Path(one.path).name for one in report.skipped} == {"gone.py", "pipe.py"}
+
+
+def test_modules_that_import_each_other_and_classes_that_inherit_in_a_circle(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.py").write_text(
+        "from b import B, half\n\n\nclass A(B):\n    pass\n\n\nA().half()\n"
+    )
+    (tmp_path / "b.py").write_text(
+        "from a import A, half\n\n\nclass B(A):\n    pass\n\n\nB().half()\n"
+    )
+    assert not check_paths(tmp_path).skipped
+
+
+def test_a_function_that_calls_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import torch\n\n\ndef f(x):\n    x.half().sum()\n    return f(f(x).half())\n\n\n"
+        "f(torch.ones(1))\n"
+    )
+    assert check_paths(tmp_path).counts() == {"MP114": 1}
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32))
+def test_shuffled_lines_never_end_the_check(seed: int, tmp_path: Path) -> None:
+    shuffled = random.Random(seed)
+    lines = [shuffled.choice(LINES) for _ in range(30)]
+    kept: list[str] = []
+    for line in lines:
+        try:
+            ast.parse("\n".join([*kept, line]))
+        except SyntaxError:
+            continue
+        kept.append(line)
+    (tmp_path / "a.py").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    report = check_paths(tmp_path)
+    assert not report.skipped
+    assert {finding.code for finding in report.findings} <= {rule.code for rule in RULES}
+
+
+def test_a_notebook_is_checked_by_cell(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# half\n"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "import torch\n", "!ls"]},
+        {"cell_type": "code", "source": "%%bash\nls (\n"},
+        {"cell_type": "code", "source": "x = torch.ones(3)\nx.half().sum()"},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    (finding,) = check_paths(tmp_path).findings
+    assert (finding.code, finding.cell, finding.span.line) == ("MP114", 3, 2)

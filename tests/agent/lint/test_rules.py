@@ -1,0 +1,34 @@
+"""The records of the rules hold what they say: examples, alerts, texts."""
+
+from pathlib import Path
+
+import pytest
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.lint.api import check_paths
+from mp_agent.lint.rules import RULES, Rule
+
+BY_CODE = [pytest.param(rule, id=rule.code) for rule in RULES]
+
+
+@pytest.mark.parametrize("rule", BY_CODE)
+def test_the_bad_example_breaks_the_rule(rule: Rule, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(rule.bad, encoding="utf-8")
+    assert rule.code in check_paths(tmp_path / "bad.py").counts()
+
+
+@pytest.mark.parametrize("rule", BY_CODE)
+def test_the_good_example_breaks_no_rule(rule: Rule, tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(rule.good, encoding="utf-8")
+    assert check_paths(tmp_path / "good.py").counts() == {}
+
+
+def test_every_alert_exists_and_every_missing_one_is_explained() -> None:
+    names = {condition.name for condition in CONDITIONS}
+    for rule in RULES:
+        assert (rule.alert in names) if rule.alert else rule.no_alert, rule.code
+
+
+def test_codes_are_consecutive_and_names_are_distinct() -> None:
+    assert [rule.code for rule in RULES] == [f"MP{101 + index}" for index in range(len(RULES))]
+    assert len({rule.name for rule in RULES}) == len(RULES)

@@ -1,0 +1,117 @@
+"""The first line of a critical alert, as the detector writes it and as Prometheus expands it."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.conditions.loss.loss_nonfinite import LOSS_NONFINITE
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage, headline
+from mp_agent.alerting.rules.promtool_tests import render_tests
+from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import values_in_force
+from tests.alerting.promtool import unit_test
+
+_CRITICAL = [
+    (condition, level)
+    for condition in CONDITIONS
+    for level in condition.levels
+    if level.severity is Severity.CRITICAL
+]
+_TRIAGE = Triage(
+    weights="intact since {since}", weights_updated="damaged", now=f"{ROLL_BACK} on rank {{rank}}"
+)
+
+
+def _line(since_step: int, **active: int) -> str:
+    return headline(
+        "It broke.",
+        _TRIAGE,
+        since_step=since_step,
+        labels={"rank": "3"},
+        causes=("MpAgentLearningRateJump",),
+        active=active,
+    )
+
+
+def test_it_names_the_step_the_weights_and_the_one_thing_to_do() -> None:
+    assert _line(812) == (
+        "It broke, since step 812. Weights: intact since step 812. "
+        "Now: stop, and resume from the last checkpoint before step 812 on rank 3."
+    )
+
+
+def test_the_step_to_roll_back_to_is_that_of_the_first_cause_that_began_no_later() -> None:
+    assert "before step 800 on" in _line(812, MpAgentLearningRateJump=800)
+    assert "before step 812 on" in _line(812, MpAgentLearningRateJump=813)
+    assert "before step 812 on" in _line(812, MpAgentLossSpike=700)
+
+
+def test_a_step_that_is_not_known_is_left_out() -> None:
+    assert _line(0).startswith("It broke. Weights: intact since it began. ")
+    assert "before it began" in _line(0, MpAgentLearningRateJump=5)
+
+
+def test_weights_are_damaged_for_certain_once_they_were_updated_with_nan() -> None:
+    assert "Weights: damaged. " in _line(812, MpAgentNonFiniteUpdate=812)
+
+
+@pytest.mark.parametrize(("condition", "level"), _CRITICAL, ids=[c.name for c, _ in _CRITICAL])
+def test_no_first_line_is_too_long_for_a_pager(condition, level) -> None:  # type: ignore[no-untyped-def]
+    line = headline(
+        condition.summary,
+        level.triage,
+        since_step=1_234_567,
+        labels={"rank": "1023"},
+        causes=(),
+        active={},
+    )
+    assert len(line) < 300
+    assert re.fullmatch(r".*, since step 1234567\. Weights: .*\. Now: .*\.", line)
+    assert "{" not in line
+
+
+def test_prometheus_expands_the_same_line_with_damage_and_cause(
+    server: Callable[[str], Path], tmp_path: Path
+) -> None:
+    values = values_in_force()
+    (tmp_path / RULES_FILE).write_text(render_rules(values, groups={"one": (LOSS_NONFINITE,)}))
+    examples = ((LOSS_NONFINITE, (LOSS_NONFINITE.firing[0],)),)
+    document = yaml.safe_load(render_tests(values, RULES_FILE, examples=examples, heading="x"))
+    (test,) = document["tests"]
+    began = {
+        "MpAgentLossNonFinite": 812,
+        "MpAgentNonFiniteUpdate": 812,
+        "MpAgentLearningRateJump": 800,
+        "MpAgentGradientExplosion": 900,
+    }
+    for condition, step in began.items():
+        labels = f'condition="{condition}",severity="critical",run="demo"'
+        series = f"{metrics.CONDITION_SINCE_STEP.prometheus_name}{{{labels},"
+        series += 'namespace="ml",job="train",instance="node-0:9464"}'
+        test["input_series"].append({"series": series, "values": f"{step}x30"})
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    done = unit_test(server("promtool"), tmp_path / "tests.yaml")
+    got = (done.stdout + done.stderr).partition("got:")[2]
+    found = {name: json.loads(text) for name, text in re.findall(r'(\w+)=("(?:[^"\\]|\\.)*")', got)}
+    (level,) = LOSS_NONFINITE.levels
+    assert level.triage is not None
+    assert found["summary"] == headline(
+        LOSS_NONFINITE.summary,
+        level.triage,
+        since_step=812,
+        labels={},
+        causes=FOLLOWS_FROM[LOSS_NONFINITE.name],
+        active=began,
+    )
+    assert "before step 800" in found["summary"] and "Weights: damaged, since" in found["summary"]
+    assert found["cause"] == (
+        "MpAgentLearningRateJump since step 800, MpAgentNonFiniteUpdate since step 812"
+    )
