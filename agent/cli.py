@@ -4,6 +4,8 @@ import click
 
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.rules.command import rules_command
+from mp_agent.backtest.command import backtest_command
+from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.exporters.dashboards import dashboards_command
@@ -31,6 +33,8 @@ for command in (
     dump_command,
     postmortem_command,
     compare_command,
+    backtest_command,
+    tune_command,
     rules_command,
     alertmanager_command,
     dashboards_command,

@@ -5,6 +5,8 @@ MpAgentError
 ├── RingError         a ring file cannot be read: other version, truncated, foreign owner
 ├── ReportError       what another node agent sent cannot be read, or contradicts itself
 ├── FlightError       a flight record cannot be read: absent, truncated, other version
+├── LogError          a training log cannot be read: absent, of no known format
+│   └── NothingToJudge  it holds no number that a condition looks at
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
@@ -31,6 +33,14 @@ class FlightError(MpAgentError):
 
 class CompareError(MpAgentError, ValueError):
     """A model or two runs cannot be compared; the message names the argument or the module."""
+
+
+class LogError(MpAgentError):
+    """A training log cannot be read; the message names the path, and the line and field."""
+
+
+class NothingToJudge(LogError):
+    """A training log can be read, but holds no number that a condition looks at."""
 
 
 class CatalogError(MpAgentError, ValueError):

@@ -65,7 +65,7 @@ def make_probe(directory: Path) -> Probe:
     """Return a probe that is not attached yet, with a ring of its own in `directory`."""
     identity = make_identity("benchmark")
     path = directory / f"{identity.created_unix_ns}" / "rank0.ring"
-    return Probe(lambda: RingWriter.create(path, identity), Settings())
+    return Probe(lambda: RingWriter.create(path, identity), Settings(overhead_budget=1.0))
 
 
 def compare(

@@ -1,6 +1,6 @@
 """The probe of one process: hooks, guard, tracker and recorder, wired together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -36,11 +36,12 @@ class Probe:
         on_step: Callable[[], None] = lambda: None,
         ranks_in_run: Callable[[], int] = placement.world_size,
     ) -> None:
-        reports = ProbeReports()
+        reports = self._reports = ProbeReports()
         self._guard = Guard(
             on_failure=reports.count_failure,
-            on_capture=reports.note_capture,
+            on_capture=self._note_captured,
             on_rest=reports.note_rest,
+            on_device_error=reports.note_device_error,
         )
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
@@ -100,5 +101,10 @@ class Probe:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._tracker.flush)
 
+    def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
+        self._reports.note_capture()
+        self._tracker.captured(event, arguments)
+
     def _enter_phase(self, name: object) -> None:
+        self._tracker.collect()
         self._phases.enter(str(name))

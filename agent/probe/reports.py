@@ -49,6 +49,10 @@ class ProbeReports:
         """Report that steps within CUDA graphs are not measured."""
         self.note_unsupported("CUDA graph capture")
 
+    def note_device_error(self) -> None:
+        """Report that a device runs no more, after an error of what it was given to run."""
+        self.note_unsupported("steps after an error of the device")
+
     def note_rest(self, kind: str) -> None:
         """Report that a part of the probe keeps failing and is suspended."""
         self.note_unsupported(f"{kind}, which keeps failing")

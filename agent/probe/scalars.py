@@ -7,6 +7,8 @@ from typing import TypeAlias
 import torch
 from torch.distributed.tensor import DTensor
 
+from mp_agent.probe import accelerator
+
 Scalar: TypeAlias = float | torch.Tensor
 """A float, or a 0-dim tensor on a device, where reading it would make the host wait."""
 
@@ -21,9 +23,39 @@ def scalar_of(value: object) -> Scalar | None:
     if value.is_complex():
         return None
     local = local_of(value.detach())
-    if local is None or local.numel() != 1:
+    if local is None or local.numel() != 1 or not accelerator.is_supported(local.device):
         return None
-    return float(local) if local.device.type == "cpu" else local.reshape(())
+    return float(local) if accelerator.is_on_host(local.device) else local.reshape(())
+
+
+def snapshot_of(value: object) -> Scalar | None:
+    """Return `scalar_of(value)` as it is now, whatever is done to the tensor in place later.
+
+    A loss scale is changed by `scaler.update()` before the step's numbers leave the device.
+    """
+    scalar = scalar_of(value)
+    if isinstance(scalar, torch.Tensor):
+        return scalar.to(torch.float64, copy=True)
+    return scalar
+
+
+class ScalarSnapshot:
+    """The last snapshot of a tensor that is asked for several times between two changes."""
+
+    def __init__(self) -> None:
+        self._tensor: torch.Tensor | None = None
+        self._version = 0
+        self._scalar: Scalar | None = None
+
+    def of(self, value: object) -> Scalar | None:
+        """Return `snapshot_of(value)`; the same one until torch counts a change of the tensor."""
+        if not isinstance(value, torch.Tensor) or value.is_inference():
+            return snapshot_of(value)
+        version: int = value._version
+        if value is not self._tensor or version != self._version:
+            self._scalar = snapshot_of(value)
+            self._tensor, self._version = value, version
+        return self._scalar
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -38,7 +70,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def add(total: Scalar | None, value: Scalar) -> Scalar:
     """Return the sum in double precision, on the device if either is there."""
     if isinstance(value, torch.Tensor):
-        value = value.to(torch.float64)
+        value = value.to(torch.float64, copy=total is None)
     return value if total is None else total + value
 
 

@@ -158,6 +158,31 @@ STEP_COLUMNS = (
         "shares are equal hold the same weights, and must have equal digests; others have nothing "
         "to compare",
     ),
+    Column(
+        "gradients_measured",
+        Algebra.MIN,
+        "1 if the gradients of the run were measured, 0 if they were left out: to stay within "
+        "overhead_budget, or in a CUDA graph. Where any rank left them out, the step has none",
+    ),
+    Column(
+        "measuring_interval_steps", Algebra.MAX, "gradients are measured on every so many steps"
+    ),
+    Column("layer_interval_steps", Algebra.MAX, "layers are measured on every so many steps"),
+    Column(
+        "probe_device_seconds",
+        Algebra.OWN,
+        "device time between the beginning and the end of measuring the gradients of this step",
+    ),
+    Column(
+        "host_overhead_ratio",
+        Algebra.OWN,
+        "share of the time of recent steps that the probe took on the host",
+    ),
+    Column(
+        "device_overhead_ratio",
+        Algebra.OWN,
+        "share of the time of recent steps that the probe took on the device",
+    ),
 )
 """What a rank knows of a step as a whole."""
 

@@ -86,6 +86,8 @@ class MergedStep:
     """The names of all that there are, measured or not."""
     replicas: Mapping[str, Comparison] = field(default_factory=dict)
     """What could be compared: `gradients`, `weights`."""
+    gradients_observed: bool = True
+    """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 
     def get(self, column: str) -> float | None:
         """Return a merged column of the step or of the gradients; None when no rank observed it.
@@ -115,7 +117,7 @@ class MergedStep:
     @property
     def skipped(self) -> bool:
         """Whether GradScaler skipped the update."""
-        return self.flag("skipped")
+        return self.columns.get("skipped", 0.0) > 0.0
 
     @property
     def loss_scale(self) -> float | None:

@@ -23,6 +23,7 @@ from mp_agent.ring.format.codec import (
     generation_of,
     schema_bytes_of,
 )
+from mp_agent.ring.format.device_part import DevicePartReader
 from mp_agent.ring.format.layout import (
     BODY,
     EXIT_OFFSET,
@@ -171,6 +172,20 @@ class RingReader:
         self._newest_layers = max((table.sequence for table in tables), default=0)
         return [table for table in tables if table.sequence > sequence]
 
+    def recovered(self, sequence: int) -> tuple[list[StepRecord], list[LayerTable]]:
+        """Return steps that a device has brought, and their layers, but the rank has not written.
+
+        Those with a greater sequence number, ascending. Only meaningful once `writer_alive()` is
+        false and `steps_after` has returned everything.
+        """
+        if self._body is None:
+            return [], []
+        after = max(sequence, self._live_state().committed_sequence)
+        steps = self._body.device.steps_after(after)
+        found = {record.sequence for record in steps}
+        tables = self._body.device.layers_after(after) if found else []
+        return steps, [table for table in tables if table.sequence in found]
+
     def open_record(self) -> StepRecord | None:
         """Return the record of the step during which the rank died, as far as it was written.
 
@@ -257,6 +272,7 @@ class _BodyReader:
     steps: SlotReader
     open_steps: SlotReader
     layers: SlotReader
+    device: DevicePartReader
 
     @classmethod
     def at(
@@ -271,6 +287,7 @@ class _BodyReader:
             steps=SlotReader(read, layout.steps.shifted(offset)),
             open_steps=SlotReader(read, layout.open_steps.shifted(offset)),
             layers=SlotReader(read, layout.layers.shifted(offset)),
+            device=DevicePartReader(read, offset, layout, header.schema),
         )
 
 

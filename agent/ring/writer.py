@@ -21,12 +21,16 @@ from mp_agent.ring.format.codec import (
     encode_step,
     layout_for,
 )
+from mp_agent.ring.format.device_part import DevicePart
 from mp_agent.ring.format.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
-from mp_agent.ring.format.regions import Regions
+from mp_agent.ring.format.regions import Region, Regions
 from mp_agent.ring.format.slots import SlotWriter
 from mp_agent.ring.format.state import LiveState, encode_name
 
 _FEATURE_CHARACTERS_MAX = 80
+
+_MAPPED_UNTIL_EXIT: list[tuple[mmap.mmap, memoryview]] = []
+"""Memory of closed rings that a device may still write to."""
 
 
 class RingWriter:
@@ -77,8 +81,10 @@ class RingWriter:
             writer.stamp(Phase.STARTING)
         return writer
 
-    def write_schema(self, schema: Schema) -> None:
+    def write_schema(self, schema: Schema, *, device_slots: tuple[int, int] = (0, 0)) -> None:
         """Begin a body for records of `schema`; later records must have its shape.
+
+        device_slots: of steps and of layers that a device is to write into the body by itself.
 
         It replaces the oldest one when the ring has grown large enough: what has not been
         read of that is lost, and readers count it.
@@ -88,7 +94,7 @@ class RingWriter:
         if self._is_foreign():
             return
         encoded = encode_schema(schema)
-        layout = layout_for(schema, len(encoded), self._head)
+        layout = layout_for(schema, len(encoded), self._head, device_slots)
         header = BodyHeader(
             size_bytes=layout.size_bytes,
             generation=self._state.generation + 1,
@@ -101,7 +107,7 @@ class RingWriter:
         region = self._regions.allocate(header.size_bytes)
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start
-        self._body = _BodyWriter(region.memory, layout, schema)
+        self._body = _BodyWriter(region, layout, schema)
         self._state.body_offset = region.offset
         self._state.generation = header.generation
         self._publish()
@@ -128,6 +134,27 @@ class RingWriter:
         body.steps.write(number, payload)
         state.committed_sequence = max(state.committed_sequence, record.sequence)
         self._publish()
+
+    @property
+    def device_part(self) -> DevicePart | None:
+        """The part of the newest body that a device writes to; None where there is none."""
+        return None if self._body is None else self._body.device
+
+    @property
+    def region(self) -> Region | None:
+        """Where the newest body lies; None before there is one."""
+        return None if self._body is None else self._body.region
+
+    def hold_region(self) -> Region | None:
+        """Keep the newest body from being overwritten by later ones until it is released.
+
+        Its memory stays mapped until the process ends: a device may write to it at any time.
+        """
+        if self._is_foreign() or self._body is None:
+            return None
+        region = self._body.region
+        region.held = region.kept = True
+        return region
 
     def drop_step(self, sequence: int) -> None:
         """Count a step that will not be written. Skipped sequence numbers are counted too."""
@@ -214,9 +241,13 @@ class RingWriter:
         if self._is_foreign():
             return
         self._owner_pid = 0
+        kept = {id(region.memory) for region in self._regions.all if region.kept}
         for mapping, memory in self._maps:
-            memory.release()
-            mapping.close()
+            if id(memory) in kept:
+                _MAPPED_UNTIL_EXIT.append((mapping, memory))
+            else:
+                memory.release()
+                mapping.close()
         os.close(self._fd)
 
     def _is_foreign(self) -> bool:
@@ -245,9 +276,14 @@ class RingWriter:
 class _BodyWriter:
     """The body that records are written to."""
 
-    def __init__(self, memory: memoryview, layout: BodyLayout, schema: Schema) -> None:
+    def __init__(self, region: Region, layout: BodyLayout, schema: Schema) -> None:
+        memory = region.memory
+        self.region = region
         self.schema = schema
         self.steps = SlotWriter(memory, layout.steps)
         self.open_steps = SlotWriter(memory, layout.open_steps)
         self.open_written = 0
         self.layers = SlotWriter(memory, layout.layers)
+        self.device = None if layout.device is None else DevicePart(memory, layout, schema)
+        if self.device is not None:
+            region.kept = True

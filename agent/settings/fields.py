@@ -89,6 +89,13 @@ class Settings(BaseSettings):
         ge=1,
         description="Steps between two measurements of every layer (10 in the first 100 steps).",
     )
+    overhead_budget: float = Field(
+        0.01,
+        gt=0,
+        description="Share of the step time that measuring may take, on the host and on the "
+        "device. Beyond it, layers are measured less often, then gradients only on every n-th "
+        "step. 1 or more is no limit.",
+    )
     window_seconds: float = Field(
         120.0, gt=0, description="Window for the largest and smallest gradient norm."
     )

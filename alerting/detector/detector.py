@@ -137,6 +137,18 @@ class Detector:
             if holding.found
         ]
 
+    @property
+    def holding(self) -> bool:
+        """Whether anything holds or is kept, for long enough to be found or not yet."""
+        return any(watch.holding for watch in self._watches)
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything holds that has not held for long enough."""
+        return any(
+            holding.found is None for watch in self._watches for holding in watch.holding.values()
+        )
+
     def evaluate(self, now_seconds: float, step: int = 0) -> list[Change]:
         """Judge what was read up to now, after the run's last `step`; return what that changes.
 

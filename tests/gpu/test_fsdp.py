@@ -8,7 +8,7 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import spawn
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring, rows_by_name
 from tests.gpu import fsdp_job
 from tests.gpu.fsdp_job import VARIANTS, WORLD
@@ -39,10 +39,8 @@ def reference(trained, name):
 
 
 def _total(rows) -> np.ndarray:
-    rows_LC = np.stack(list(rows.values()))
-    total_C: np.ndarray = rows_LC.sum(axis=0)
-    total_C[1] = rows_LC[:, 1].max()
-    return total_C
+    columns = zip(GRADIENT_COLUMNS, np.stack(list(rows.values())).T, strict=True)
+    return np.array([column.algebra.merged(values.tolist()) for column, values in columns])
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "scaled", "scaled_flat"])

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -29,9 +29,17 @@ COUNTED = {
 class CounterStore:
     """Counters and histograms of one run, by metric and labels. Missing entries are 0."""
 
-    def __init__(self, totals: Iterable[Total] = (), histograms: Iterable[Cells] = ()) -> None:
+    def __init__(
+        self,
+        totals: Iterable[Total] = (),
+        histograms: Iterable[Cells] = (),
+        *,
+        metrics: Mapping[Scope, Sequence[Metric]] = COUNTED,
+    ) -> None:
+        """Start from earlier values. metrics: those that are counted, by scope."""
         self._totals = {(name, labels): value for name, labels, value in totals}
         self._histograms = {(name, labels): list(cells) for name, labels, cells in histograms}
+        self._metrics = {scope: _counting(own) for scope, own in metrics.items()}
         self._failed: set[str] = set()
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
@@ -39,16 +47,17 @@ class CounterStore:
 
         A metric whose count function raises misses only this update; that is logged once.
         """
-        for metric in COUNTED[scope]:
-            assert metric.count is not None
+        for metric, count, adds_nothing in self._metrics[scope]:
             if scope is Scope.LAYER and metric.family != change.family:
                 continue
             try:
-                reading = metric.count(change)
+                reading = count(change)
             except Exception:
                 if metric.name not in self._failed:
                     self._failed.add(metric.name)
                     log.exception("%s cannot be counted", metric.name)
+                continue
+            if reading == adds_nothing:
                 continue
             for labels, value in labelled(reading):
                 self._add(metric, scope_labels + labels, value)
@@ -101,9 +110,28 @@ class CounterStore:
         return cells if len(cells) == size else [0.0] * size
 
 
+def _counting(
+    metrics: Iterable[Metric],
+) -> list[tuple[Metric, Callable[[Any], Reading], float | None]]:
+    """Return metrics with their count functions, and the reading that adds nothing to a series."""
+    return [
+        (
+            metric,
+            metric.count,
+            0.0 if metric.kind is Kind.COUNTER and not metric.optional_labels else None,
+        )
+        for metric in metrics
+        if metric.count is not None
+    ]
+
+
 def labelled(reading: Reading) -> Iterable[tuple[Labels, float]]:
-    """Yield (own labels, value) of a reading; absent and non-finite values are left out."""
-    pairs = reading.items() if isinstance(reading, Mapping) else (((), reading),)
-    for labels, value in pairs:
-        if value is not None and isfinite(value):
-            yield labels, value
+    """Return (own labels, value) of a reading; absent and non-finite values are left out."""
+    # Most readings are a plain number, and asking whether one is a Mapping is slow.
+    if reading is None or isinstance(reading, (float, int)):
+        return (((), reading),) if reading is not None and isfinite(reading) else ()
+    return [
+        (labels, value)
+        for labels, value in reading.items()
+        if value is not None and isfinite(value)
+    ]

@@ -81,7 +81,8 @@ class LearningTracker(Tracker):
         loss, nonfinite = step.get("loss"), step.gradient_nonfinite_elements > 0
         if loss == 0.0 and nonfinite:
             yield ZERO_LOSS
-        if not nonfinite and (step.get("sum_squares") is None or step.get("elements") == 0.0):
+        without = step.get("sum_squares") is None or step.get("elements") == 0.0
+        if not nonfinite and without and step.gradients_observed:
             # The missing ranks may hold the gradients.
             if step.coverage == 1.0:
                 yield NO_GRADIENTS

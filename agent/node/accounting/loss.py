@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mp_agent.node.accounting.loss_reference import LossReference
-from mp_agent.node.accounting.medians import LARGEST, breadth, deviation, median
+from mp_agent.node.accounting.medians import (
+    LARGEST,
+    breadth,
+    deviation,
+    deviation_of_array,
+    median,
+    median_of_array,
+)
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.health import LossLevel
 from mp_agent.records.merged import MergedStep
@@ -111,18 +120,19 @@ class LossTracker(Tracker):
         """Return the usual level; None during the warm-up, and where there is no scale."""
         if len(self.window) < WARM_UP_STEPS:
             return None
-        center = median(self.window)
-        spread = deviation(self.window, center)
+        window = np.array(self.window)
+        center = median_of_array(window)
+        spread = deviation_of_array(window, center)
         used = max(spread, thresholds["loss_deviation_floor"] * abs(center))
         if used == 0.0:
             return None
         bound = _bound(center, thresholds["loss_spike_deviations"] * used)
         # Without the last losses, which may be the spike itself.
-        settled = self.window[:-_JUDGED_STEPS]
-        noisy = sum(loss > bound for loss in settled) > NOISY_SHARE * len(settled)
+        settled = window[:-_JUDGED_STEPS]
+        noisy = bool(np.count_nonzero(settled > bound) > NOISY_SHARE * settled.size)
         if noisy:
             bound = _bound(center, thresholds["loss_spike_noisy_deviations"] * used)
-            high = sorted(settled)[int(_HIGH_SHARE * len(settled))]
+            high = float(np.sort(settled)[int(_HIGH_SHARE * settled.size)])
             bound = max(bound, _bound(center, 2 * (high - center)))
         return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
 

@@ -51,8 +51,10 @@ class ValueWindow:
     def _forget(self, period: int) -> None:
         """Drop what is older than the window, keeping the newest bucket."""
         oldest = period - _BUCKETS_PER_WINDOW
-        kept = [bucket for bucket in self.buckets[:-1] if bucket[0] >= oldest]
-        self.buckets = [*kept, *self.buckets[-1:]]
+        outdated = 0
+        while outdated < len(self.buckets) - 1 and self.buckets[outdated][0] < oldest:
+            outdated += 1
+        del self.buckets[:outdated]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -104,6 +104,9 @@ class RankSource:
         steps, lost = self._reader.steps_after(self.position)
         tables = self._reader.layers_after(self._layers_position)
         if not alive:
+            last = steps[-1].sequence if steps else self.position
+            recovered, their_tables = self._reader.recovered(last)
+            steps, tables = [*steps, *recovered], [*tables, *their_tables]
             steps = [*steps, *self._interrupted(steps)]
         return self._fitting(steps, tables, lost)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mp_agent.flight.postmortem.history import LayerSample, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
@@ -30,6 +31,17 @@ def replay(ranks: Sequence[RankLog]) -> RunHistory:
         first_nonfinite=incident.first,
         first_nonfinite_sequence=incident.first_sequence,
     )
+
+
+def merged_items(ranks: Sequence[RankLog]) -> Iterator[MergedStep | MergedTable]:
+    """Yield the steps of an attempt and, each after its step, the layers that were sampled."""
+    merge = _Replay(ranks)
+    steps = list(merge.steps())
+    tables = dict(merge.tables())
+    for step in steps:
+        yield step
+        if step.sequence in tables:
+            yield MergedTable(step.sequence, {GRADIENTS.name: tables[step.sequence]})
 
 
 @dataclass(slots=True)

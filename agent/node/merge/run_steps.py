@@ -83,11 +83,14 @@ class StepMerge:
             own.observe(assumed)
         # Plain replicas that step with gradients of their own: that is how local SGD drifts.
         apart = {group for own in learning for group in own.apart}
+        values, of_run = self._step_values(), expected_shares.of_run
+        # Of a step that some ranks left out by plan, the others' part is no statement on the run.
+        left_out = values.get("gradients_measured") == 0.0
         merged = {
             name: _FamilyStep(own, own.chosen(assumed), own.whole(assumed, self._world_size))
             for name, own in self._families.items()
+            if not (left_out and name == GRADIENTS.name)
         }
-        values, of_run = self._step_values(), expected_shares.of_run
         families = {name: found for name, own in merged.items() if (found := own.values(of_run))}
         return MergedStep(
             sequence=self.sequence,

@@ -131,7 +131,6 @@ def _assembled(
         places=tuple(range(len(named))),
         shares=distinct,
         rows_of_share=rows,
-        row_index_of_share=tuple(torch.tensor(each, device=device) for each in rows),
         device=device,
         compute_dtype=_compute_dtype(engine.module),
         strategy=strategy,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from mp_agent.probe.deepspeed.plan import make_engine_plan
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
 from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.probe.scalars import Scalar, scalar_of
+from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
 
 class EngineReader:
@@ -49,7 +49,7 @@ class EngineReader:
         engine = self._engine()
         scaler = autocast_scaler(engine)
         if scaler is not None:
-            self._scale_before = scalar_of(scaler._get_scale_async())
+            self._scale_before = snapshot_of(scaler._get_scale_async())
         else:
             self._scale_before = _own_scale(_optimizer(engine))
         completed = getattr(engine, "global_steps", None)

@@ -1,33 +1,40 @@
 """The way into the ring for steps with numbers on an accelerator."""
 
 from collections import deque
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
+from math import isfinite, prod
 
 import torch
 
-from mp_agent.probe.delivery.pinned_copies import PinnedCopies, PinnedPool
+from mp_agent.probe import accelerator
+from mp_agent.probe.accelerator import DeviceConstants
+from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
+from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
+from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable
+from mp_agent.ring.format.device_part import HostPart
+from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
 
-_STEP_SLOTS = 64
-"""Steps that the host may be ahead of the device: launch queues hold about a thousand kernels."""
 _LAYER_SLOTS = 4
 _LAYER_HISTORY_STEPS = 8
 
 
 class DeviceDelivery:
-    """Has steps copied to pinned memory, and publishes them once they have come.
+    """Has steps copied to the host as transfers, and publishes them once they have come.
+
+    Where the ring is registered with the device, all totals and rows are copied straight into it:
+    what the device has brought can be read there although this process never publishes it.
 
     Every step's rows per layer stay on the device for `_LAYER_HISTORY_STEPS` steps; they are
-    copied out when due, and when the totals that arrive show trouble. A step that finds no free
-    slot is dropped and counted. Gradients on the host (offloaded ones) wait there for the scalars
-    that are not.
+    copied out when due, and when the totals that arrive show trouble. A step, or a layer table,
+    that finds no slot is dropped and counted. Gradients on the host (offloaded ones) wait there
+    for the scalars that are not.
     """
 
     def __init__(
@@ -35,14 +42,16 @@ class DeviceDelivery:
         writer: RingWriter,
         schema: Schema,
         schedule: LayerSchedule,
-        copies: PinnedCopies,
+        transfers: DeviceTransfers,
         *,
         device: torch.device,
         gradients_device: torch.device,
+        order: Sequence[int] | None = None,
     ) -> None:
+        """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         columns = len(GRADIENT_COLUMN_NAMES)
         self.wants_all_layers = gradients_device == device
-        step_size = len(STEP_COLUMN_NAMES)
+        step_size = len(STEP_COLUMN_NAMES) + DEVICE_SCALARS
         layer_slots = 0
         if self.wants_all_layers:
             step_size += len(schema.shares) * columns
@@ -50,11 +59,24 @@ class DeviceDelivery:
         self._writer = writer
         self._schedule = schedule
         self._device = device
-        self._copies = copies
-        self._step_slots = PinnedPool(_STEP_SLOTS, step_size, device)
-        self._layer_slots = PinnedPool(layer_slots, len(schema.layers) * columns, device)
+        self._order = None if order is None else list(order)
+        self._constants = DeviceConstants()
+        self._abandoned = False
+        self._transfers = transfers
+        self._ring = RingMemory.of(writer, device)
+        self._steps = (
+            TransferSlots.pinned(STEP_SLOTS, step_size, device)
+            if self._ring is None
+            else self._ring.steps
+        )
+        self._layers = TransferSlots.pinned(layer_slots, len(schema.layers) * columns, device)
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
         self._open: ObservedStep | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many transfers are on their way."""
+        return len(self._transfers)
 
     def offer(self, step: ObservedStep, *, complete: bool) -> None:
         """Send a complete step on its way; keep one under way for `drain`."""
@@ -64,54 +86,101 @@ class DeviceDelivery:
 
     def collect(self) -> None:
         """Publish what has arrived."""
-        self._copies.collect()
+        self._transfers.collect()
 
     def drain(self, limit_seconds: float) -> None:
         """Send what is open, and wait at most `limit_seconds` for everything to arrive."""
         step, self._open = self._open, None
-        if step is not None:
-            self._send(step, complete=False)
-        self._copies.drain(limit_seconds)
+        try:
+            if step is not None:
+                self._send(step, complete=False)
+        finally:
+            self._transfers.drain(limit_seconds)
+
+    def retire(self) -> None:
+        """Forget the step under way: it will be offered to the next delivery."""
+        self._open = None
+        if self._ring is not None and not self.pending and not self._abandoned:
+            self._ring.release()
+
+    def abandon(self) -> None:
+        """Count what is on its way as lost."""
+        self._abandoned = self._abandoned or self.pending > 0
+        self._transfers.abandon()
 
     def _send(self, step: ObservedStep, *, complete: bool) -> None:
+        for stream in step.streams:
+            if stream != accelerator.current_stream(self._device):
+                accelerator.wait_for_stream(self._device, stream)
         if step.rows_LC is not None and self.wants_all_layers:
-            self._history.append((step.sequence, step.rows_LC))
-            if self._schedule.due(step.sequence):
-                self._send_layers(step.sequence, step.rows_LC)
+            self._keep_layers(step.sequence, step.rows_LC)
         payload_N, names = self._pack(step)
 
         def publish(values_N: FloatArray) -> None:
             self._publish(step, values_N, names, complete=complete)
 
-        if not self._copies.send(self._step_slots, payload_N, publish):
-            self._writer.drop_step(step.sequence)
+        def lose() -> None:
+            if complete:
+                self._writer.drop_step(step.sequence)
+
+        if complete and self._ring is not None and not self._steps.full:
+            self._ring.note(self._steps.sent + 1, _host_part(step, names, payload_N.numel()))
+        if not self._transfers.send(self._steps, payload_N, publish, lose):
+            lose()
+
+    def _keep_layers(self, sequence: int, rows_LC: torch.Tensor) -> None:
+        """Keep the rows, in the order of the schema, for as long as trouble may ask for them."""
+        if self._order is not None:
+            rows_LC = rows_LC.index_select(0, self._constants.on(self._device, self._order))
+        self._history.append((sequence, rows_LC))
+        if self._ring is not None:
+            transfer_W = self._transfers.sealed(rows_LC.reshape(-1), sequence)
+            accelerator.copy_to_host(self._ring.layers_at(sequence), transfer_W)
+        if self._schedule.due(sequence):
+            self._send_layers(sequence, rows_LC)
 
     def _pack(self, step: ObservedStep) -> tuple[torch.Tensor, tuple[str, ...]]:
         """Return one device vector [N]: the scalars that are on a device, then the totals."""
         waiting = {
             name: value for name, value in step.scalars.items() if isinstance(value, torch.Tensor)
         }
+        scales = [unread.inverse_scale for unread in step.unread_scales]
         parts = [
             value.to(self._device, torch.float64, non_blocking=True).reshape(1)
-            for value in waiting.values()
+            for value in (*waiting.values(), *scales)
         ]
         if step.totals_GC is not None and self.wants_all_layers:
             parts.append(step.totals_GC.reshape(-1))
-        payload_N = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-        return payload_N, tuple(waiting)
+        if not parts:
+            return torch.empty(0, dtype=torch.float64, device=self._device), ()
+        return torch.cat(parts), tuple(waiting)
 
     def _publish(
         self, step: ObservedStep, values_N: FloatArray, names: tuple[str, ...], *, complete: bool
     ) -> None:
         scalars = _on_host(step.scalars, names, values_N)
-        totals_GC = None
-        if step.totals_GC is not None and self.wants_all_layers:
-            totals_GC = values_N[len(names) :].reshape(step.totals_GC.shape)
-            self._look_for_trouble(step.sequence, totals_GC)
-        elif step.totals_GC is not None:
-            totals_GC = step.totals_GC.numpy()
-        if step.rows_LC is not None and not self.wants_all_layers:
-            self._writer.write_layers(_layer_table(step.sequence, step.rows_LC.numpy()))
+        if seconds := [each for timer in step.timers if (each := timer.seconds()) is not None]:
+            scalars["probe_device_seconds"] = sum(seconds)
+            self._schedule.budget.note_device_seconds(sum(seconds))
+        if step.only_if_nonfinite and isfinite(scalars["loss"]):
+            return
+        scales = values_N[len(names) : len(names) + len(step.unread_scales)].tolist()
+        totals_GC, rows_LC = None, None
+        if self.wants_all_layers:
+            if step.totals_GC is not None:
+                start = len(names) + len(scales)
+                totals_GC = values_N[start:].reshape(step.totals_GC.shape)
+                self._look_for_trouble(step.sequence, totals_GC)
+        else:
+            if step.totals_GC is not None:
+                parts = [unread.totals_rows for unread in step.unread_scales]
+                totals_GC = unscaled(step.totals_GC.numpy(), scales, parts)
+            if step.rows_LC is not None:
+                parts = [unread.layer_rows for unread in step.unread_scales]
+                rows_LC = unscaled(step.rows_LC.numpy(), scales, parts)
+        if rows_LC is not None:
+            ordered = rows_LC if self._order is None else rows_LC[self._order]
+            self._write_layers(step.sequence, ordered)
         self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
@@ -126,13 +195,36 @@ class DeviceDelivery:
         shape = rows_LC.shape
 
         def publish(values_N: FloatArray) -> None:
-            self._writer.write_layers(_layer_table(sequence, values_N.reshape(shape)))
+            self._write_layers(sequence, values_N.reshape(shape))
 
-        self._copies.send(self._layer_slots, rows_LC.reshape(prod(shape)), publish)
+        def lose() -> None:
+            self._writer.count(records_dropped=1)
+
+        if not self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
+            lose()
+
+    def _write_layers(self, sequence: int, rows_LC: FloatArray) -> None:
+        families = {GRADIENTS.name: rows_LC}
+        self._writer.write_layers(LayerTable(sequence=sequence, families=families))
 
 
-def _layer_table(sequence: int, rows_LC: FloatArray) -> LayerTable:
-    return LayerTable(sequence=sequence, families={GRADIENTS.name: rows_LC})
+def _host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:
+    """Return what the host knows of a step, and where `numbers` from the device have the rest.
+
+    names: of the scalars in front of them; totals, where the device has them, are the last ones.
+    """
+    totals = len(names) + len(step.unread_scales)
+    return HostPart(
+        sequence=step.sequence,
+        step=step.step,
+        time_unix_ns=step.time_unix_ns,
+        scalars={
+            name: value for name, value in step.scalars.items() if isinstance(value, float | int)
+        },
+        places={name: place for place, name in enumerate(names)},
+        numbers=numbers,
+        totals_place=totals if numbers > totals else None,
+    )
 
 
 def _on_host(

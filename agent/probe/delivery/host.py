@@ -1,5 +1,7 @@
 """The way into the ring for steps whose numbers are on the host."""
 
+from collections.abc import Sequence
+
 from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.steps import LayerTable
@@ -9,9 +11,13 @@ from mp_agent.ring.writer import RingWriter
 class HostDelivery:
     """Writes steps as they are offered."""
 
-    def __init__(self, writer: RingWriter) -> None:
+    pending = 0
+
+    def __init__(self, writer: RingWriter, order: Sequence[int] | None = None) -> None:
+        """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         self.wants_all_layers = False
         self._writer = writer
+        self._order = None if order is None else list(order)
         self._open: ObservedStep | None = None
 
     def offer(self, step: ObservedStep, *, complete: bool) -> None:
@@ -32,7 +38,15 @@ class HostDelivery:
         if step is not None:
             self._write_layers(step)
 
+    def retire(self) -> None:
+        """Write the layers of a step that will end under the next schema."""
+        self.drain(0.0)
+
+    def abandon(self) -> None:
+        """Do nothing: nothing is on its way."""
+
     def _write_layers(self, step: ObservedStep) -> None:
         if step.rows_LC is not None:
-            families = {GRADIENTS.name: step.rows_LC.numpy()}
+            rows = step.rows_LC.numpy()
+            families = {GRADIENTS.name: rows if self._order is None else rows[self._order]}
             self._writer.write_layers(LayerTable(sequence=step.sequence, families=families))

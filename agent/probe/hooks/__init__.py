@@ -12,6 +12,7 @@ from mp_agent.probe.hooks import (
     deepspeed,
     evaluation,
     grad_scaler,
+    graphs,
     loss,
     optimizer,
     saving,
@@ -37,6 +38,7 @@ _POINTS = (
     deepspeed,
     evaluation,
     saving,
+    graphs,
     teardown,
 )
 

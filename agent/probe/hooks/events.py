@@ -1,6 +1,6 @@
 """Events that the hooks report to the tracker. Each call is made through the guard."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -112,6 +112,15 @@ class Events(Protocol):
 
     def saving(self, begins: bool) -> None:
         """Called with True when a checkpoint is about to be written, with False afterwards."""
+
+    def graph_capture_begins(self, graph: Hashable) -> None:
+        """Called when operations are about to be recorded into a CUDA graph."""
+
+    def graph_capture_ended(self) -> None:
+        """Called when they have been recorded."""
+
+    def graph_replayed(self, graph: Hashable) -> None:
+        """Called when a CUDA graph is about to be replayed."""
 
     def group_ends(self, group: dist.ProcessGroup | None) -> None:
         """Called when a process group, None for all of them, is about to be destroyed."""

@@ -7,13 +7,14 @@ raise while a hook runs, and what it raises is meant for the script.
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock, get_ident
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
 import torch
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.isolation.thread_state import ThreadState
 from mp_agent.ring.interruptions import interruption_in, pass_on
 
@@ -70,14 +71,22 @@ class Guard:
         self,
         *,
         on_failure: Callable[[], None],
-        on_capture: Callable[[], None] = lambda: None,
+        on_capture: Callable[[Callable[..., None], Sequence[object]], None] = lambda *_: None,
         on_rest: Callable[[str], None] = lambda kind: None,
+        on_device_error: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_rest: called with a kind that rests for the first time."""
+        """Report what happens within the guard.
+
+        on_capture: called in place of a function, with its arguments, while a graph is captured.
+        on_rest: called with a kind that rests for the first time. on_device_error: called once,
+        when a device has reported an error of what it ran earlier.
+        """
         self.closed = False
         self._on_failure = on_failure
         self._on_capture = on_capture
         self._on_rest = on_rest
+        self._on_device_error = on_device_error
+        self._device_failed = False
         self._owner: int | None = None
         """Thread within `run`; out of date where an interruption struck on the way in or out."""
         self._turns = RLock()
@@ -109,8 +118,8 @@ class Guard:
             self._owner = get_ident()
             self._since_seconds = perf_counter()
             state = ThreadState()
-            if _capturing_cuda_graph():
-                self._on_capture()
+            if accelerator.captures_graph():
+                self._on_capture(function, args)
             elif state.numbers_exist:
                 state.set_aside()
                 self._attempt(kind, function, handled_before, *args, **kwargs)
@@ -118,7 +127,7 @@ class Guard:
             found = interruption_in(error, handled_before)
             if found is not None:
                 raise found from found.__cause__
-            self._note_failure(kind)
+            self._note_failure(kind, error)
         finally:
             try:
                 self._leave(state)
@@ -159,7 +168,7 @@ class Guard:
             found = interruption_in(error, handled_before)
             if found is not None:
                 raise found from found.__cause__
-            self._note_failure(kind)
+            self._note_failure(kind, error)
         else:
             if failures is not None:
                 failures.in_a_row = 0
@@ -191,8 +200,11 @@ class Guard:
             frame = frame.f_back
         return False
 
-    def _note_failure(self, kind: str) -> None:
+    def _note_failure(self, kind: str, error: BaseException) -> None:
         """Log and count the exception being handled. That may itself fail, which is ignored."""
+        if accelerator.is_sticky_error(error):
+            self._note_device_error(error)
+            return
         failures = self._failing.setdefault(kind, _Failures())
         rests = failures.add()
         try:
@@ -207,13 +219,26 @@ class Guard:
                 )
                 self._on_rest(kind)
             self._on_failure()
-        except Exception as error:
-            pass_on(error)
+        except Exception as failure:
+            pass_on(failure)
+
+    def _note_device_error(self, error: BaseException) -> None:
+        """Log an error of what the device ran earlier, once. It is no failure of the probe.
+
+        The training gets the same error from its next operation.
+        """
+        if self._device_failed:
+            return
+        self._device_failed = True
+        try:
+            log.warning(
+                "the device has reported an error of an earlier operation, after which it runs no "
+                "more: %s",
+                str(error).partition("\n")[0],
+            )
+            self._on_device_error()
+        except Exception as failure:
+            pass_on(failure)
 
 
 _RUN = inspect.unwrap(Guard.run).__code__
-
-
-def _capturing_cuda_graph() -> bool:
-    initialized: Callable[[], bool] = torch.cuda.is_initialized
-    return initialized() and torch.cuda.is_current_stream_capturing()

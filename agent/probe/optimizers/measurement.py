@@ -1,19 +1,26 @@
 """Statistics of the gradients and weights of a plan, by the means of the device they lie on."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
+from mp_agent.probe import accelerator
+from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics.table import folded_rows
 
 
 class Measurement:
-    """Keeps the working memory of each device's statistics."""
+    """Keeps the working memory of each device's statistics, of each stream its own.
+
+    Streams need not wait for each other, so what one of them works on no other may touch.
+    """
 
     def __init__(self) -> None:
-        self._statistics: dict[torch.device, GradientStatistics] = {}
+        self._statistics: dict[Hashable, GradientStatistics] = {}
+        self._constants = DeviceConstants()
 
     def layers(
         self, plan: MeasurementPlan, gradients: Sequence[torch.Tensor | None], inverse_scale: Scalar
@@ -26,6 +33,13 @@ class Measurement:
     ) -> torch.Tensor:
         """Return the statistics [G, C] of each share, on the gradients' device."""
         return self._statistics_on(plan.device).totals(plan.by_share(gradients), inverse_scale)
+
+    def totals_of_layers(self, plan: MeasurementPlan, rows_LC: torch.Tensor) -> torch.Tensor:
+        """Return [G, C]: the columns' algebra applied to the layers of each share, on device."""
+        if len(plan.shares) == 1:
+            return folded_rows(rows_LC)[None]
+        places = (self._constants.on(plan.device, rows) for rows in plan.rows_of_share)
+        return torch.stack([folded_rows(rows_LC.index_select(0, place)) for place in places])
 
     def alone(self, plan: MeasurementPlan, gradient: torch.Tensor) -> None:
         """Measure one gradient in both ways, for what that raises."""
@@ -41,6 +55,10 @@ class Measurement:
         return scalar_of(self._statistics_on(plans[0].device).digest(weights))
 
     def _statistics_on(self, device: torch.device) -> GradientStatistics:
-        if device not in self._statistics:
-            self._statistics[device] = for_device(device)
-        return self._statistics[device]
+        stream = (device, accelerator.current_stream(device))
+        found = self._statistics.get(stream)
+        if found is None:
+            found = accelerator.kept_per_stream(
+                self._statistics, stream, lambda: for_device(device)
+            )
+        return found

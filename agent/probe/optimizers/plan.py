@@ -23,7 +23,6 @@ from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
-from mp_agent.probe.statistics.table import folded_rows
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
 
@@ -35,7 +34,7 @@ class MeasurementPlan:
     label, joint: of the optimizer, as in `Share`.
     identities: `id` of each parameter of the optimizer; they live as long as the plan.
     slots: [L], in the order of `layers`. plain: every one is a whole parameter that lies here.
-    rows_of_share: per share the rows [N] of its layers; `row_index_of_share` the same on device.
+    rows_of_share: per share the rows [N] of its layers.
     """
 
     label: str
@@ -53,7 +52,6 @@ class MeasurementPlan:
     """[L], ascending: where each layer stands in the model."""
     shares: tuple[Share, ...]
     rows_of_share: tuple[tuple[int, ...], ...]
-    row_index_of_share: tuple[torch.Tensor, ...]
     device: torch.device
     compute_dtype: torch.dtype
     """Of FSDP2's policy, else of most parameters; autocast may override it."""
@@ -110,14 +108,6 @@ class MeasurementPlan:
             for rows in self.rows_of_share
         ]
 
-    def totals(self, rows_LC: torch.Tensor) -> torch.Tensor:
-        """Return [G, C]: the columns' algebra applied to the layers of each share, on device."""
-        if len(self.shares) == 1:
-            return folded_rows(rows_LC)[None]
-        return torch.stack(
-            [folded_rows(rows_LC.index_select(0, index)) for index in self.row_index_of_share]
-        )
-
 
 def make_plan(
     optimizer: Optimizer,
@@ -132,7 +122,7 @@ def make_plan(
     survey = Survey(live.modules, root, ranks_in_run)
     parameters = tuple(optimizer_parameters(optimizer))
     waiting = tuple(filter(_holds_nothing, parameters))
-    device = next((p.device for p in parameters if not _holds_nothing(p)), torch.device("cpu"))
+    device = _main_device(parameters)
     measured: list[tuple[LayerSlot, ParameterPlacement, int]] = []
     unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
     identities = frozenset(map(id, parameters))
@@ -179,7 +169,6 @@ def make_plan(
         places=tuple(place for _, _, place in measured),
         shares=shares,
         rows_of_share=rows_of_share,
-        row_index_of_share=tuple(torch.tensor(rows, device=device) for rows in rows_of_share),
         device=device,
         compute_dtype=_fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
         strategy=_strategy(verdict for _, verdict, _ in measured),
@@ -247,6 +236,15 @@ def _most_common_dtype(optimizer: Optimizer) -> torch.dtype:
         if not is_lazy(parameter):
             elements[parameter.dtype] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else torch.float32
+
+
+def _main_device(parameters: Iterable[torch.Tensor]) -> torch.device:
+    """Return the device that holds most elements: a scalar on the host decides nothing."""
+    elements: Counter[torch.device] = Counter()
+    for parameter in parameters:
+        if not _holds_nothing(parameter):
+            elements[parameter.device] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else torch.device("cpu")
 
 
 def _holds_nothing(parameter: torch.Tensor) -> bool:

@@ -46,6 +46,10 @@ class ContainedRecorder(StepRecorder):
         """See `StepRecorder.publish`."""
         self._contain("writing a step", super().publish, step)
 
+    def collect(self) -> None:
+        """See `StepRecorder.collect`."""
+        self._contain("publishing what has arrived", super().collect)
+
     def flush(self, step: OpenStep) -> None:
         """See `StepRecorder.flush`."""
         self._contain("writing the last step", super().flush, step)

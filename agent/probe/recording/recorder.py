@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
@@ -17,6 +18,7 @@ from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
+from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -42,7 +44,11 @@ class StepRecorder:
         self.trainer_lead = 0
         self._registry = registry
         self._traits = traits
-        self._schedule = LayerSchedule(settings.layer_interval, resolve(settings.thresholds))
+        self._schedule = LayerSchedule(
+            settings.layer_interval,
+            resolve(settings.thresholds),
+            OverheadBudget(settings.overhead_budget),
+        )
         self._measures = Measurement()
         self._step_measurement = StepMeasurement(
             self._measures, self._schedule, registry.note_unsupported
@@ -73,7 +79,22 @@ class StepRecorder:
         ]
         if not usable:
             return
+        usable = [each for each in usable if self._is_measurable(each[0])]
+        if not usable:
+            return
+        of_run = any(plan.of_run for plan, _ in usable)
+        if not self._schedule.measures(step.sequence):
+            if of_run:
+                step.scalars["gradients_measured"] = 0.0
+            step.measured.update(plan.label for plan, _ in usable)
+            return
+        if of_run:
+            step.scalars["gradients_measured"] = 1.0
+        timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        if timer is not None:
+            timer.stop()
+            step.timers.append(timer)
         for plan, _ in usable:
             step.note_reduction(plan.reducers.reduced())
         step.measured.update(plan.label for plan, _ in usable)
@@ -88,11 +109,24 @@ class StepRecorder:
         if (ready := self._prepare()) is None:
             return
         step.scalars["probe_seconds"] = probe_seconds
-        step.scalars["step_seconds"] = perf_counter() - step.begun_seconds
+        step_seconds = perf_counter() - step.begun_seconds
+        step.scalars["step_seconds"] = step_seconds
+        self._add_overhead(step, step_seconds, probe_seconds)
         # Of several models' backwards the last one says nothing of the time before the first.
         if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
         ready.writer.count(probe_seconds=probe_seconds)
+
+    def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
+        """Record what measuring costs, and by which intervals it is kept within the budget."""
+        budget = self._schedule.budget
+        budget.note_step(step_seconds, probe_seconds)
+        step.scalars["measuring_interval_steps"] = float(budget.stride)
+        step.scalars["layer_interval_steps"] = float(self._schedule.interval_steps)
+        if budget.host_ratio is not None:
+            step.scalars["host_overhead_ratio"] = budget.host_ratio
+        if budget.device_ratio is not None:
+            step.scalars["device_overhead_ratio"] = budget.device_ratio
 
     def publish(self, step: OpenStep) -> None:
         """Write the step as complete; publish what has come from the device meanwhile."""
@@ -108,21 +142,42 @@ class StepRecorder:
         if self._writer is not None:
             self._writer.count(records_dropped=1)
 
-    def flush(self, step: OpenStep) -> None:
-        """Publish everything, also a step that will not end; waits for a device at most 1 s."""
-        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
-        if worthwhile and (ready := self._prepare()) is not None:
-            self._offer(step, ready, complete=False)
-        if self._schema.delivery is not None:
-            self._schema.delivery.drain(DRAIN_SECONDS)
+    def collect(self) -> None:
+        """Publish what has come from the device meanwhile."""
+        if (delivery := self._schema.delivery) is not None and delivery.pending:
+            delivery.collect()
 
-    def _offer(self, step: OpenStep, ready: _Ready, *, complete: bool) -> None:
-        observed = observed_step(step, self.trainer_lead, ready.plans, self._schema.order)
+    def flush(self, step: OpenStep) -> None:
+        """Publish everything, also a step that will not end; waits for a device at most 1 s.
+
+        Where only the loss may be a reason, the delivery decides when it has arrived.
+        """
+        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
+        try:
+            if (worthwhile or step.loss_is_unread) and (ready := self._prepare()) is not None:
+                self._offer(step, ready, complete=False, only_if_nonfinite=not worthwhile)
+        finally:
+            if self._schema.delivery is not None:
+                self._schema.delivery.drain(DRAIN_SECONDS)
+
+    def _offer(
+        self, step: OpenStep, ready: _Ready, *, complete: bool, only_if_nonfinite: bool = False
+    ) -> None:
+        observed = observed_step(
+            step, self.trainer_lead, ready.plans, only_if_nonfinite=only_if_nonfinite
+        )
         ready.delivery.offer(observed, complete=complete)
+
+    def _is_measurable(self, plan: MeasurementPlan) -> bool:
+        """Return whether gradients are on a device that is supported; report one that is not."""
+        if accelerator.is_supported(plan.device):
+            return True
+        self._registry.note_unsupported(f"gradients on devices of type {plan.device.type}")
+        return False
 
     def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Add the digest of the weights; without it where they are no ordinary tensors."""
-        if not self._digests:
+        if not self._digests or not accelerator.is_supported(plans[0].device):
             return
         try:
             if (digest := self._measures.weight_digest(plans)) is not None:

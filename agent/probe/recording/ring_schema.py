@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from mp_agent.probe.delivery.base import Delivery, make_delivery
+from mp_agent.probe import accelerator
+from mp_agent.probe.delivery.base import Delivery, make_delivery, source_of
+from mp_agent.probe.delivery.ring_memory import device_slots
+from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
@@ -16,11 +19,12 @@ from mp_agent.ring.writer import RingWriter
 DRAIN_SECONDS = 1.0
 """How long everything before is waited for, at most, when it must be in the ring."""
 
+_Begun = tuple[Schema, torch.device, list[int]]
+
 
 class RingSchema:
     """The newest schema in the ring. Holds no plan, hence no parameters.
 
-    order: where the rows of the schema's layers stand among those of the plans, if elsewhere.
     delivery: brings records of this schema into the ring; None before the first.
     """
 
@@ -30,15 +34,16 @@ class RingSchema:
         traits: ObservedTraits,
         note_unsupported: Callable[[str], None],
     ) -> None:
-        self.order: torch.Tensor | None = None
         self.delivery: Delivery | None = None
         self._schedule = schedule
         self._traits = traits
         self._note_unsupported = note_unsupported
         self._layers: tuple[tuple[Layer, ...], ...] = ()
         """Of the plans that the schema in the ring was made of."""
-        self._begun: tuple[Schema, torch.device, list[int]] | None = None
+        self._begun: _Begun | None = None
         """The newest schema in the ring, the gradients' device, and the order of the layers."""
+        self._unfinished: tuple[_Begun, _Beginning] | None = None
+        """A schema that may be in the ring although its delivery could not be made."""
 
     @property
     def written(self) -> bool:
@@ -57,7 +62,7 @@ class RingSchema:
         )
 
     def _begin(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
-        """Write the schema of new plans, once everything of those before is in the ring.
+        """Write the schema of new plans, or leave that to when those before are in the ring.
 
         Plans of which the records look the same, as those of the next optimizer of the same
         parameters or of the next model of a sweep, continue the ones before.
@@ -70,22 +75,61 @@ class RingSchema:
             facts=facts_of(plans, self._traits),
         )
         device, order = plans[0].device, _module_order(plans)
-        same = (schema, device, order) == self._begun
-        if self.delivery is not None and same:
+        before, begun = self.delivery, (schema, device, order)
+        if before is not None and begun == self._begun:
             self._layers = tuple(plan.layers for plan in plans)
-            return self.delivery
-        if self.delivery is not None:
-            self.delivery.drain(DRAIN_SECONDS)
-        writer.write_schema(schema)
-        self._begun = (schema, device, order)
+            return before
+        begin = _Beginning(writer, schema, self._schedule, device, order)
+        if before is not None:
+            before.retire()
+        if before is not None and before.pending:
+            following: Delivery = SucceedingDelivery(
+                before, begin, wants_all_layers=not accelerator.is_on_host(device)
+            )
+        else:
+            following = self._begin_now(begun, begin)
+        self._begun = begun
         self._traits.reduced_by_ddp |= any("ddp" in plan.strategy for plan in plans)
         for plan in plans:
             for feature in plan.unsupported:
                 self._note_unsupported(feature)
         self._layers = tuple(plan.layers for plan in plans)
-        in_place = order == sorted(order)
-        self.order = None if in_place else torch.tensor(order, device=device)
-        return make_delivery(writer, schema, self._schedule, device)
+        return following
+
+    def _begin_now(self, begun: _Begun, begin: "_Beginning") -> Delivery:
+        """Begin a schema, or go on where its delivery could not be made the last time."""
+        if self._unfinished is None or self._unfinished[0] != begun:
+            self._unfinished = begun, begin
+        delivery = self._unfinished[1]()
+        self._unfinished = None
+        return delivery
+
+
+class _Beginning:
+    """Writes a schema, once, and makes its delivery; to be called again where that fails."""
+
+    def __init__(
+        self,
+        writer: RingWriter,
+        schema: Schema,
+        schedule: LayerSchedule,
+        device: torch.device,
+        order: list[int],
+    ) -> None:
+        self._writer = writer
+        self._schema = schema
+        self._schedule = schedule
+        self._device = device
+        self._order = None if order == sorted(order) else order
+        self._written = False
+
+    def __call__(self) -> Delivery:
+        """Return the delivery."""
+        if not self._written:
+            slots = device_slots(self._schema, self._device, source_of(self._device))
+            self._writer.write_schema(self._schema, device_slots=slots)
+            self._written = True
+        return make_delivery(self._writer, self._schema, self._schedule, self._device, self._order)
 
 
 def _layers_of(plans: Sequence[MeasurementPlan]) -> tuple[Layer, ...]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.unmeasurable import Unmeasurable
@@ -75,24 +76,44 @@ class StepMeasurement:
         """
         measured: list[_Gradients] = []
         for plan, inverse_scale in plans:
-            step.totals.pop(plan.label, None)
-            step.rows.pop(plan.label, None)
+            for known in (step.totals, step.rows, step.unread_scales):
+                known.pop(plan.label, None)
             gradients = plan.gradients(self._note_unsupported)
             measured.append(_Gradients(plan, self._unmeasurable.left_out(gradients), inverse_scale))
         if all(each.empty for each in measured):
             return
+        measured = [self._readable(step, each) for each in measured]
         if at_all_layers or self._schedule.due(step.sequence):
             for each in measured:
                 rows_LC = step.rows[each.label] = self._layers(each)
-                step.totals[each.label] = each.plan.totals(rows_LC)
+                step.totals[each.label] = self._measures.totals_of_layers(each.plan, rows_LC)
             return
         for each in measured:
             step.totals[each.label] = self._totals(each)
         totals = [step.totals[each.label] for each in measured]
         totals_GC = totals[0] if len(totals) == 1 else torch.cat(totals)
-        if self._schedule.wanted_for_trouble(totals_GC, measured[0].label):
+        unscaled = not any(each.label in step.unread_scales for each in measured)
+        label = measured[0].label
+        if self._schedule.wanted_for_trouble(totals_GC, label, norm_is_known=unscaled):
             for each in measured:
                 step.rows[each.label] = self._layers(each)
+
+    def _readable(self, step: OpenStep, measured: _Gradients) -> _Gradients:
+        """Return it with a scale that is on the gradients' device, or a number on the host.
+
+        The scale of gradients that were offloaded to the host is on a device, where reading it
+        would wait: their statistics stay multiplied by it until it arrives.
+        """
+        scale, device = measured.inverse_scale, measured.plan.device
+        on_host = accelerator.is_on_host(device)
+        if not on_host:
+            step.streams.add(accelerator.current_stream(device))
+        if not isinstance(scale, torch.Tensor):
+            return measured
+        if on_host:
+            step.unread_scales[measured.label] = scale
+            return measured._replace(inverse_scale=1.0)
+        return measured._replace(inverse_scale=scale.to(device, non_blocking=True))
 
     def _layers(self, measured: _Gradients) -> torch.Tensor:
         if measured.empty:

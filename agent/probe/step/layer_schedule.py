@@ -1,10 +1,11 @@
-"""When the probe measures every layer, beyond the totals of each step."""
+"""When the probe measures gradients, and when every layer beyond their totals."""
 
 from collections.abc import Mapping
 from math import isnan, sqrt
 
 import torch
 
+from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.records.columns import GRADIENT_POSITIONS
 
 _EARLY_STEPS = 100
@@ -22,7 +23,14 @@ class LayerSchedule:
     that a run that is lost anyway does not pay twice on every step.
     """
 
-    def __init__(self, interval_steps: int, thresholds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        interval_steps: int,
+        thresholds: Mapping[str, float],
+        budget: OverheadBudget | None = None,
+    ) -> None:
+        """budget: stretches the intervals; None is no limit."""
+        self.budget = OverheadBudget(1.0) if budget is None else budget
         self._interval_steps = interval_steps
         self._norm_limit = thresholds["grad_norm_high"]
         self._trouble_in_a_row: dict[str, int] = {}
@@ -30,21 +38,34 @@ class LayerSchedule:
     def due(self, sequence: int) -> bool:
         """Return whether step `sequence` is one of those that are always measured."""
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
-        return sequence == 1 or early or sequence % self._interval_steps == 0
+        return sequence == 1 or early or sequence % self.interval_steps == 0
 
-    def wanted_for_trouble(self, totals_GC: torch.Tensor, label: str = "") -> bool:
+    @property
+    def interval_steps(self) -> int:
+        """Steps between two measurements of all layers, after the early ones."""
+        return self._interval_steps * self.budget.layer_factor
+
+    def measures(self, sequence: int) -> bool:
+        """Return whether gradients are measured on step `sequence` at all."""
+        return sequence % self.budget.stride == 0 or self.due(sequence)
+
+    def wanted_for_trouble(
+        self, totals_GC: torch.Tensor, label: str = "", *, norm_is_known: bool = True
+    ) -> bool:
         """Return whether these totals [G, C] (on the CPU) call for measuring the layers.
 
         Call once per step and optimizer, which `label` names, in order: it remembers for how long
-        there has been trouble.
+        there has been trouble. norm_is_known: False while the totals are still scaled.
         """
-        if not self._is_trouble(totals_GC):
+        if not self._is_trouble(totals_GC, norm_is_known):
             self._trouble_in_a_row[label] = 0
             return False
         in_a_row = self._trouble_in_a_row[label] = self._trouble_in_a_row.get(label, 0) + 1
         return in_a_row <= _TROUBLE_STEPS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
 
-    def _is_trouble(self, totals_GC: torch.Tensor) -> bool:
+    def _is_trouble(self, totals_GC: torch.Tensor, norm_is_known: bool) -> bool:
         measured = [row for row in totals_GC.tolist() if not isnan(row[_SUM_SQUARES])]
         nonfinite = any(row[column] > 0 for row in measured for column in _NONFINITE)
-        return nonfinite or sqrt(sum(row[_SUM_SQUARES] for row in measured)) > self._norm_limit
+        if nonfinite or not norm_is_known:
+            return nonfinite
+        return sqrt(sum(row[_SUM_SQUARES] for row in measured)) > self._norm_limit

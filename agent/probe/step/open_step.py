@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
@@ -11,18 +11,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.accelerator import DeviceTimer
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
-from mp_agent.records.columns import (
-    GRADIENT_COLUMN_NAMES,
-    GRADIENT_POSITIONS,
-    GRADIENTS,
-    STEP_COLUMN_NAMES,
-)
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, GRADIENTS
+from mp_agent.records.scalars import step_values
 from mp_agent.records.steps import FloatArray, StepRecord
 
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
-_COLUMN = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +58,12 @@ class OpenStep:
     """Optimizers whose gradients as they stand now were clipped."""
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    unread_scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Per optimizer, 1 / the factor by which its statistics are still multiplied, on a device."""
+    timers: list[DeviceTimer] = field(default_factory=list)
+    """Of the device, around what was measured there."""
+    streams: set[Hashable] = field(default_factory=set)
+    """Streams of the device on which gradients were measured."""
 
     def worth_telling(self, labels_of_run: Collection[str]) -> bool:
         """Whether the step should be known of although it does not end.
@@ -73,6 +75,11 @@ class OpenStep:
         loss = self.scalars.get("loss")
         looked_at = not self.totals.keys().isdisjoint(labels_of_run)
         return looked_at or (isinstance(loss, float) and not isfinite(loss))
+
+    @property
+    def loss_is_unread(self) -> bool:
+        """Whether the loss is on a device: it is not known yet whether it is finite."""
+        return isinstance(self.scalars.get("loss"), torch.Tensor)
 
     def add_loss(self, loss: Scalar) -> None:
         """Add what one backward started from, unless the step's loss is known already.
@@ -148,10 +155,23 @@ class OpenStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadScale:
+    """1 / the factor by which statistics on the host are multiplied, itself on a device.
+
+    totals_rows, layer_rows: which rows of `totals_GC` and `rows_LC` are.
+    """
+
+    inverse_scale: torch.Tensor
+    totals_rows: slice
+    layer_rows: slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedStep:
     """A step as far as it was seen, on its way to the ring; scalars may still be on a device.
 
     totals_GC, rows_LC: of all optimizers, NaN for those that were not measured.
+    only_if_nonfinite: the step will not end, and is recorded only if its loss is not finite.
     """
 
     sequence: int
@@ -161,21 +181,25 @@ class ObservedStep:
     shares: int
     totals_GC: torch.Tensor | None
     rows_LC: torch.Tensor | None
+    unread_scales: Sequence[UnreadScale] = ()
+    streams: Collection[Hashable] = ()
+    timers: Sequence[DeviceTimer] = ()
+    only_if_nonfinite: bool = False
 
 
 def observed_step(
     step: OpenStep,
     trainer_lead: int,
     plans: Sequence[MeasurementPlan],
-    order: torch.Tensor | None = None,
+    *,
+    only_if_nonfinite: bool = False,
 ) -> ObservedStep:
     """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count.
 
-    order: [L], where each row of the schema stands among those of the plans, if not in that place.
+    Its rows stand in the order of the plans.
     """
     shares = {plan.label: len(plan.shares) for plan in plans}
     layers = {plan.label: len(plan.layers) for plan in plans}
-    rows_LC = _joined(step.rows, layers)
     return ObservedStep(
         sequence=step.sequence,
         step=step.sequence + trainer_lead,
@@ -183,8 +207,30 @@ def observed_step(
         scalars=dict(step.scalars),
         shares=sum(shares.values()),
         totals_GC=_joined(step.totals, shares),
-        rows_LC=rows_LC if rows_LC is None or order is None else rows_LC.index_select(0, order),
+        rows_LC=_joined(step.rows, layers),
+        unread_scales=[
+            UnreadScale(
+                inverse_scale=step.unread_scales[label],
+                totals_rows=_range_of(label, shares),
+                layer_rows=_range_of(label, layers),
+            )
+            for label in shares
+            if label in step.unread_scales
+        ],
+        streams=tuple(step.streams),
+        timers=tuple(step.timers),
+        only_if_nonfinite=only_if_nonfinite,
     )
+
+
+def _range_of(label: str, rows: Mapping[str, int]) -> slice:
+    """Return where the rows of `label` stand among those of all."""
+    begin = 0
+    for other, count in rows.items():
+        if other == label:
+            return slice(begin, begin + count)
+        begin += count
+    return slice(0, 0)
 
 
 def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch.Tensor | None:
@@ -212,24 +258,13 @@ def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch
 def record_of(
     step: ObservedStep, scalars: Mapping[str, float], totals_GC: FloatArray | None
 ) -> StepRecord:
-    """Return the record of `step`, given its scalars and totals on the host.
-
-    What was not observed, and what is not finite, becomes NaN; a non-finite loss sets its flag.
-    """
-    values = [nan] * len(STEP_COLUMN_NAMES)
-    for name, value in scalars.items():
-        if isfinite(value):
-            values[_COLUMN[name]] = value
-    if "loss" in scalars:
-        values[_COLUMN["loss_nonfinite"]] = float(not isfinite(scalars["loss"]))
-    if "skipped" in scalars:
-        values[_COLUMN["skipped"]] = float(scalars["skipped"] > 0)
+    """Return the record of `step`, given its scalars and totals on the host."""
     if totals_GC is None:
         totals_GC = np.full((step.shares, len(GRADIENT_COLUMN_NAMES)), nan)
     return StepRecord(
         sequence=step.sequence,
         step=step.step,
         time_unix_ns=step.time_unix_ns,
-        values=np.array(values),
+        values=step_values(scalars),
         families={GRADIENTS.name: totals_GC},
     )

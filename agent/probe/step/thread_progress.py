@@ -10,7 +10,7 @@ from torch.amp import GradScaler
 from mp_agent.probe.optimizers.layer_slots import LayerSlot
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
-from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.scalars import Scalar, ScalarSnapshot
 from mp_agent.probe.step.backward_loss import ScaledLosses
 
 
@@ -26,6 +26,7 @@ class ThreadProgress(threading.local):
 
     def __init__(self) -> None:
         self.scaler: GradScaler | None = None
+        self.scale_now = ScalarSnapshot()
         self.unscaled: set[str] = set()
         self.scaled_losses = ScaledLosses()
         self.scaler_steps: WatchedOptimizer | None = None

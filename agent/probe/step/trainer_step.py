@@ -8,12 +8,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isnan, nan
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.scalars import Scalar, scalar_of
 
 _FRAMEWORKS: dict[tuple[str, str], Callable[[Any], int]] = {
@@ -110,22 +112,18 @@ class _Arriving:
     """A number on its way from a device, for which nothing waits."""
 
     host: torch.Tensor
-    event: torch.cuda.Event
+    """float64, NaN until the number has arrived."""
     sequence: int
 
     @classmethod
-    def of(cls, value: torch.Tensor, sequence: int) -> "_Arriving | None":
-        if value.device.type != "cuda":
-            return None
-        host = torch.empty((), dtype=torch.float64, pin_memory=True)
-        host.copy_(value, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(value.device))
-        return cls(host, event, sequence)
+    def of(cls, value: torch.Tensor, sequence: int) -> "_Arriving":
+        host = accelerator.pinned_zeros((1,), value.device).view(torch.float64).fill_(nan)
+        accelerator.copy_to_host(host, value.reshape(1))
+        return cls(host, sequence)
 
     def value(self) -> float | None:
-        arrived: Callable[[], bool] = self.event.query
-        return float(self.host) if arrived() else None
+        arrived = float(self.host.item())
+        return None if isnan(arrived) else arrived
 
 
 def _framework_on_stack() -> Callable[[], int | None] | None:

@@ -3,7 +3,7 @@
 import torch
 
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
-from mp_agent.probe.scalars import scalar_of
+from mp_agent.probe.scalars import snapshot_of
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring
 
@@ -30,7 +30,7 @@ class ClippingTracking:
 
     def norm_known(self, max_norm: object, total_norm: object) -> None:
         """Record the limit and the norm of the clipping under way."""
-        limit, norm = scalar_of(max_norm), scalar_of(total_norm)
+        limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
         if limit is None or norm is None:
             return
         clipped: list[WatchedOptimizer] = self._context.thread.clipped

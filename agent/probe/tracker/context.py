@@ -11,7 +11,7 @@ from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.ring_connection import RingConnection
-from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
+from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.boundaries import StepBoundaries
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import PhaseMarks
@@ -72,7 +72,7 @@ class TrackerContext:
         self, scaler: GradScaler | None, watched: WatchedOptimizer
     ) -> Scalar | None:
         """Record the loss scale in force, and return it; `get_scale()` would sync the device."""
-        scale = None if scaler is None else scalar_of(scaler._get_scale_async())
+        scale = None if scaler is None else self.thread.scale_now.of(scaler._get_scale_async())
         if scale is not None:
             separate = watched.role is Role.SEPARATE
             scalars = watched.scalars if separate else self.boundaries.of(watched).scalars
@@ -81,8 +81,10 @@ class TrackerContext:
 
     def note_learning_rate(self, watched: WatchedOptimizer) -> None:
         """Record the learning rate of the open step, unless it is known already."""
-        if (rate := scalar_of(watched.learning_rate())) is not None:
-            self.step.scalars.setdefault("learning_rate", rate)
+        if "learning_rate" in self.step.scalars:
+            return
+        if (rate := snapshot_of(watched.learning_rate())) is not None:
+            self.step.scalars["learning_rate"] = rate
 
     def note_trainer_step(self, watched: WatchedOptimizer, sequence: int) -> None:
         """Learn the trainer's number of step `sequence`, the next one of an optimizer."""

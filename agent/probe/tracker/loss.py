@@ -2,7 +2,7 @@
 
 from torch.amp import GradScaler
 
-from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
+from mp_agent.probe.scalars import Scalar, reciprocal
 from mp_agent.probe.step.backward_loss import loss_of
 from mp_agent.probe.tracker.context import TrackerContext
 
@@ -38,7 +38,9 @@ class LossTracking:
     def add_from_backward(self, roots: object, seeds: object) -> None:
         """Add the loss that the current backward starts from."""
         thread = self._context.thread
-        scale = None if thread.scaler is None else scalar_of(thread.scaler._get_scale_async())
+        scale = (
+            None if thread.scaler is None else thread.scale_now.of(thread.scaler._get_scale_async())
+        )
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         loss, thread.announced_loss = thread.announced_loss, None
         if loss is None:

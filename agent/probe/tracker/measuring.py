@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.probe.placement import world_size
-from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
+from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_end import StepEnd
 from mp_agent.probe.tracker.succession import Succession
@@ -62,7 +62,7 @@ class GradientMeasuring:
         """Measure as `optimizer` begins to step; of a fused one note whether it will skip."""
         # GradScaler leaves these two to optimizers that unscale, and skip, by themselves.
         scale = scalar_of(getattr(optimizer, "grad_scale", None))
-        skipped = scalar_of(getattr(optimizer, "found_inf", None))
+        skipped = snapshot_of(getattr(optimizer, "found_inf", None))
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         if not self._context.clipping_is_compiled:
             self.measure(watched, "optimizer_step", inverse_scale)

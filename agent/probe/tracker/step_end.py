@@ -5,7 +5,7 @@ from threading import get_ident
 
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
-from mp_agent.probe.scalars import Scalar, add, scalar_of
+from mp_agent.probe.scalars import Scalar, add, snapshot_of
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.records.steps import Phase
@@ -59,7 +59,7 @@ class StepEnd:
         awaited = context.registry.roles.awaited
         context.registry.roles.stepped(watched)
         if not watched.of_run:
-            if (rate := scalar_of(watched.learning_rate())) is not None:
+            if (rate := snapshot_of(watched.learning_rate())) is not None:
                 watched.scalars["learning_rate"] = rate
             self.publish(context.boundaries.other_ended(watched))
         elif ends_step:

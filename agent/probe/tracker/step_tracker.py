@@ -1,7 +1,7 @@
 """Receives the events of training, in the order in which a step happens."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,12 +12,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.scalars import Scalar, add, scalar_of
+from mp_agent.probe.scalars import Scalar, add, snapshot_of
 from mp_agent.probe.tracker.activity import ActivityTracking
 from mp_agent.probe.tracker.backward import BackwardTracking
 from mp_agent.probe.tracker.clipping import ClippingTracking
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.engine_steps import EngineSteps
+from mp_agent.probe.tracker.graphs import GraphSteps
 from mp_agent.probe.tracker.loss import LossTracking
 from mp_agent.probe.tracker.loss_scaling import LossScalingTracking
 from mp_agent.probe.tracker.measuring import GradientMeasuring
@@ -49,22 +50,30 @@ class StepTracker:
         self._clipping = ClippingTracking(context, measuring)
         self._engines = EngineSteps(context, measuring, self._step_end)
         self._activity = ActivityTracking(context)
+        self._graphs = GraphSteps(context, self._step_end)
 
     def observe(self, loss: object, step: int | None, lr: object, tokens: object) -> None:
         """Use what the trainer reports of the step under way; None is nothing reported."""
         context = self._context
-        if (loss_value := scalar_of(loss)) is not None:
+        context.recorder.collect()
+        if (loss_value := snapshot_of(loss)) is not None:
             context.step.observe_loss(loss_value)
         if step is not None:
+            self._graphs.observed(int(step))
             context.trainer_step.observe(int(step), context.step.sequence)
             context.update_trainer_lead()
-        if (rate := scalar_of(lr)) is not None:
+        if (rate := snapshot_of(lr)) is not None:
             context.step.scalars["learning_rate"] = rate
-        if (count := scalar_of(tokens)) is not None:
+        if (count := snapshot_of(tokens)) is not None:
             context.step.scalars["tokens"] = add(context.step.scalars.get("tokens"), count)
+
+    def collect(self) -> None:
+        """Publish what has come from a device since the last event."""
+        self._context.recorder.collect()
 
     def flush(self) -> None:
         """Publish what was observed of the step under way."""
+        self._graphs.end_replayed()
         self._step_end.flush()
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
@@ -85,6 +94,7 @@ class StepTracker:
 
     def loss_scaled(self, scaler: GradScaler, outputs: object, scaled: object) -> None:
         """See `LossTracking.scaled`."""
+        self._context.recorder.collect()
         self._losses.scaled(scaler, outputs, scaled)
 
     def engine_backward_begins(self, loss: Scalar) -> None:
@@ -99,6 +109,8 @@ class StepTracker:
         self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None
     ) -> None:
         """See `BackwardTracking.begins`."""
+        self._graphs.end_replayed()
+        self._context.recorder.collect()
         self._backward.begins(roots, seeds, inputs)
 
     def loss_divided(self, parts: int) -> None:
@@ -139,6 +151,7 @@ class StepTracker:
 
     def optimizer_step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """See `OptimizerSteps.begins`."""
+        self._graphs.end_replayed()
         self._optimizers.begins(optimizer, has_closure=has_closure)
 
     def closure_begins(self, optimizer: Optimizer) -> None:
@@ -189,11 +202,30 @@ class StepTracker:
 
     def evaluation(self, sign: str, begins: bool) -> None:
         """See `ActivityTracking.evaluation`."""
+        self._context.recorder.collect()
         self._activity.evaluation(sign, begins)
 
     def saving(self, begins: bool) -> None:
         """See `ActivityTracking.saving`."""
+        self._context.recorder.collect()
         self._activity.saving(begins)
+
+    def graph_capture_begins(self, graph: Hashable) -> None:
+        """See `GraphSteps.capture_begins`."""
+        self._graphs.capture_begins(graph)
+
+    def graph_capture_ended(self) -> None:
+        """See `GraphSteps.capture_ended`."""
+        self._graphs.capture_ended()
+
+    def graph_replayed(self, graph: Hashable) -> None:
+        """See `GraphSteps.replayed`."""
+        self._graphs.replayed(graph)
+
+    def captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
+        """Note what happens while a CUDA graph is captured, when no event is handled."""
+        if event == self.optimizer_step_begins:
+            self._graphs.captured_step(arguments[0])
 
     def group_ends(self, group: dist.ProcessGroup | None) -> None:
         """Give gloo's threads time to release the work of DDP's last backward.

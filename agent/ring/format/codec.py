@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from mp_agent.errors import RingError
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.schema import FamilyColumns, Layer, RankIdentity, Schema, Share
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 from mp_agent.records.text import as_utf8
@@ -26,6 +27,7 @@ from mp_agent.ring.format.layout import (
     STEP_HEADER,
     BodyLayout,
     body_layout,
+    device_layout,
 )
 
 _UNCHECKED_BYTES = 4
@@ -175,20 +177,38 @@ def decode_schema(data: bytes) -> Schema:
     )
 
 
-def layout_for(schema: Schema, schema_bytes: int, head: Head) -> BodyLayout:
-    """Lay out the body that holds records of `schema`."""
+def layout_for(
+    schema: Schema, schema_bytes: int, head: Head, device_slots: tuple[int, int] = (0, 0)
+) -> BodyLayout:
+    """Lay out the body that holds records of `schema`.
+
+    device_slots: of steps and of layers that a device writes; none without the former.
+    """
     columns = sum(len(family.columns) for family in schema.families)
-    return body_layout(
+    layout = body_layout(
         schema_bytes=schema_bytes,
         step_floats=len(schema.step_columns) + len(schema.shares) * columns,
         layer_floats=len(schema.layers) * columns,
         step_capacity=head.step_capacity,
         layer_capacity=head.layer_capacity,
     )
+    if not device_slots[0]:
+        return layout
+    gradients = len(schema.columns(GRADIENTS.name))
+    device = device_layout(
+        begin=layout.size_bytes,
+        step_columns=len(schema.step_columns),
+        total_floats=len(schema.shares) * gradients,
+        layer_floats=len(schema.layers) * gradients,
+        step_slots=device_slots[0],
+        layer_slots=device_slots[1],
+    )
+    return replace(layout, device=device)
 
 
 def encode_body_header(header: BodyHeader, schema: bytes) -> bytes:
     """Return a body up to its slots; `schema` is the encoded schema."""
+    device = header.layout.device
     fields = (
         header.size_bytes,
         header.generation,
@@ -196,9 +216,11 @@ def encode_body_header(header: BodyHeader, schema: bytes) -> bytes:
         header.first_step,
         header.first_layer,
         len(schema),
+        0 if device is None else device.steps_shape[0],
+        0 if device is None else device.layers_shape[0],
     )
-    unchecked = BODY.pack(*fields, 0, 0)[: -2 * _UNCHECKED_BYTES]
-    return BODY.pack(*fields, crc32(schema, crc32(unchecked)), 0) + schema
+    unchecked = BODY.pack(*fields, 0)[:-_UNCHECKED_BYTES]
+    return BODY.pack(*fields, crc32(schema, crc32(unchecked))) + schema
 
 
 def schema_bytes_of(data: bytes) -> int:
@@ -215,11 +237,11 @@ def generation_of(data: bytes) -> int:
 
 def decode_body_header(data: bytes, head: Head) -> BodyHeader:
     """Return a body's header; `data` ends with the schema. Raises RingError if it is damaged."""
-    (size_bytes, generation, previous, first_step, first_layer, _, checksum, _) = BODY.unpack_from(
-        data
+    size_bytes, generation, previous, first_step, first_layer, _, *device_slots, checksum = (
+        BODY.unpack_from(data)
     )
     encoded = data[BODY.size :]
-    if crc32(encoded, crc32(data[: BODY.size - 2 * _UNCHECKED_BYTES])) != checksum:
+    if crc32(encoded, crc32(data[: BODY.size - _UNCHECKED_BYTES])) != checksum:
         raise RingError("checksum of a schema is wrong")
     schema = decode_schema(encoded)
     return BodyHeader(
@@ -229,7 +251,7 @@ def decode_body_header(data: bytes, head: Head) -> BodyHeader:
         first_step=first_step,
         first_layer=first_layer,
         schema=schema,
-        layout=layout_for(schema, len(encoded), head),
+        layout=layout_for(schema, len(encoded), head, (device_slots[0], device_slots[1])),
     )
 
 

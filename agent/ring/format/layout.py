@@ -31,12 +31,20 @@ all, a new one is written over the oldest, in its region of the file::
     24    u64   step records written before this body
     32    u64   layer tables written before this body
     40    u64   bytes of the schema
-    48    u32   CRC-32 of bytes 0 to 47, continued over the schema
-    52    u32   0
+    48    u16   slots of steps that a device writes, or 0
+    50    u16   slots of layers that a device writes
+    52    u32   CRC-32 of bytes 0 to 51, continued over the schema
     56    JSON  the Schema, padded with zeros to a multiple of 8
           ...   step slots: complete records
           ...   2 slots: the record of the step under way
           ...   layer slots
+          ...   the device's part, from a multiple of 4096 on, where there is one
+
+The device's part (see `device_part`): slots of what the host knows of steps; then transfers of
+steps, int64[W] each, and transfers of layers, int64[L C + 2] each, for the C columns of gradients.
+A transfer (see `transfers`) is a number, the bits of float64, and a checksum; W leaves room for
+S + 8 + G C numbers. A step's transfer has the number of the host's slot of that step, a layer
+table's the sequence number; number n is in slot n modulo the slot count.
 
 Slot: everything that changes is written into slots, so that one rule makes all of it safe::
 
@@ -72,8 +80,9 @@ HEAD = struct.Struct("=8s5II")
 HEAD_BYTES = 4096
 IDENTITY_BYTES_MAX = 2016
 
-BODY = struct.Struct("=6QII")
-"""Bytes, generation, previous offset, first step, first layer, bytes of the schema, CRC-32, 0."""
+BODY = struct.Struct("=6QHHI")
+"""Bytes, generation, previous offset, first step, first layer, bytes of the schema, slots of steps
+that a device writes, slots of layers that it writes, CRC-32."""
 
 NAME_BYTES_MAX = 64
 STATE = struct.Struct(f"=IIqqq7QdII{NAME_BYTES_MAX}s")
@@ -95,6 +104,32 @@ EXIT_ARMED = 0x54495845
 EXIT_PENDING = 0x7FFFFFFF
 
 
+DEVICE_SCALARS = 8
+"""Numbers that a device may bring of a step in addition to its columns."""
+_DEVICE_FIXED_BYTES = 40
+_TRANSFER_EXTRA_WORDS = 2
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayout:
+    """Where a device writes in a body; offsets count from the body's first byte.
+
+    Shapes are slots, and words of 8 bytes in each.
+    """
+
+    hosts: SlotTable
+    steps_offset: int
+    steps_shape: tuple[int, int]
+    layers_offset: int
+    layers_shape: tuple[int, int]
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.layers_offset + 8 * self.layers_shape[0] * self.layers_shape[1]
+
+
 @dataclass(frozen=True, slots=True)
 class BodyLayout:
     """Where the slots of one body lie; offsets count from the body's first byte."""
@@ -102,11 +137,12 @@ class BodyLayout:
     steps: SlotTable
     open_steps: SlotTable
     layers: SlotTable
+    device: DeviceLayout | None = None
 
     @property
     def size_bytes(self) -> int:
         """The whole body, schema included."""
-        return self.layers.end
+        return self.layers.end if self.device is None else self.device.end
 
 
 def body_layout(
@@ -124,6 +160,28 @@ def body_layout(
     open_steps = SlotTable(steps.end, step_bytes, 2)
     layers = SlotTable(open_steps.end, layer_bytes, layer_capacity)
     return BodyLayout(steps, open_steps, layers)
+
+
+def device_layout(
+    *,
+    begin: int,
+    step_columns: int,
+    total_floats: int,
+    layer_floats: int,
+    step_slots: int,
+    layer_slots: int,
+) -> DeviceLayout:
+    """Lay out the part that a device writes to, from `begin` or the next page on."""
+    host_bytes = _DEVICE_FIXED_BYTES + 3 * _FLOAT_BYTES * step_columns
+    hosts = SlotTable(align(begin, _PAGE_BYTES), host_bytes, step_slots)
+    words = step_columns + DEVICE_SCALARS + total_floats + _TRANSFER_EXTRA_WORDS
+    return DeviceLayout(
+        hosts=hosts,
+        steps_offset=hosts.end,
+        steps_shape=(step_slots, words),
+        layers_offset=hosts.end + 8 * step_slots * words,
+        layers_shape=(layer_slots, layer_floats + _TRANSFER_EXTRA_WORDS),
+    )
 
 
 def align(offset: int, multiple: int) -> int:

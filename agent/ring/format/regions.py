@@ -6,7 +6,7 @@ take the memory that data loaders need. So old bodies make room for new ones.
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,18 @@ BYTES_KEPT = 12 << 20
 
 @dataclass(slots=True)
 class Region:
-    """A part of the file, with its mapping; `used` counts up with each use of any region."""
+    """A part of the file, with its mapping; `used` counts up with each use of any region.
+
+    held: not to be used again yet. kept: to be mapped until the process ends. registered: known to
+    the runtime of a device as memory that it may write to.
+    """
 
     offset: int
     memory: memoryview
     used: int = 0
+    held: bool = False
+    kept: bool = False
+    registered: bool = False
 
 
 class Regions:
@@ -34,6 +41,11 @@ class Regions:
         self._map = map_file
         self._regions: list[Region] = []
         self._uses = 0
+
+    @property
+    def all(self) -> Sequence[Region]:
+        """All of them."""
+        return self._regions
 
     def allocate(self, size_bytes: int) -> Region:
         """Return a region of at least `size_bytes`, all zero, that is not the one allocated last.
@@ -57,7 +69,7 @@ class Regions:
         fitting = [
             region
             for region in self._regions
-            if len(region.memory) >= size_bytes and region.used < self._uses
+            if len(region.memory) >= size_bytes and region.used < self._uses and not region.held
         ]
         return min(fitting, key=lambda region: region.used, default=None)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.probe import Probe
 from mp_agent.records.steps import RankState
 from mp_agent.ring.reader import RingReader
@@ -14,6 +15,7 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import RingContents, make_identity, read_ring
 from tests.agent.probe.seen_steps import SCHEMA, Clock
+from tests.agent.probe.simulated_device import SimulatedDevice, install
 
 
 class Watch:
@@ -80,5 +82,13 @@ def writer(tmp_path: Path) -> Iterator[RingWriter]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    """A device in the place of the processor, which executes copies when told to."""
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(accelerator, "copy_to_host", clock.copy_to_host)
+    return clock

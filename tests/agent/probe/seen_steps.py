@@ -1,4 +1,6 @@
-"""Steps on their way to a ring, and device events that come when the test says."""
+"""Steps on their way to a ring, and copies from a device that come when the test says."""
+
+from collections import deque
 
 import torch
 
@@ -16,23 +18,31 @@ SCHEMA = Schema(
 
 
 class Clock:
-    """Events that have happened once `now` has come to their number."""
+    """Copies to the host that are made once `now` has come to their number."""
 
     def __init__(self) -> None:
-        self.now = 0
         self.marks = 0
+        self._now = 0
+        self._queue: deque[tuple[int, torch.Tensor, torch.Tensor]] = deque()
 
-    def mark(self, device: torch.device) -> "Mark":
+    @property
+    def now(self) -> int:
+        return self._now
+
+    @now.setter
+    def now(self, now: int) -> None:
+        self._now = now
+        self._make_copies()
+
+    def copy_to_host(self, target: torch.Tensor, values: torch.Tensor) -> None:
         self.marks += 1
-        return Mark(self, self.marks)
+        self._queue.append((self.marks, target, values.clone()))
+        self._make_copies()
 
-
-class Mark:
-    def __init__(self, clock: Clock, number: int) -> None:
-        self.clock, self.number = clock, number
-
-    def query(self) -> bool:
-        return self.clock.now >= self.number
+    def _make_copies(self) -> None:
+        while self._queue and self._queue[0][0] <= self._now:
+            _, target, values = self._queue.popleft()
+            target.copy_(values)
 
 
 def step(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mp_agent.probe.scalars import add, reciprocal, scalar_of, tighter
+from mp_agent.probe import accelerator
+from mp_agent.probe.scalars import ScalarSnapshot, add, reciprocal, scalar_of, snapshot_of, tighter
 
 
 @pytest.mark.parametrize(
@@ -41,13 +42,37 @@ def test_what_is_no_single_number_is_none(value):
     assert scalar_of(value) is None
 
 
-def test_a_number_on_a_device_stays_there_without_its_graph():
+def test_a_number_on_a_device_stays_there_without_its_graph(monkeypatch):
+    monkeypatch.setattr(accelerator, "is_supported", lambda device: True)
     value = torch.ones((1, 1), device="meta", requires_grad=True) * 2
     scalar = scalar_of(value)
     assert isinstance(scalar, torch.Tensor)
     assert scalar.device.type == "meta"
     assert scalar.shape == ()
     assert not scalar.requires_grad
+
+
+def test_a_number_on_an_unsupported_device_is_none():
+    assert scalar_of(torch.ones((), device="meta")) is None
+    assert snapshot_of(torch.ones((), device="meta")) is None
+
+
+def test_a_snapshot_keeps_its_value_when_the_tensor_changes(device):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        value = torch.tensor(2.0, dtype=dtype)
+        taken = snapshot_of(value)
+        value.fill_(3.0)
+        assert taken.item() == 2.0
+
+
+def test_a_snapshot_is_taken_again_only_after_a_change(device):
+    snapshots, value = ScalarSnapshot(), torch.tensor(2.0)
+    first = snapshots.of(value)
+    assert snapshots.of(value) is first
+    value.mul_(2.0)
+    assert snapshots.of(value).item() == 4.0
+    assert snapshots.of(torch.tensor(8.0)).item() == 8.0
+    assert snapshots.of(3.0) == 3.0
 
 
 def test_sums_and_reciprocals_are_in_double_precision():

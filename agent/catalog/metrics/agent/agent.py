@@ -49,8 +49,8 @@ AGENT_METRICS = (
         unit="{record}",
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
-        help="Step records that were lost: overwritten before they were read, or impossible to "
-        "write.",
+        help="Records of steps, and of their layers, that were lost: overwritten before they were "
+        "read, impossible to write, or not brought by the device.",
         read=lambda agent: float(agent.records_dropped),
     ),
     Metric(

@@ -14,6 +14,13 @@ def _rank_info(rank: RankView) -> Reading:
     return {labels: 1.0}
 
 
+def _overhead(rank: RankView) -> Reading:
+    if rank.values is None:
+        return None
+    columns = {"host": "host_overhead_ratio", "device": "device_overhead_ratio"}
+    return {(resource,): rank.values.get(column) for resource, column in columns.items()}
+
+
 RANK_METRICS = (
     Metric(
         name="mp_agent.rank.up",
@@ -47,6 +54,24 @@ RANK_METRICS = (
         help="Time of the last step before the rank's first collective; absent if the first "
         "collective cannot be determined.",
         read=lambda rank: None if rank.values is None else rank.values.get("compute_seconds"),
+    ),
+    Metric(
+        name="mp_agent.overhead",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        labels=("resource",),
+        help="Share of the time of recent steps that the rank's probe took, on the host and on "
+        "the device.",
+        read=_overhead,
+    ),
+    Metric(
+        name="mp_agent.probe.device",
+        unit="s",
+        kind=Kind.COUNTER,
+        scope=Scope.RANK,
+        help="Device time that measuring gradients has taken on the rank.",
+        count=lambda values: values.get("probe_device_seconds", 0.0),
     ),
     Metric(
         name="mp_agent.rank.loss",

@@ -126,6 +126,33 @@ RUN_METRICS = (
         count=_steps_made,
     ),
     Metric(
+        name="mp_agent.steps.measured",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Optimizer steps of which the gradients were measured. Fewer than the steps where "
+        "overhead_budget leaves some out, or CUDA graphs contain whole steps.",
+        count=lambda change: float(change.step.flag("gradients_measured")),
+    ),
+    Metric(
+        name="mp_agent.measuring.interval",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Gradients are measured on every so many steps: more than 1 to stay within "
+        "overhead_budget.",
+        read=lambda run: None if run.last is None else run.last.get("measuring_interval_steps"),
+    ),
+    Metric(
+        name="mp_agent.layers.interval",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Layers are measured on every so many steps: more than layer_interval to stay within "
+        "overhead_budget.",
+        read=lambda run: None if run.last is None else run.last.get("layer_interval_steps"),
+    ),
+    Metric(
         name="mp_agent.last_step.timestamp",
         unit="s",
         kind=Kind.GAUGE,

@@ -1,11 +1,12 @@
 from statistics import median as plain_median
 from sys import float_info
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node.accounting.medians import deviation, median
+from mp_agent.node.accounting.medians import LARGEST, deviation, median, median_of_array
 
 _NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
@@ -38,3 +39,20 @@ def test_values_near_the_end_of_float64_stay_finite():
 def test_of_nothing_there_is_no_median():
     with pytest.raises(ValueError, match="no values"):
         median([])
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=40, max_size=300))
+def test_arrays_give_the_same_bits_as_lists(values):
+    """Long windows are arrays; no number may depend on that."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    low, high = ordered[middle - 1 + len(ordered) % 2], ordered[middle]
+    mean = (low + high) / 2
+    center = mean if abs(mean) <= LARGEST else low / 2 + high / 2
+    if len(ordered) % 2:
+        center = ordered[middle]
+
+    assert median(values) == center
+    distances = [min(abs(value - center), LARGEST) for value in values]
+    assert deviation(values, center) == median(sorted(distances))
+    assert median_of_array(np.array(values)) == center

@@ -30,7 +30,7 @@ def test_parameters_that_change_in_one_look_before_a_death_are_all_read(
 
 def test_any_number_of_changes_in_one_look_is_read(start_rank: StartRank, open_run: OpenRun):
     rank = start_rank(layers=("a",))
-    changes, steps = 40, 3
+    changes, steps = 30, 3
     for change in range(changes):
         rank.new_schema("a", *(f"b{change}",))
         rank.steps(steps)

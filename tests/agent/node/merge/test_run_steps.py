@@ -239,3 +239,19 @@ def test_a_mean_whose_sum_overflows_on_the_way_is_still_there(losses):
     for nodes in ([[0, 1, 2]], [[0, 1], [2]], [[0], [1], [2]]):
         merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])
         assert merged.get("loss") == pytest.approx(1.7e308 / 3)
+
+
+def test_a_step_that_any_rank_left_out_has_no_gradients_of_the_others():
+    """Their part would look like the whole, or like something that is missing."""
+    share = [Share(group="g", shard_index=index, shard_count=2) for index in range(2)]
+    row = gradient_row(elements=4.0, sum_squares=1.0, nan_elements=1.0)
+    one = make_record(values={"gradients_measured": 1.0, "loss": 2.0}, gradients=[row])
+    other = make_record(values={"gradients_measured": 0.0, "loss": 4.0}, gradients=[UNMEASURED])
+    merged = merge([rank_step(0, one, share[0]), rank_step(1, other, share[1])])
+    assert merged.columns["gradients_measured"] == 0.0
+    assert merged.columns["loss"] == 3.0
+    assert merged.gradients == {}
+    assert not merged.gradients_judged
+    assert merged.coverage == 1.0
+    both = merge([rank_step(0, one, share[0]), rank_step(1, one, share[1])])
+    assert both.gradients["sum_squares"] == 2.0

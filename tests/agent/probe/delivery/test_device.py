@@ -1,6 +1,7 @@
-"""The way from a device to the ring, with events that come when the test says."""
+"""The way from a device to the ring, with copies that come when the test says."""
 
 import time
+from dataclasses import replace
 from math import inf, isnan, nan
 
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.probe.delivery.device import DeviceDelivery
-from mp_agent.probe.delivery.pinned_copies import PinnedCopies
+from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import ObservedStep
+from mp_agent.probe.step.open_step import ObservedStep, UnreadScale
+from mp_agent.records.columns import GRADIENT_COLUMNS
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.seen_steps import CPU, SCHEMA, step
 
@@ -19,8 +21,8 @@ from tests.agent.probe.seen_steps import CPU, SCHEMA, step
 @pytest.fixture
 def delivery(writer, clock) -> DeviceDelivery:
     schedule = LayerSchedule(1000, DEFAULTS)
-    mailbox = PinnedCopies(CPU, clock.mark)
-    return DeviceDelivery(writer, SCHEMA, schedule, mailbox, device=CPU, gradients_device=CPU)
+    transfers = DeviceTransfers(CPU)
+    return DeviceDelivery(writer, SCHEMA, schedule, transfers, device=CPU, gradients_device=CPU)
 
 
 def test_publishes_nothing_before_the_device_is_there(delivery, writer, clock):
@@ -165,20 +167,21 @@ class TestOffloadedGradients:
             writer,
             SCHEMA,
             LayerSchedule(1000, DEFAULTS),
-            PinnedCopies(CPU, clock.mark),
+            DeviceTransfers(CPU),
             device=torch.device("meta"),
             gradients_device=CPU,
         )
 
     def test_wait_on_the_host_for_the_scalars(self, delivery, writer, clock, monkeypatch):
         sent = []
-        original = PinnedCopies.send
+        original = DeviceTransfers.send
 
-        def send(self, pool, payload_N, then):
+        def send(self, slots, payload_N, then, lose):
             sent.append(payload_N.numel())
-            return original(self, pool, torch.full((payload_N.numel(),), 6.0), then)
+            arriving = torch.full((payload_N.numel(),), 6.0, dtype=torch.float64)
+            return original(self, slots, arriving, then, lose)
 
-        monkeypatch.setattr(PinnedCopies, "send", send)
+        monkeypatch.setattr(DeviceTransfers, "send", send)
         seen = step(5, loss=torch.ones((), device="meta"), learning_rate=0.5)
         delivery.offer(seen, complete=True)
         assert sent == [1], "the totals are not sent to the device and back"
@@ -190,6 +193,27 @@ class TestOffloadedGradients:
         assert seen.totals_GC is not None and seen.rows_LC is not None
         np.testing.assert_array_equal(contents.records[0].gradients, seen.totals_GC.numpy())
         np.testing.assert_array_equal(contents.layers[0].gradients, seen.rows_LC.numpy())
+
+    def test_are_unscaled_once_the_scale_has_come(self, delivery, writer, clock, monkeypatch):
+        original = DeviceTransfers.send
+
+        def send(self, slots, payload_N, then, lose):
+            return original(self, slots, torch.tensor([0.5], dtype=torch.float64), then, lose)
+
+        monkeypatch.setattr(DeviceTransfers, "send", send)
+        scale = torch.ones((), device="meta", dtype=torch.float64)
+        unread = UnreadScale(inverse_scale=scale, totals_rows=slice(1, 2), layer_rows=slice(0, 2))
+        seen = replace(step(5), unread_scales=[unread])
+        delivery.offer(seen, complete=True)
+        clock.now = 1
+        delivery.collect()
+        contents = read_ring(writer.path)
+        powers = np.array([column.unscaling.value for column in GRADIENT_COLUMNS])
+        totals_GC, rows_LC = seen.totals_GC.numpy(), seen.rows_LC.numpy()
+        np.testing.assert_array_equal(contents.records[0].gradients[0], totals_GC[0])
+        np.testing.assert_array_equal(contents.records[0].gradients[1], totals_GC[1] * 0.5**powers)
+        np.testing.assert_array_equal(contents.layers[0].gradients[:2], rows_LC[:2] * 0.5**powers)
+        np.testing.assert_array_equal(contents.layers[0].gradients[2], rows_LC[2])
 
     def test_are_not_looked_at_layer_by_layer_on_every_step(self, delivery):
         assert not delivery.wants_all_layers

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mp_agent.probe.isolation import guard as guard_module
+from mp_agent.probe import accelerator
 from mp_agent.probe.isolation.guard import FAILURES_AT_MOST, REST_CALLS, REST_CALLS_AT_MOST, Guard
 
 
@@ -98,12 +98,12 @@ def test_it_does_not_run_within_itself(guard):
 
 
 def test_nothing_runs_while_a_graph_is_captured(monkeypatch):
-    noted: list[int] = []
+    noted: list[tuple[object, ...]] = []
     calls: list[int] = []
-    guard = Guard(on_failure=fail, on_capture=lambda: noted.append(1))
-    monkeypatch.setattr(guard_module, "_capturing_cuda_graph", lambda: True)
+    guard = Guard(on_failure=fail, on_capture=lambda *event: noted.append(event))
+    monkeypatch.setattr(accelerator, "captures_graph", lambda: True)
     guard.run("kind", calls.append, 1)
-    assert (noted, calls) == ([1], [])
+    assert (noted, calls) == ([(calls.append, (1,))], [])
 
 
 def test_it_accounts_for_its_time_once(guard):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad_norm_
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import base
 from mp_agent.probe.optimizers import measurement, plan
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
@@ -56,7 +57,10 @@ class FakeMailbox:
     def __init__(self, device: torch.device) -> None:
         self.sent: list[tuple[Callable[[FloatArray], None], int]] = []
 
-    def send(self, pool, payload, then) -> bool:
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    def send(self, pool, payload, then, lose) -> bool:
         assert payload.device.type == "meta"
         self.sent.append((then, payload.numel()))
         return True
@@ -74,7 +78,9 @@ class FakeMailbox:
 
 @pytest.fixture
 def device_watch(watch, monkeypatch):
-    monkeypatch.setattr(base, "PinnedCopies", FakeMailbox)
+    monkeypatch.setattr(base, "DeviceTransfers", FakeMailbox)
+    monkeypatch.setattr(accelerator, "is_supported", lambda device: True)
+    monkeypatch.setattr(accelerator, "copy_to_host", lambda target, values: None)
     monkeypatch.setattr(measurement, "for_device", lambda device: Statistics())
     monkeypatch.setattr(plan, "_holds_nothing", is_lazy)  # here the meta device holds numbers
     return watch

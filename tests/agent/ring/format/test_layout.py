@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 
 from mp_agent.records.steps import EndReason, Phase
+from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.writer import RingWriter
 from tests.agent.ring.samples import identity, layer_table, schema, step_record
 
@@ -49,13 +50,14 @@ def test_a_body_reads_as_documented(tmp_path: Path) -> None:
     assert struct.unpack_from("=4Q", state, 32)[:2] == (1, 1)
     offset, generation = struct.unpack_from("=2Q", state, 48)
     assert offset % 4096 == 0 and generation == 1
-    size, generation, previous, first_step, first_layer, length, crc = struct.unpack_from(
-        "=6QI", data, offset
+    size, generation, previous, first_step, first_layer, length, *device, crc = struct.unpack_from(
+        "=6QHHI", data, offset
     )
+    assert device == [0, 0]
     assert (generation, previous, first_step, first_layer) == (1, 0, 0, 0)
     assert offset + size == len(data)
     encoded = data[offset + 56 : offset + 56 + length]
-    assert zlib.crc32(encoded, zlib.crc32(data[offset : offset + 48])) == crc
+    assert zlib.crc32(encoded, zlib.crc32(data[offset : offset + 52])) == crc
     assert json.loads(encoded)["layer_names"] == [f"layer{index}" for index in range(5)]
     slots = offset + 56 + -(-length // 8) * 8
     step_bytes, layer_bytes = 16 + 32 + 8 * (3 + 2 * 5) + 8, 16 + 16 + 8 * 5 * 5 + 8
@@ -69,3 +71,42 @@ def test_a_body_reads_as_documented(tmp_path: Path) -> None:
     table = struct.unpack_from("=qQdd", data, layer_slots + layer_bytes + 16)
     assert table == (4, 1, 4.0, 4 + 1 / 64)
     assert layer_slots + 4 * layer_bytes == len(data)
+
+
+def test_the_part_of_a_device_reads_as_documented(tmp_path: Path) -> None:
+    wanted = schema(shares=2, layers=5, columns=3)
+    ring = RingWriter.create(tmp_path / "rank0.ring", identity(), step_capacity=8)
+    ring.write_schema(wanted, device_slots=(4, 2))
+    assert ring.device_part is not None
+    known = HostPart(
+        sequence=7,
+        step=21,
+        time_unix_ns=35,
+        scalars={"step1": 0.5},
+        places={"step0": 0},
+        numbers=7,
+        totals_place=1,
+    )
+    ring.device_part.write(6, known)
+    ring.device_part.memory.steps_SW[2, :] = range(100, 100 + 3 + 8 + 6 + 2)
+    ring.device_part.memory.layers_SW[1, :] = range(200, 200 + 17)
+    data = ring.path.read_bytes()
+    ring.close()
+    offset = struct.unpack_from("=Q", data, 2048 + 16 + 48)[0]
+    size, *_, length, steps, layers, crc = struct.unpack_from("=6QHHI", data, offset)
+    assert (steps, layers) == (4, 2)
+    encoded = data[offset + 56 : offset + 56 + length]
+    assert zlib.crc32(encoded, zlib.crc32(data[offset : offset + 52])) == crc
+    ordinary = 56 + -(-length // 8) * 8 + 10 * (48 + 8 * 9) + 4 * (32 + 8 * 15)
+    hosts = offset + -(-ordinary // 4096) * 4096
+    host_bytes = 16 + 40 + 3 * 24 + 8
+    slot = hosts + 2 * host_bytes
+    assert struct.unpack_from("=Q", data, slot) == (6,)
+    assert struct.unpack_from("=5q", data, slot + 16) == (7, 21, 35, 7, 1)
+    assert struct.unpack_from("=d", data, slot + 16 + 40 + 8) == (0.5,)
+    assert struct.unpack_from("=6q", data, slot + 16 + 64) == (0, 1, 0, 0, -1, -1)
+    transfers = hosts + 4 * host_bytes
+    assert struct.unpack_from("=q", data, transfers + 2 * 19 * 8) == (100,)
+    tables = transfers + 4 * 19 * 8
+    assert struct.unpack_from("=q", data, tables + 17 * 8) == (200,)
+    assert tables + 2 * 17 * 8 == len(data) == offset + size

@@ -1,0 +1,145 @@
+"""`mp-agent backtest`: what would have fired on past runs, and when."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from mp_agent.backtest.compare import Difference, differences
+from mp_agent.backtest.labels import label_of, read_labels
+from mp_agent.backtest.many import Job, split
+from mp_agent.backtest.options import (
+    WRONG_USE,
+    judge_with_bar,
+    log_options,
+    read_options,
+    refuse,
+    values_of,
+)
+from mp_agent.backtest.readers.find import expand
+from mp_agent.backtest.report.document import as_json
+from mp_agent.backtest.report.html.page import as_html
+from mp_agent.backtest.report.terminal import (
+    print_backtest,
+    print_differences,
+    print_failures,
+)
+from mp_agent.backtest.results import SEVERITIES, Failure, RunResult
+from mp_agent.errors import LogError
+from mp_agent.output import write_whole
+
+_LOG_FAILED = 1
+_ALERTED = 3
+_WIDTH_MIN = 132
+"""Columns of the terminal below which a table would be cut; a file gets as many."""
+
+
+@click.command(
+    "backtest",
+    epilog="Exit status: 0 all logs were read, 1 some could not be read (the others were judged), "
+    "2 wrong use or nothing to judge, 3 an alert as severe as --fail-on.",
+)
+@log_options
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change a threshold, a duration or a severity, as for `mp-agent rules`; repeatable.",
+)
+@click.option(
+    "--compare",
+    "compared",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Judge a second time with this changed too, and show what differs; repeatable.",
+)
+@click.option("--json", "as_document", is_flag=True, help="Print the result as JSON.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the result, with curves, to one HTML file.",
+)
+@click.option("--details", is_flag=True, help="Print notes and blind conditions of every run.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    help="Exit with 3 when a run brings an alert that is as severe.",
+)
+def backtest_command(
+    logs: tuple[str, ...],
+    assignments: tuple[str, ...],
+    compared: tuple[str, ...],
+    as_document: bool,
+    page: Path | None,
+    details: bool,
+    fail_on: str | None,
+    step_seconds: float | None,
+    labels_path: Path | None,
+    processes: int | None,
+    **reading: Any,
+) -> None:
+    """Judge past runs from their logs: which alerts, since which step, for how long.
+
+    LOG is a file or directory: trainer_state.json of Transformers, CSV, JSON, JSON lines,
+    TensorBoard events, a .wandb file, a run of MLflow or its database, output of Megatron,
+    DeepSpeed or fairseq, a flight record; or the address of a Prometheus. Of a directory that
+    holds several logs, all are judged.
+    """
+    reading["log_format"] = reading["log_format"] or ""
+    values = [values_of(assignments)]
+    if compared:
+        values.append(values_of((*assignments, *compared)))
+    try:
+        labels = read_labels(labels_path) if labels_path else {}
+        sources = list(expand(logs))
+    except (LogError, OSError) as error:
+        refuse("backtest", str(error))
+    job = Job(options=read_options(**reading), values=values, step_seconds=step_seconds)
+    judged = judge_with_bar(sources, job, processes=processes, what="judging")
+    runs, failures = split(judged)
+    runs = [tuple(replace(one, label=label_of(labels, one)) for one in run) for run in runs]
+    first = [run[0] for run in runs]
+    found = list(differences(first, [run[1] for run in runs])) if compared else None
+    if page is not None and first:
+        write_whole(page, as_html(first, failures, settings=assignments))
+    if as_document:
+        click.echo(as_json(first, failures, settings=assignments, compared=compared, found=found))
+    else:
+        _print(first, failures, found, details=details, page=page)
+    sys.exit(_status(first, failures, fail_on))
+
+
+def _print(
+    runs: Sequence[RunResult],
+    failures: Sequence[Failure],
+    found: Sequence[Difference] | None,
+    *,
+    details: bool,
+    page: Path | None,
+) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, _WIDTH_MIN))
+    print_failures(failures, Console(stderr=True, soft_wrap=True))
+    if found is not None:
+        print_differences(found, len(runs), console)
+    else:
+        print_backtest(runs, console, details=details)
+    if page is not None and runs:
+        console.print(str(page))
+
+
+def _status(runs: Sequence[RunResult], failures: Sequence[Failure], fail_on: str | None) -> int:
+    if not runs:
+        return WRONG_USE
+    if fail_on and any(
+        run.worst and SEVERITIES.index(run.worst) <= SEVERITIES.index(fail_on) for run in runs
+    ):
+        return _ALERTED
+    return _LOG_FAILED if failures else 0

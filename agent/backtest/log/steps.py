@@ -1,0 +1,200 @@
+"""The points of a log as merged steps of a run, each with its time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite, isnan
+
+from mp_agent.backtest.log.pace import Pace, pace_of
+from mp_agent.backtest.log.training_log import Point, TrainingLog
+from mp_agent.node.cluster.root import MergedTable
+from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.merged import MergedStep
+
+_NORM_MAX = 1e150
+"""The square of a larger norm is beyond float64."""
+_SKIPS_SHOWN_MAX = 1000
+"""Skipped steps between two points that are played one by one at most."""
+_RANKS = frozenset((0,))
+_COMPLETE = frozenset((GRADIENTS.name,))
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """What is known of a run at a time: a step, or the layers of one."""
+
+    now_seconds: float
+    item: MergedStep | MergedTable
+    point: int
+    """Index of the logged point that it is from."""
+    begins_attempt: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """All steps of a log, and what was assumed of them."""
+
+    steps: Sequence[TimedStep]
+    pace: Pace
+    notes: tuple[str, ...] = ()
+
+
+def course_of(log: TrainingLog, given_step_seconds: float | None = None) -> Course:
+    """Return the steps of a log with their times."""
+    points, notes = _without_idle_scale(log.points)
+    pace = pace_of(log, points, given_step_seconds)
+    if log.merged:
+        return Course(steps=list(_as_recorded(log)), pace=pace, notes=tuple(notes))
+    resumed = [after.step for before, after in pairwise(points) if after.step < before.step]
+    if resumed:
+        shown = ", ".join(map(str, resumed[:5])) + (", …" if len(resumed) > 5 else "")
+        notes.append(
+            f"steps go back {len(resumed)} time(s), taken as the run resumed at step {shown}"
+        )
+    if pace.origin == "assumed":
+        notes.append(
+            f"no times in the log: {pace.step_seconds:g} s per step assumed (--step-seconds)"
+        )
+    return Course(steps=list(_steps(log, points, pace)), pace=pace, notes=tuple(notes))
+
+
+def update_skipped(points: Sequence[Point], index: int) -> bool:
+    """Return whether the update of a point was skipped, as far as the log shows it.
+
+    A scaler skips what is not finite. Without one, finite losses afterwards show that a gradient
+    that was not finite did not reach the weights.
+    """
+    point = points[index]
+    if point.skipped is not None:
+        return point.skipped
+    if point.grad_norm is None and point.loss is None and index:
+        # Some trainers log nothing but the scale of a step that overflowed.
+        scale, before = point.loss_scale, points[index - 1].loss_scale
+        return scale is not None and before is not None and scale < before
+    if point.grad_norm is None or isfinite(point.grad_norm):
+        return False
+    if point.loss_scale is not None and point.loss_scale > 0:
+        return True
+    following = next((p for p in points[index + 1 : index + 20] if p.loss is not None), point)
+    return following.loss is not None and not _lost(following)
+
+
+def _lost(point: Point) -> bool:
+    """Return whether a loss is not finite, or 0 with such a norm: some trainers log NaN as 0."""
+    assert point.loss is not None
+    broken = point.grad_norm is not None and not isfinite(point.grad_norm)
+    return not isfinite(point.loss) or (point.loss == 0.0 and broken)
+
+
+def _steps(log: TrainingLog, points: Sequence[Point], pace: Pace) -> Iterator[TimedStep]:
+    sequence, offset = 0, None
+    before_seconds, before_step = None, None
+    for index, (point, now) in enumerate(zip(points, pace.times, strict=True)):
+        begins = before_step is not None and point.step < before_step
+        if offset is None or begins:
+            offset = point.step - _first_interval(points, index)
+            sequence = 0
+        made = max(point.step - offset - sequence, 1)
+        earlier = now - pace.step_seconds if before_seconds is None else before_seconds
+        skipped_here = update_skipped(points, index)
+        skips = min(point.skipped_steps, _SKIPS_SHOWN_MAX)
+        if skips and not skipped_here and (made == 1 or skips >= made):
+            # Every step up to the point was skipped, its own as well.
+            skipped_here, skips = True, skips - 1
+        elif skipped_here and skips:
+            skips -= 1
+        made = max(made, skips + 1)
+        for number in range(1, skips + 1):
+            share = number / (skips + 1)
+            between = sequence + max(number, round(made * share))
+            yield TimedStep(
+                earlier + (now - earlier) * share,
+                _merged(_skip_of(point), between, earlier + (now - earlier) * share, None),
+                index,
+                begins and number == 1,
+            )
+        sequence += made
+        seconds = point.step_seconds or (
+            (now - before_seconds) / made
+            if before_seconds is not None and now > before_seconds and not begins
+            else pace.step_seconds
+        )
+        shown = replace(point, skipped=skipped_here)
+        step = _merged(shown, sequence, now, seconds, log.clip_max_norm)
+        yield TimedStep(now, step, index, begins and not skips)
+        before_seconds, before_step = now, point.step
+
+
+def _first_interval(points: Sequence[Point], index: int) -> int:
+    """Return how many steps the first point of an attempt stands for: as many as the next ones."""
+    following = [p.step for p in points[index : index + 6]]
+    gaps = sorted(b - a for a, b in pairwise(following) if b > a)
+    interval = gaps[len(gaps) // 2] if gaps else 1
+    return min(interval, points[index].step) if points[index].step > 0 else 1
+
+
+def _skip_of(point: Point) -> Point:
+    return Point(step=point.step, loss_scale=point.loss_scale, skipped=True)
+
+
+def _merged(
+    point: Point,
+    sequence: int,
+    now_seconds: float,
+    step_seconds: float | None,
+    clip_max_norm: float | None = None,
+) -> MergedStep:
+    """Return a point as a merged step of a single rank."""
+    norm, loss, scale = point.grad_norm, point.loss, point.loss_scale
+    values = {"skipped": float(bool(point.skipped))}
+    gradients: dict[str, float] = {}
+    if step_seconds is not None:
+        values["step_seconds"] = step_seconds
+    if loss is not None:
+        values["loss_nonfinite"] = float(not isfinite(loss))
+        if isfinite(loss):
+            values["loss"] = loss
+    if point.learning_rate is not None:
+        values["learning_rate"] = point.learning_rate
+    if scale is not None:
+        values["loss_scale"] = scale
+    if norm is not None and isfinite(norm):
+        gradients["sum_squares"] = min(abs(norm), _NORM_MAX) ** 2
+        gradients["nan_elements"] = gradients["inf_elements"] = 0.0
+        if clip_max_norm is not None:
+            values |= {"clip_max_norm": clip_max_norm, "clip_norm": min(abs(norm), _NORM_MAX)}
+    elif norm is not None or (point.skipped and scale is not None):
+        # How many elements it was is not known.
+        isnt_a_number = norm is not None and isnan(norm)
+        gradients |= {
+            "nan_elements": float(isnt_a_number),
+            "inf_elements": float(not isnt_a_number),
+        }
+    return MergedStep(
+        sequence=sequence,
+        step=point.step,
+        time_unix_seconds=now_seconds,
+        columns=values,
+        families={GRADIENTS.name: gradients},
+        complete=_COMPLETE,
+        world_size=1,
+        present_ranks=_RANKS,
+        gradients_observed=norm is not None,
+    )
+
+
+def _as_recorded(log: TrainingLog) -> Iterator[TimedStep]:
+    now, index = 0.0, -1
+    for item in log.merged:
+        if isinstance(item, MergedStep):
+            now, index = max(now, item.time_unix_seconds), index + 1
+        yield TimedStep(now, item, max(index, 0))
+
+
+def _without_idle_scale(points: Sequence[Point]) -> tuple[Sequence[Point], list[str]]:
+    """Return the points without a loss scale that is 1 throughout: it scales nothing."""
+    scales = {point.loss_scale for point in points} - {None}
+    if scales != {1.0}:
+        return points, []
+    without = [replace(point, loss_scale=None) for point in points]
+    return without, ["the loss scale is 1 throughout, so there is none"]

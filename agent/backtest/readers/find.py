@@ -1,0 +1,151 @@
+"""Finds the logs at a path, and reads each in its format."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.csv_table import CSV_TABLE
+from mp_agent.backtest.readers.flight import FLIGHT
+from mp_agent.backtest.readers.format import HEAD_BYTES, LogFormat
+from mp_agent.backtest.readers.json_lines import JSON_LINES
+from mp_agent.backtest.readers.json_table import JSON_TABLE
+from mp_agent.backtest.readers.mlflow import MLFLOW
+from mp_agent.backtest.readers.prometheus import is_address, read_prometheus
+from mp_agent.backtest.readers.tensorboard import TENSORBOARD
+from mp_agent.backtest.readers.text.deepspeed import DEEPSPEED
+from mp_agent.backtest.readers.text.fairseq import FAIRSEQ
+from mp_agent.backtest.readers.text.megatron import MEGATRON
+from mp_agent.backtest.readers.transformers import TRANSFORMERS
+from mp_agent.backtest.readers.wandb import WANDB
+from mp_agent.errors import LogError
+
+FORMATS: tuple[LogFormat, ...] = (
+    FLIGHT,
+    TENSORBOARD,
+    WANDB,
+    MLFLOW,
+    TRANSFORMERS,
+    CSV_TABLE,
+    JSON_LINES,
+    JSON_TABLE,
+    MEGATRON,
+    FAIRSEQ,
+    DEEPSPEED,
+)
+"""The most particular first."""
+
+_FILES_MAX = 100_000
+
+
+def format_names() -> tuple[str, ...]:
+    """Return the names of all formats."""
+    return tuple(log_format.name for log_format in FORMATS)
+
+
+def read_logs(source: str, options: ReadOptions) -> Sequence[TrainingLog]:
+    """Return the runs of one source. Raises LogError, naming the source and what is wrong."""
+    try:
+        if is_address(source):
+            return read_prometheus(source, options, time.time())
+        path = Path(source)
+        log_format = _format_of(path, options.format)
+        return log_format.read(path, options)
+    except LogError as error:
+        raise type(error)(f"{source}: {error}") from error
+    except OSError as error:
+        raise LogError(f"{source}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A path or an address. found: whether it was not named, but found below a directory."""
+
+    address: str
+    found: bool = False
+
+
+def expand(named: Iterable[str]) -> Iterator[Source]:
+    """Yield the logs at some paths: of a directory that is no log itself, all logs below it.
+
+    Of several checkpoints of one run, only the newest is taken: it holds what the others hold.
+    """
+    for source in named:
+        path = Path(source)
+        if is_address(source) or not path.is_dir() or _recognised(path) is not None:
+            yield Source(source)
+            continue
+        below = [Source(str(log), True) for log in _without_older_checkpoints(_below(path))]
+        yield from below or [Source(source)]
+
+
+def _format_of(path: Path, wanted: str) -> LogFormat:
+    if not path.exists():
+        raise LogError("no such file or directory")
+    if wanted:
+        return next(one for one in FORMATS if one.name == wanted)
+    found = _recognised(path)
+    if found is None:
+        known = ", ".join(format_names())
+        raise LogError(f"is a log of no known format; known: {known}; see --format")
+    return found
+
+
+def _recognised(path: Path) -> LogFormat | None:
+    head = _head(path) if path.is_file() else b""
+    return next((one for one in FORMATS if one.recognises(path, head)), None)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    """Yield what is recognised below a directory, in order; nothing below what is a log itself."""
+    seen = 0
+    for name in sorted(os.listdir(directory)):
+        path = directory / name
+        seen += 1
+        if seen > _FILES_MAX:
+            raise LogError(f"{directory}: holds more than {_FILES_MAX} files")
+        if name.startswith("."):
+            continue
+        try:
+            if _recognised(path) is not None:
+                yield path
+            elif path.is_dir() and not path.is_symlink():
+                yield from _below(path)
+        except OSError:
+            continue
+
+
+def _without_older_checkpoints(paths: Iterable[Path]) -> list[Path]:
+    newest: dict[Path, Path] = {}
+    others = []
+    for path in paths:
+        run = path.parent.parent
+        if path.name != "trainer_state.json" or not path.parent.name.startswith("checkpoint-"):
+            others.append(path)
+        elif run not in newest or _number(path) > _number(newest[run]):
+            newest[run] = path
+    whole = {path.parent for path in others if path.name == "trainer_state.json"}
+    return sorted([*others, *(path for run, path in newest.items() if run not in whole)])
+
+
+def _number(path: Path) -> int:
+    digits = path.parent.name.removeprefix("checkpoint-")
+    return int(digits) if digits.isdigit() else -1
+
+
+def renamed(logs: Sequence[TrainingLog]) -> list[TrainingLog]:
+    """Return logs with names that differ: those that are equal get their place among them."""
+    names: dict[str, int] = {}
+    distinct = []
+    for log in logs:
+        names[log.name] = names.get(log.name, 0) + 1
+        count = names[log.name]
+        distinct.append(log if count == 1 else replace(log, name=f"{log.name} ({count})"))
+    return distinct

@@ -1,0 +1,65 @@
+"""What a format is: how to recognise it, and how to read it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mp_agent.backtest.log.rows import Problems, Row, points_of_rows
+from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.errors import LogError
+
+HEAD_BYTES = 65_536
+"""How much of a file is looked at to recognise its format."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFormat:
+    """One format. `recognises` gets a path and the first bytes of a file (none of a directory).
+
+    `read` returns the runs at a path, and raises LogError, naming what is wrong, where there are
+    none.
+    """
+
+    name: str
+    recognises: Callable[[Path, bytes], bool]
+    read: Callable[[Path, ReadOptions], Sequence[TrainingLog]]
+
+
+def log_of_rows(
+    path: Path,
+    format_name: str,
+    rows: Sequence[Row],
+    options: ReadOptions,
+    *,
+    name: str = "",
+    problems: Problems | None = None,
+    **facts: Any,
+) -> TrainingLog:
+    """Return a log that consists of rows. Raises LogError without a number to judge."""
+    problems = problems or Problems()
+    points, notes = points_of_rows(rows, options.columns, problems)
+    log = TrainingLog(
+        name=name or run_name(path),
+        source=str(path),
+        format=format_name,
+        points=points,
+        notes=tuple(notes),
+    )
+    return replace(log, **facts)
+
+
+def run_name(path: Path) -> str:
+    """Return what a run is called whose log lies at a path: of a common file, its directory."""
+    stem = path.name.removesuffix(path.suffix)
+    common = stem in ("trainer_state", "log", "train", "history", "metrics", "output", "stdout")
+    parent = path.resolve().parent.name
+    return parent if common and parent else stem or path.name
+
+
+def read_text(path: Path) -> str:
+    """Return what a file holds; bytes that are not UTF-8 are replaced. Raises LogError."""
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise LogError(f"cannot be read: {error.strerror or error}") from error

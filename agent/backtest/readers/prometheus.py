@@ -1,0 +1,164 @@
+"""A Prometheus that scraped the runs: their series over a time range, at every scrape."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any
+from urllib.parse import urlsplit
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.detector.detector import Detector
+from mp_agent.alerting.detector.readings import Reading
+from mp_agent.alerting.expressions.promql import quoted
+from mp_agent.alerting.values import values_in_force
+from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, Scrape, TrainingLog
+from mp_agent.backtest.readers.http_query import ask
+from mp_agent.catalog.metrics import METRICS
+from mp_agent.errors import LogError
+
+_NAME = "prometheus"
+_POINTS_PER_QUERY = 10_000
+"""Prometheus refuses more than 11 000 per series."""
+_RANGE_SECONDS = 24 * 3600.0
+_CURVES = ("mp_agent_loss", "mp_agent_grad_norm", "mp_agent_learning_rate", "mp_agent_loss_scale")
+_STEP = "mp_agent_step"
+_TARGET = "instance"
+
+_Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def is_address(source: str) -> bool:
+    """Return whether a source is the address of a Prometheus."""
+    return source.startswith(("http://", "https://"))
+
+
+def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Sequence[TrainingLog]:
+    """Return every run that a Prometheus has series of within the time range of the options.
+
+    Raises LogError where it cannot be asked, and where there is no run.
+    """
+    end = options.end_unix_seconds or now_seconds
+    start = options.start_unix_seconds or end - _RANGE_SECONDS
+    if not start < end:
+        raise LogError(f"the range begins at {start:.0f}, which is not before its end at {end:.0f}")
+    names = _names()
+    found = ask(source, "label/run/values", {"match[]": _STEP, "start": start, "end": end})
+    runs = [run for run in found if isinstance(run, str)] if isinstance(found, list) else []
+    wanted = [run for run in runs if not options.run or run == options.run]
+    if not wanted:
+        known = ", ".join(runs[:20]) or "none"
+        raise LogError(f"has no series of run {options.run or 'any'} in that time; runs: {known}")
+    logs = (_log(source, run, names, start, end, options.scrape_seconds) for run in wanted)
+    return [log for log in logs if log is not None]
+
+
+def _names() -> frozenset[str]:
+    """Return the series that a condition looks at, and those that are drawn."""
+    needed = Detector(CONDITIONS, values_in_force()).readings.names
+    return needed | {_STEP, *_CURVES}
+
+
+def _log(
+    source: str, run: str, names: frozenset[str], start: float, end: float, interval: float
+) -> TrainingLog | None:
+    pattern = "|".join(sorted(names - {"up"}))
+    table: dict[float, dict[_Series, float]] = {}
+    for query in (f'{{__name__=~"{pattern}",run={quoted(run)}}}', "up"):
+        if query == "up":
+            query = _up_of(table)
+        for at, series, value in _samples(source, query, start, end, interval) if query else ():
+            table.setdefault(at, {})[series] = value
+    if not table:
+        return None
+    times = _without_idle_ends(sorted(table), interval)
+    scrapes = tuple(Scrape(at, _readings(table[at])) for at in times)
+    counted = sorted({name for metric in METRICS for name in metric.thresholds})
+    address = urlsplit(source)
+    return TrainingLog(
+        name=run,
+        source=f"{address.scheme}://{address.hostname}:{address.port or ''}".rstrip(":"),
+        format=_NAME,
+        points=tuple(_points(times, table)),
+        scrapes=scrapes,
+        quantities=frozenset(Quantity),
+        notes=(
+            f"one judgement per {interval:g} s; what node agents counted against their own "
+            f"thresholds stays as they counted it: {', '.join(counted)}",
+        ),
+    )
+
+
+def _up_of(table: Mapping[float, Mapping[_Series, float]]) -> str:
+    """Return the query for whether the targets of a run could be scraped."""
+    instances = {dict(labels).get(_TARGET, "") for row in table.values() for _, labels in row} - {
+        ""
+    }
+    if not instances:
+        return ""
+    return f"up{{{_TARGET}=~{quoted('|'.join(re.escape(one) for one in sorted(instances)))}}}"
+
+
+def _samples(
+    source: str, query: str, start: float, end: float, interval: float
+) -> Iterator[tuple[float, _Series, float]]:
+    length = _POINTS_PER_QUERY * interval
+    begin = start
+    while begin <= end:
+        until = min(begin + length - interval, end)
+        data = ask(
+            source,
+            "query_range",
+            {"query": query, "start": begin, "end": until, "step": interval},
+        )
+        if not isinstance(data, Mapping) or data.get("resultType") != "matrix":
+            raise LogError("the answer is not Prometheus'")
+        for series in data["result"]:
+            key = _series(series["metric"])
+            for at, text in series["values"]:
+                value = float(text)
+                if isfinite(value):
+                    yield float(at), key, value
+        begin = until + interval
+
+
+def _series(metric: Mapping[str, Any]) -> _Series:
+    kept = {
+        name: text
+        for name, text in metric.items()
+        if name not in ("__name__", "run", "job", "cluster", "namespace", "pod", "container")
+    }
+    return str(metric.get("__name__", "")), tuple(sorted(kept.items()))
+
+
+def _readings(row: Mapping[_Series, float]) -> tuple[Reading, ...]:
+    return tuple(row.items())
+
+
+def _without_idle_ends(times: Sequence[float], interval: float) -> Sequence[float]:
+    """Return every time of the grid from the first sample to the last: gaps are judged too."""
+    whole, at = [], times[0]
+    known = set(times)
+    while at <= times[-1]:
+        whole.append(at)
+        at += interval
+    return whole if known <= set(whole) else times
+
+
+def _points(
+    times: Sequence[float], table: Mapping[float, Mapping[_Series, float]]
+) -> Iterator[Point]:
+    step = 0
+    for at in times:
+        found: dict[str, float] = {}
+        for (name, labels), value in table.get(at, {}).items():
+            if all(label == _TARGET for label, _ in labels):
+                found[name] = max(value, found.get(name, value))
+        step = max(step, int(found.get(_STEP, step)))
+        yield Point(
+            step=step,
+            time_seconds=at,
+            loss=found.get("mp_agent_loss"),
+            grad_norm=found.get("mp_agent_grad_norm"),
+            learning_rate=found.get("mp_agent_learning_rate"),
+            loss_scale=found.get("mp_agent_loss_scale"),
+        )

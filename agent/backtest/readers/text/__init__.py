@@ -1,0 +1,1 @@
+"""Logs that were printed for people: lines with numbers among other lines."""

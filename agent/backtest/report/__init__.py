@@ -1,0 +1,1 @@
+"""A backtest for people and programs: in the terminal, as JSON, as one HTML page."""

@@ -1,0 +1,102 @@
+"""What a backtest found: the alerts of each run, and what could not be judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mp_agent.alerting.severity import Severity
+
+SEVERITIES = tuple(severity.value for severity in Severity)
+"""The worst first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One condition of a run, for one value of its labels, over all the times that it held."""
+
+    name: str
+    severity: str
+    """The worst."""
+    labels: Mapping[str, str]
+    first_step: int
+    """On which it began to hold."""
+    fired_step: int
+    """After which it was first reported, at any severity."""
+    last_step: int
+    """On which it last held; the run's last one where it still did."""
+    fired_point: int
+    """Index of the logged point of `fired_step`."""
+    duration_seconds: float
+    """In all, by the times of the log."""
+    times: int
+    ongoing: bool
+    """Whether it held at the end of the log."""
+    value: float
+    """At the step at which it was first reported at its worst severity."""
+    value_step: int
+    summary: str
+    description: str
+    """At that step."""
+    spans: Sequence[tuple[int, int]] = ()
+    """First and last step of each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """A condition that could not be judged, and what the log lacks for it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What a page draws of a run, thinned out: one value per place, None where there is none."""
+
+    step: Sequence[int]
+    values: Mapping[str, Sequence[float | None]]
+    marks: Mapping[str, Sequence[int]]
+    """Places at which the loss or the norm was not finite, and steps that were skipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What the conditions make of one run."""
+
+    name: str
+    source: str
+    format: str
+    points: int
+    first_step: int
+    last_step: int
+    seconds: float
+    """From the first point to the last."""
+    step_seconds: float
+    pace_origin: str
+    alerts: tuple[Alert, ...]
+    blind: tuple[Blind, ...]
+    notes: tuple[str, ...]
+    label: str = ""
+    curves: Curves | None = None
+
+    @property
+    def worst(self) -> str:
+        """The worst severity; "" without an alert."""
+        return min((alert.severity for alert in self.alerts), key=SEVERITIES.index, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A log that could not be read, and why."""
+
+    source: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """All runs of one call, in the order in which they were named."""
+
+    runs: tuple[RunResult, ...]
+    failures: tuple[Failure, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What was changed by `--set`."""

@@ -1,0 +1,1 @@
+"""Proposes thresholds from runs that the user calls healthy, and writes them as settings."""

@@ -1,0 +1,246 @@
+"""Finds how far thresholds must move until healthy runs bring no more alarms than allowed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log, sqrt
+
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.site import OFF
+from mp_agent.alerting.values import Values
+from mp_agent.backtest.results import SEVERITIES, Alert, RunResult
+from mp_agent.backtest.tuning.knobs import KNOBS, Knob, Proposal, can_be_had, stricter, values_with
+
+_LADDER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+"""Factors by which a threshold is moved, until it is far enough."""
+_REFINEMENTS = 4
+HEADROOM_FACTORS = (1.25, 1.5, 2.0)
+
+Judge = Callable[
+    [Sequence[str], Sequence[Values], frozenset[str] | None], list[Sequence[RunResult]]
+]
+"""From sources, settings and conditions (None: all) to each run's results by each setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An alert of a healthy run."""
+
+    run: str
+    source: str
+    alert: Alert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A proposed change, and why.
+
+    limit: the value from which on the alarms stop; None for a severity. margin: by what factor the
+    proposed value is beyond it.
+    """
+
+    name: str
+    before: str
+    proposed: str
+    limit: float | None
+    margin: float | None
+    condition: str
+    runs: tuple[str, ...]
+    """Healthy runs that brought the alarms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What was found, and what remains of it under the proposal."""
+
+    healthy: int
+    wrong: int
+    proposal: Proposal
+    changes: tuple[Change, ...]
+    alarms_before: tuple[Alarm, ...]
+    alarms_after: tuple[Alarm, ...]
+    found_before: int
+    found_after: int
+    """Runs labelled wrong with an alert that is severe enough."""
+    headroom: Mapping[str, float]
+    """Condition → the largest tried factor by which all its thresholds may be moved to the
+    sensitive side, from the proposed ones, without an alarm; 1 where the smallest is too much."""
+
+
+def alarms_of(runs: Iterable[RunResult], severity: str) -> list[Alarm]:
+    """Return the alerts of runs that are at least as severe."""
+    return [
+        Alarm(run.name, run.source, alert)
+        for run in runs
+        for alert in run.alerts
+        if SEVERITIES.index(alert.severity) <= SEVERITIES.index(severity)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search under what is in force, with the smallest severity that counts as an alarm."""
+
+    values: Values
+    judge: Judge
+    severity: str
+    margin: float
+
+    def propose(self, alarms: Sequence[Alarm], allowed: int) -> tuple[Proposal, tuple[Change, ...]]:
+        """Return what to change so that all alarms stop but the `allowed` most stubborn ones."""
+        by_condition: dict[str, list[Alarm]] = {}
+        for alarm in alarms:
+            by_condition.setdefault(alarm.alert.name, []).append(alarm)
+        found = {name: self._best(name, own) for name, own in by_condition.items()}
+        ranked = sorted(
+            ((needed, name, run) for name, (_, factors) in found.items()
+             for run, needed in factors.items()),
+            key=lambda item: item[0],
+        )  # fmt: skip
+        kept = ranked[: max(len(ranked) - allowed, 0)]
+        proposal, changes = Proposal({}, {}), []
+        for name, (knob, _) in found.items():
+            own = [(needed, run) for needed, condition, run in kept if condition == name]
+            if not own:
+                continue
+            runs = tuple(run for _, run in own)
+            needed = max(needed for needed, _ in own)
+            if knob is None or needed == inf:
+                told = self._milder(name, by_condition[name])
+            else:
+                told = self._moved(name, knob, needed)
+                proposal.thresholds.update({change.name: float(change.proposed) for change in told})
+            changes += [_of_runs(change, runs) for change in told]
+        for change in changes:
+            if change.limit is None:
+                proposal.severities[change.name] = change.proposed
+        return proposal, tuple(changes)
+
+    def headroom(self, sources: Sequence[str], proposal: Proposal) -> dict[str, float]:
+        """Return by what factor each condition's thresholds could be stricter without an alarm."""
+        settled = values_with(self.values, proposal)
+        conditions = list(KNOBS)
+        settings = [
+            values_with(settled, Proposal(stricter(settled, factor, conditions), {}))
+            for factor in HEADROOM_FACTORS
+        ]
+        results = self.judge(sources, settings, frozenset(conditions))
+        room = dict.fromkeys(conditions, 1.0)
+        alarming: set[str] = set()
+        for index, factor in enumerate(HEADROOM_FACTORS):
+            runs = [run[index] for run in results]
+            alarming |= {alarm.alert.name for alarm in alarms_of(runs, self.severity)}
+            room.update({name: factor for name in conditions if name not in alarming})
+        judged = {
+            name
+            for name in conditions
+            if any(all(spot.name != name for spot in run[0].blind) for run in results)
+        }
+        return {name: factor for name, factor in room.items() if name in judged}
+
+    def _best(self, name: str, alarms: Sequence[Alarm]) -> tuple[Knob | None, dict[str, float]]:
+        """Return the knob that stops most alarms with the smallest move, and the move per run."""
+        best: tuple[Knob | None, dict[str, float]] = (
+            None,
+            {alarm.run: inf for alarm in alarms},
+        )
+        for knob in KNOBS.get(name, ()):
+            factors = self._factors(name, knob, alarms)
+            if _cost(factors) < _cost(best[1]):
+                best = (knob, factors)
+        return best
+
+    def _factors(self, name: str, knob: Knob, alarms: Sequence[Alarm]) -> dict[str, float]:
+        """Return for each run by what factor a knob must be moved until its alarm stops."""
+        ladder = [
+            factor
+            for factor in _LADDER
+            if can_be_had(self.values, knob.moved(self.values.limits, factor))
+        ]
+        factors: dict[str, float] = {}
+        for alarm in alarms:
+            low, high = 1.0, inf
+            noisy = self._noisy(name, knob, alarm, ladder)
+            for factor, alarms_still in zip(ladder, noisy, strict=True):
+                if not alarms_still:
+                    high = factor
+                    break
+                low = factor
+            for _ in range(_REFINEMENTS if high < inf else 0):
+                middle = sqrt(low * high)
+                (still,) = self._noisy(name, knob, alarm, [middle])
+                low, high = (middle, high) if still else (low, middle)
+            factors[alarm.run] = high
+        return factors
+
+    def _noisy(self, name: str, knob: Knob, alarm: Alarm, factors: Sequence[float]) -> list[bool]:
+        """Return for each factor whether a run still brings its alarm."""
+        if not factors:
+            return []
+        settings = [
+            values_with(self.values, Proposal(knob.moved(self.values.limits, factor), {}))
+            for factor in factors
+        ]
+        results = self.judge([alarm.source], settings, frozenset((name,)))
+        own = next(run for run in results if run[0].name == alarm.run or len(results) == 1)
+        return [bool(alarms_of([result], self.severity)) for result in own]
+
+    def _moved(self, condition: str, knob: Knob, needed: float) -> list[Change]:
+        limits, proposed = (
+            knob.moved(self.values.limits, factor) for factor in (needed, needed * self.margin)
+        )
+        if not can_be_had(self.values, proposed):
+            proposed = limits
+        return [
+            Change(
+                name=name,
+                before=f"{self.values.limits[name]:g}",
+                proposed=f"{proposed[name]:g}",
+                limit=limits[name],
+                margin=max(proposed[name], limits[name]) / min(proposed[name], limits[name]),
+                condition=condition,
+                runs=(),
+            )
+            for name in knob.names
+        ]
+
+    def _milder(self, name: str, alarms: Sequence[Alarm]) -> list[Change]:
+        """Return that the levels which alarm become information: no threshold stops them."""
+        condition = next(one for one in CONDITIONS if one.name == name)
+        own = {level.severity for level in condition.levels}
+        worst = min((alarm.alert.severity for alarm in alarms), key=SEVERITIES.index)
+        first = SEVERITIES.index(worst)
+        last = SEVERITIES.index(self.severity)
+        changes: list[Change] = []
+        for severity in [level for level in own if first <= SEVERITIES.index(level.value) <= last]:
+            taken = Severity.INFO in own or len(changes) > 0
+            changes.append(
+                Change(
+                    name=f"{name}.{severity.value}",
+                    before=severity.value,
+                    proposed=OFF if taken else Severity.INFO.value,
+                    limit=None,
+                    margin=None,
+                    condition=name,
+                    runs=(),
+                )
+            )
+        return changes
+
+
+def _of_runs(change: Change, runs: tuple[str, ...]) -> Change:
+    return Change(
+        name=change.name,
+        before=change.before,
+        proposed=change.proposed,
+        limit=change.limit,
+        margin=change.margin,
+        condition=change.condition,
+        runs=runs,
+    )
+
+
+def _cost(factors: Mapping[str, float]) -> tuple[int, float]:
+    """Return how many alarms a knob cannot stop, and how far it moves for the others."""
+    finite = [log(factor) for factor in factors.values() if factor < inf]
+    return sum(factor == inf for factor in factors.values()), max(finite, default=inf)

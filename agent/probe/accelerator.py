@@ -1,0 +1,187 @@
+"""Everything that the probe asks of an accelerator's runtime. None of it waits for a device.
+
+Callers use these functions through the module, so that tests can put a simulated device in place.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+T = TypeVar("T")
+Constant = Sequence[int] | npt.NDArray[np.int64]
+
+SUPPORTED = ("cpu", "cuda")
+"""Types of devices on which gradients are measured."""
+
+_STREAMS_KEPT = 4
+_CONSTANTS_KEPT = 64
+_STICKY_ERRORS = frozenset((214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+"""Codes of cudaError_t after which every call fails: an earlier kernel, or the hardware, failed."""
+_STICKY_MESSAGES = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "launch failure",
+    "launch timed out",
+    "uncorrectable",
+    "hardware stack error",
+)
+
+_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", RuntimeError)
+"""Older torch raises the plain error."""
+
+
+def is_on_host(device: torch.device) -> bool:
+    """Return whether numbers on `device` can be read at once."""
+    return device.type == "cpu"
+
+
+def is_supported(device: torch.device) -> bool:
+    """Return whether gradients on `device` can be measured and brought to the host."""
+    return device.type in SUPPORTED
+
+
+def computing_device() -> torch.device | None:
+    """Return the GPU that this process computes on, whose losses the host must not wait for.
+
+    Its gradients may be on the host all the same: FSDP offloads them.
+    """
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return torch.device("cuda", torch.cuda.current_device()) if initialized() else None
+
+
+def pinned_zeros(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return int64 zeros on the host to which `device` can copy while the host goes on.
+
+    Making them may make the device wait. The default device of the script is of no account.
+    """
+    return torch.zeros(
+        tuple(shape), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+    )
+
+
+def register_host_memory(memory: memoryview, device: torch.device) -> bool:
+    """Let `device` copy to this mapped memory while the host goes on; False where that is refused.
+
+    It stays registered until the process ends, and must stay mapped as long.
+    """
+    if device.type != "cuda":
+        return False
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    if int(runtime.cudaHostRegister(address, len(memory), 0)) == 0:
+        return True
+    # The refusal is the runtime's last error, which the training's next kernel would raise.
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)
+    return False
+
+
+def copy_to_host(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Begin to copy `values` to `target`, in the order of the current stream."""
+    target.copy_(values, non_blocking=True)
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a host tensor on `device`; from pinned memory, since other copies wait for it."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def current_stream(device: torch.device) -> Hashable:
+    """Return the stream on which operations on `device` are queued now; None without streams."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def wait_for_stream(device: torch.device, stream: Hashable) -> None:
+    """Let what is queued on `device` from now on wait for what is queued on `stream` already."""
+    if isinstance(stream, torch.cuda.Stream):
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+class DeviceTimer:
+    """The time on a device between two points of its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin, self._end = self._event(), self._event()
+        self._begin.record(torch.cuda.current_stream(device))
+
+    def stop(self) -> None:
+        """Set the second point here."""
+        self._end.record(torch.cuda.current_stream(self._device))
+
+    def seconds(self) -> float | None:
+        """Return the time; None until the device has come past the second point, or has failed."""
+        try:
+            passed: bool = self._end.query()  # type: ignore[no-untyped-call]
+            return self._begin.elapsed_time(self._end) / 1000.0 if passed else None
+        except RuntimeError:
+            return None
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def start_timer(device: torch.device) -> DeviceTimer | None:
+    """Return a timer that begins here; None where the host's clock is enough."""
+    return DeviceTimer(device) if device.type == "cuda" else None
+
+
+def captures_graph() -> bool:
+    """Return whether operations are being recorded into a CUDA graph instead of being run."""
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_sticky_error(error: BaseException) -> bool:
+    """Return whether a device reports that what it ran earlier has failed.
+
+    Any call may be the one that reports it, and all later ones do too.
+    """
+    if not isinstance(error, _ERROR) or "CUDA error" not in str(error):
+        return False
+    code = getattr(error, "error_code", None)
+    return code in _STICKY_ERRORS or any(words in str(error) for words in _STICKY_MESSAGES)
+
+
+class DeviceConstants:
+    """Integers that are sent to a device once per stream.
+
+    So no stream uses what another one may not have brought yet. Constants are told apart by
+    identity, and kept.
+    """
+
+    def __init__(self) -> None:
+        self._by_stream: dict[Hashable, dict[int, tuple[Constant, torch.Tensor]]] = {}
+
+    def on(self, device: torch.device, values: Constant) -> torch.Tensor:
+        """Return `values` as int64 on `device`."""
+        stream = (device, current_stream(device))
+        known = kept_per_stream(self._by_stream, stream, dict)
+        found = known.get(id(values))
+        if found is None:
+            while len(known) >= _CONSTANTS_KEPT:
+                del known[next(iter(known))]
+            tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
+            found = known[id(values)] = (values, sent(tensor, device))
+        return found[1]
+
+
+def kept_per_stream(kept: dict[Hashable, T], stream: Hashable, make: Callable[[], T]) -> T:
+    """Return what is kept for `stream`, made when it is new; of many streams the oldest gives way.
+
+    A script that makes a new stream for every step would otherwise fill the device's memory.
+    """
+    if stream not in kept:
+        while len(kept) >= _STREAMS_KEPT:
+            del kept[next(iter(kept))]
+        kept[stream] = make()
+    return kept[stream]

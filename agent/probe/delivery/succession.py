@@ -1,0 +1,86 @@
+"""What delivers the steps of a new schema while steps of the one before are on their way."""
+
+from collections.abc import Callable
+
+from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.step.open_step import ObservedStep
+
+_HELD_AT_MOST = 64
+"""Steps of the new schema that are held back before the device is no longer waited for."""
+
+
+class SucceedingDelivery:
+    """Holds steps back until those of the delivery before are in the ring, then begins the next.
+
+    The ring takes records of one schema after the other. No step waits for the device: what the
+    device has not brought after `_HELD_AT_MOST` more steps is counted as lost.
+    """
+
+    def __init__(
+        self, before: Delivery, begin: Callable[[], Delivery], *, wants_all_layers: bool
+    ) -> None:
+        """begin: writes the new schema, and returns its delivery; called until it succeeds."""
+        self.wants_all_layers = wants_all_layers
+        self._before = before
+        self._begin = begin
+        self._next: Delivery | None = None
+        self._held: list[ObservedStep] = []
+        self._open: ObservedStep | None = None
+
+    @property
+    def pending(self) -> int:
+        """How much is not in the ring yet, of either schema."""
+        if self._next is not None:
+            return self._next.pending
+        return self._before.pending + len(self._held)
+
+    def offer(self, step: ObservedStep, *, complete: bool) -> None:
+        """Pass the step on, or hold it back."""
+        if self._next is not None:
+            self._next.offer(step, complete=complete)
+            return
+        self._open = None if complete else step
+        if complete:
+            self._held.append(step)
+        if len(self._held) > _HELD_AT_MOST:
+            self._before.abandon()
+        self.collect()
+
+    def collect(self) -> None:
+        """Publish what has arrived; begin the next one when nothing is left of the one before."""
+        if self._next is not None:
+            self._next.collect()
+            return
+        self._before.collect()
+        if not self._before.pending:
+            self._succeed()
+
+    def drain(self, limit_seconds: float) -> None:
+        """Publish everything of both, waiting for the device at most `limit_seconds` for each."""
+        if self._next is None:
+            self._before.drain(limit_seconds)
+            self._before.abandon()
+            self._succeed()
+        if self._next is not None:
+            self._next.drain(limit_seconds)
+
+    def retire(self) -> None:
+        """Forget the step under way."""
+        self._open = None
+        if self._next is not None:
+            self._next.retire()
+
+    def abandon(self) -> None:
+        """Count what is on its way as lost."""
+        (self._before if self._next is None else self._next).abandon()
+
+    def _succeed(self) -> None:
+        self._before.retire()
+        following = self._begin()
+        self._next = following
+        held, self._held = self._held, []
+        for step in held:
+            following.offer(step, complete=True)
+        if self._open is not None:
+            following.offer(self._open, complete=False)
+            self._open = None

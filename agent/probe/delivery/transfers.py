@@ -1,0 +1,125 @@
+"""Transfers from a device: checksummed there, copied to the host in order, used once whole.
+
+Nothing asks the runtime whether a copy has come: after an error of the device every question is
+answered with that error, though what came before it lies on the host.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from mp_agent.probe import accelerator
+from mp_agent.probe.accelerator import DeviceConstants
+from mp_agent.records.steps import FloatArray
+from mp_agent.ring.format.transfers import EXTRA_WORDS, Words, weights, whole_values
+
+_POLL_SECONDS = 0.001
+
+Receiver = Callable[[FloatArray], None]
+
+
+class TransferSlots:
+    """Equal slots on the host that a device writes to, used one after the other."""
+
+    def __init__(self, memory_SW: torch.Tensor) -> None:
+        """memory_SW: int64 [S, W] on the host, all zero; W is the room for a whole transfer."""
+        self.sent = 0
+        """Transfers are numbered from 1 on; number n lies in slot n modulo S."""
+        self.received = 0
+        self._memory_SW = memory_SW
+        self._words_SW: Words = memory_SW.numpy()
+
+    @classmethod
+    def pinned(cls, slots: int, size: int, device: torch.device) -> "TransferSlots":
+        """Return slots for transfers of up to `size` numbers, in memory of its own."""
+        return cls(accelerator.pinned_zeros((slots, size + EXTRA_WORDS), device))
+
+    @property
+    def full(self) -> bool:
+        """Whether the next transfer would overwrite one that is yet to arrive."""
+        return self.sent - self.received >= len(self._memory_SW)
+
+    def slot_of(self, number: int) -> tuple[torch.Tensor, Words]:
+        """Return where transfer `number` lies, as both kinds of array."""
+        slot = number % len(self._memory_SW)
+        return self._memory_SW[slot], self._words_SW[slot]
+
+
+class _Expected(NamedTuple):
+    slots: TransferSlots
+    number: int
+    words_W: Words
+    receiver: Receiver
+    lose: Callable[[], None]
+
+
+class DeviceTransfers:
+    """Device vectors on their way to the host, handed over in the order in which they were sent.
+
+    All calls come from the training thread; only it makes calls to the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._constants = DeviceConstants()
+        self._expected: deque[_Expected] = deque()
+
+    def __len__(self) -> int:
+        """Return how many transfers are on their way."""
+        return len(self._expected)
+
+    def send(
+        self,
+        slots: TransferSlots,
+        payload_N: torch.Tensor,
+        then: Receiver,
+        lose: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Begin to copy float64 `payload_N`; `then` gets the values [N] from a later `collect`.
+
+        Returns False, and sends nothing, when no slot is free. lose: called by `abandon`.
+        """
+        if slots.full:
+            return False
+        number = slots.sent + 1
+        transfer_W = self.sealed(payload_N, number)
+        slot, words = slots.slot_of(number)
+        size = transfer_W.numel()
+        accelerator.copy_to_host(slot[:size], transfer_W)
+        slots.sent = number
+        self._expected.append(_Expected(slots, number, words[:size], then, lose))
+        return True
+
+    def sealed(self, payload_N: torch.Tensor, number: int) -> torch.Tensor:
+        """Return transfer `number` as int64 [N + 2], computed on the device."""
+        number_1 = torch.full((1,), number, dtype=torch.int64, device=self._device)
+        body_W = torch.cat((number_1, payload_N.view(torch.int64)))
+        weights_W = self._constants.on(self._device, weights(body_W.numel()))
+        return torch.cat((body_W, (body_W * weights_W).sum().reshape(1)))
+
+    def collect(self) -> None:
+        """Hand over what has arrived; never waits, and makes no call to the device."""
+        while self._expected:
+            first = self._expected[0]
+            values_N = whole_values(first.words_W, first.number)
+            if values_N is None:
+                return
+            self._expected.popleft()
+            first.slots.received = first.number
+            first.receiver(values_N)
+
+    def drain(self, limit_seconds: float) -> None:
+        """Hand over everything, waiting at most `limit_seconds` in all."""
+        deadline = time.monotonic() + limit_seconds
+        self.collect()
+        while self._expected and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            self.collect()
+
+    def abandon(self) -> None:
+        """Give up what has not arrived; the slots that it may still be copied to are not used."""
+        while self._expected:
+            self._expected.popleft().lose()

@@ -1,0 +1,123 @@
+"""Rows of any logger become the same points, and what is wrong with a row is named."""
+
+from math import inf, isnan
+
+import pytest
+
+from mp_agent.backtest.log.columns import choose_columns, number
+from mp_agent.backtest.log.rows import Problems, numbered, points_of_rows
+from mp_agent.errors import LogError, NothingToJudge
+
+
+def points(rows, chosen=None):
+    problems = Problems()
+    return points_of_rows(numbered(rows), chosen or {}, problems)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("step", "loss", "grad_norm", "learning_rate"), ("step", "loss", "grad_norm")),
+        (("_step", "train/loss", "train/grad_norm"), ("_step", "train/loss", "train/grad_norm")),
+        (
+            ("train/global_step", "_step", "train/loss", "gnorm"),
+            ("train/global_step", "train/loss", "gnorm"),
+        ),
+        (("num_updates", "loss", "gnorm"), ("num_updates", "loss", "gnorm")),
+        (("Iteration", "LM loss", "grad norm"), ("Iteration", "LM loss", "grad norm")),
+        (("step", "train_loss_step", "grad_2.0_norm_total"),) * 2,
+    ],
+)
+def test_columns_are_found_by_the_names_that_trainers_give_them(names, expected) -> None:
+    found = choose_columns(names, {})
+    assert tuple(found[quantity] for quantity in ("step", "loss", "grad_norm")) == expected
+
+
+def test_losses_of_evaluations_are_no_losses_of_training() -> None:
+    with pytest.raises(NothingToJudge, match="columns: step, eval_loss, val/loss"):
+        choose_columns(("step", "eval_loss", "val/loss"), {})
+
+
+def test_a_column_that_was_named_and_is_not_there_is_an_error() -> None:
+    with pytest.raises(LogError, match="column 'ce' for loss is not there; columns: step, loss"):
+        choose_columns(("step", "loss"), {"loss": "ce"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1.5", 1.5), ("Infinity", inf), ("-inf", -inf), ("1e400", inf), (10**400, inf), (True, 1.0)],
+)
+def test_numbers_are_read_however_they_are_written(text, value) -> None:
+    assert number(text) == value
+
+
+def test_nan_is_a_number_and_nothing_is_none() -> None:
+    assert isnan(number("NaN") or 0.0)
+    assert number("") is number(None) is number("null") is None
+
+
+def test_rows_of_one_step_become_one_point() -> None:
+    (point,), notes = points([{"step": 3, "loss": 1.0}, {"step": 3, "grad_norm": 2.0}])
+    assert (point.step, point.loss, point.grad_norm) == (3, 1.0, 2.0)
+    assert notes == []
+
+
+def test_of_a_step_that_was_logged_twice_the_last_row_counts_and_that_is_noted() -> None:
+    (point,), notes = points([{"step": 3, "loss": 1.0}, {"step": 3, "loss": 4.0}])
+    assert point.loss == 4.0
+    assert "1 steps were logged more than once" in notes[0]
+
+
+def test_rows_without_a_number_of_training_are_passed_over() -> None:
+    found, _ = points([{"step": 1, "loss": 1.0}, {"step": 1, "eval_loss": 9.0}, {"step": 2}])
+    assert [point.loss for point in found] == [1.0]
+
+
+def test_a_value_that_is_no_number_is_named_with_its_line_and_the_others_stay() -> None:
+    rows = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": "abc"}, {"step": 3, "loss": 2.0}]
+    found, notes = points(rows)
+    assert [point.step for point in found] == [1, 3]
+    assert notes == ["line 2: loss has value 'abc', which is no number; it is left out"]
+
+
+def test_many_wrong_lines_are_counted() -> None:
+    rows = [{"step": n, "loss": "x"} for n in range(50)] + [{"step": 50, "loss": 1.0}]
+    _, notes = points(rows)
+    assert len(notes) == 6
+    assert notes[-1] == "45 more lines are left out"
+
+
+@pytest.mark.parametrize("step", [-1, 2**60, float("nan"), float("inf")])
+def test_an_impossible_step_is_named(step) -> None:
+    found, notes = points([{"step": 1, "loss": 1.0}, {"step": step, "loss": 1.0}])
+    assert len(found) == 1
+    assert "step has value" in notes[0]
+
+
+def test_without_a_step_rows_are_counted_and_that_is_noted() -> None:
+    found, notes = points([{"loss": 1.0}, {"loss": 2.0}])
+    assert [point.step for point in found] == [1, 2]
+    assert "no column for the step" in notes[0]
+
+
+def test_skips_are_counted_from_a_cumulative_column() -> None:
+    rows = [{"step": s, "loss": 1.0, "skipped_steps": k} for s, k in ((10, 3), (20, 3), (30, 5))]
+    found, _ = points(rows)
+    assert [point.skipped_steps for point in found] == [0, 0, 2]
+
+
+def test_skipped_steps_with_rows_of_their_own_stay_apart() -> None:
+    rows = [
+        {"step": 5, "loss": 1.0},
+        {"step": 5, "loss_scale": 8.0, "skipped": 1},
+        {"step": 5, "loss_scale": 4.0, "skipped": 1},
+        {"step": 6, "loss": 1.0},
+    ]
+    found, _ = points(rows)
+    assert [point.skipped for point in found] == [None, True, True, None]
+
+
+def test_times_are_read_as_iso_dates_too() -> None:
+    rows = [{"step": 1, "loss": 1.0, "timestamp": "2026-01-01T00:00:10+00:00"}]
+    (point,), _ = points(rows)
+    assert point.time_seconds == 1767225610.0

@@ -1,0 +1,53 @@
+"""A flight record is judged by the steps and layers that the node agent merged."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mp_agent.alerting.values import values_in_force
+from mp_agent.backtest.judge import play
+from mp_agent.backtest.log.training_log import Quantity, ReadOptions
+from mp_agent.backtest.readers.find import read_logs
+from mp_agent.errors import LogError
+from mp_agent.flight.record.archive import write_archive
+from mp_agent.node.cluster.root import MergedTable
+from mp_agent.records.merged import MergedStep
+from tests.agent.flight.builders import make_log, make_node_record, make_segment
+
+
+def record_of(directory: Path, **values: Any) -> Path:
+    segment = make_segment(40, tables=(1, 30), **values)
+    with (directory / "node0.npz").open("wb") as file:
+        write_archive(file, make_node_record(make_log(segments=(segment,))))
+    return directory
+
+
+def test_a_record_holds_steps_layers_and_ranks(tmp_path: Path) -> None:
+    (log,) = read_logs(str(record_of(tmp_path)), ReadOptions())
+    assert log.format == "flight"
+    assert [point.step for point in log.points] == list(range(1, 41))
+    assert {point.loss for point in log.points} == {2.0}
+    kinds = [type(item) for item in log.merged]
+    assert kinds.count(MergedStep) == 40 and kinds.count(MergedTable) == 2
+    # A table follows the step on which it was sampled.
+    assert kinds[1] is MergedTable
+    assert {Quantity.LAYERS, Quantity.RANKS} <= log.held
+    result = play(log, values_in_force())
+    assert result.alerts == ()
+    assert "MpAgentLayerGradientDead" not in {spot.name for spot in result.blind}
+
+
+def test_a_loss_that_is_lost_is_found_in_it(tmp_path: Path) -> None:
+    values = {"loss": float("nan"), "loss_nonfinite": 1.0}
+    (log,) = read_logs(str(record_of(tmp_path, **values)), ReadOptions())
+    found = {alert.name: alert for alert in play(log, values_in_force()).alerts}
+    assert found["MpAgentLossNonFinite"].severity == "critical"
+    assert found["MpAgentLossNonFinite"].first_step == 1
+
+
+def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
+    path = record_of(tmp_path) / "node0.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(LogError, match=r"node0\.npz: "):
+        read_logs(str(path), ReadOptions())

@@ -1,0 +1,62 @@
+"""Where the loss scale is when gradients are measured."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.probe.recording.step_measurement import StepMeasurement
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.open_step import OpenStep
+
+
+class Measures:
+    """Keeps the scale that it is asked to measure with."""
+
+    def __init__(self) -> None:
+        self.inverse_scale: object = None
+
+    def layers(self, plan, gradients, inverse_scale):
+        self.inverse_scale = inverse_scale
+        return torch.zeros(1, 7)
+
+    def totals_of_layers(self, plan, rows_LC):
+        return rows_LC
+
+
+@pytest.fixture
+def measured():
+    """Measure gradients on one device with a scale that is on another."""
+
+    def measure(gradients: str, scale: str) -> tuple[object, OpenStep]:
+        measures, step = Measures(), OpenStep(sequence=1, begun_seconds=0.0)
+        plan = SimpleNamespace(
+            label="",
+            device=torch.device(gradients),
+            gradients=lambda note: [torch.zeros(4, device=gradients)],
+        )
+        schedule = LayerSchedule(1, DEFAULTS)
+        measurement = StepMeasurement(measures, schedule, lambda feature: None)
+        inverse_scale = torch.zeros((), device=scale, dtype=torch.float64)
+        measurement.fill_in(step, [(plan, inverse_scale)], at_all_layers=True)
+        return measures.inverse_scale, step
+
+    with FakeTensorMode():
+        yield measure
+
+
+def test_a_scale_on_another_device_is_brought_to_the_gradients(measured, monkeypatch):
+    monkeypatch.setattr("mp_agent.probe.accelerator.current_stream", lambda device: "stream")
+    used, step = measured("cuda:0", "cuda:1")
+    assert used.device == torch.device("cuda:0")
+    assert step.unread_scales == {}
+    assert step.streams == {"stream"}
+
+
+def test_gradients_on_the_host_are_measured_scaled_and_the_scale_is_left_unread(measured):
+    used, step = measured("cpu", "cuda:0")
+    assert used == 1.0
+    assert step.unread_scales[""].device == torch.device("cuda:0")
+    assert step.streams == set()

@@ -1,0 +1,192 @@
+"""What is left of the last steps on a simulated device when the process dies."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mp_agent.node.collect.rank_source import RankSource
+from mp_agent.probe.probe import Probe
+from mp_agent.records.steps import LayerTable, StepRecord
+from mp_agent.ring import writer as writer_module
+from mp_agent.ring.reader import RingReader
+from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
+from tests.agent.gradient_reference import reference_row
+from tests.agent.probe.rings import make_identity
+from tests.agent.probe.simulated_device import SimulatedDevice
+from tests.agent.probe.small_model import make_loss, make_model
+from tests.agent.ring.children import exit_code_of
+
+STEPS = 12
+LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+class Left:
+    """What a node agent finds in the ring of a dead rank."""
+
+    def __init__(self, path: Path) -> None:
+        source = RankSource(path, RingReader.open(path))
+        batches = source.poll()
+        source.close()
+        self.steps: list[StepRecord] = [step for batch in batches for step in batch.steps]
+        self.tables: dict[int, LayerTable] = {
+            table.sequence: table for batch in batches for table in batch.tables
+        }
+        self.dropped = source.state.records_dropped + sum(batch.dropped for batch in batches)
+
+    @property
+    def sequences(self) -> list[int]:
+        return [step.sequence for step in self.steps]
+
+
+@pytest.fixture
+def killed(tmp_path: Path, device: SimulatedDevice) -> Callable[..., Left]:
+    """Train in a child that is killed after its last step; the device has run so many copies."""
+
+    def train(brought: Callable[[SimulatedDevice], None]) -> Left:
+        path = tmp_path / "rank0.ring"
+
+        def work() -> None:
+            writer = RingWriter.create(path, make_identity())
+            probe = Probe(lambda: writer, Settings(layer_interval=1000))
+            probe.attach()
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), 0.0)
+            for number in range(STEPS):
+                make_loss(model, number).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            brought(device)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert exit_code_of(work) == -signal.SIGKILL
+        return Left(path)
+
+    return train
+
+
+def expected_rows(number: int) -> np.ndarray:
+    """The rows of the layers at one step: weights do not change, for the rate is 0."""
+    model = make_model()
+    make_loss(model, number).backward()
+    return np.array(
+        [reference_row(parameter.grad.double().numpy().ravel()) for parameter in model.parameters()]
+    )
+
+
+def test_all_that_the_device_has_brought_survives_sigkill(killed):
+    left = killed(lambda device: device.run())
+    assert left.sequences == list(range(1, STEPS + 1))
+    assert left.dropped == 0
+    for number, step in enumerate(left.steps):
+        rows_LC = expected_rows(number)
+        assert step.gradients[0, 0] == pytest.approx(rows_LC[:, 0].sum(), rel=1e-6)
+        assert step.values[0] == pytest.approx(make_loss(make_model(), number).item())
+
+
+def test_so_do_the_layers_of_the_last_steps(killed):
+    left = killed(lambda device: device.run())
+    assert set(left.tables) == set(range(STEPS - 7, STEPS + 1))
+    for sequence, table in left.tables.items():
+        np.testing.assert_allclose(table.gradients, expected_rows(sequence - 1), rtol=1e-6)
+
+
+def test_what_the_device_has_not_brought_is_not_made_up(killed):
+    def most(device: SimulatedDevice) -> None:
+        device.run(device.queued - 4)  # two steps, each with its layers
+
+    assert killed(most).sequences == list(range(1, STEPS - 1))
+
+
+def test_a_step_that_has_come_in_part_is_not_taken_for_whole(killed):
+    def nearly_all(device: SimulatedDevice) -> None:
+        device.run(device.queued - 1)
+        device.torn = True
+        device.run()
+
+    assert killed(nearly_all).sequences == list(range(1, STEPS))
+
+
+def test_where_the_ring_cannot_be_registered_nothing_is_read_that_is_not_there(killed, device):
+    device.refuses = True
+    left = killed(lambda device: device.run())
+    assert left.sequences == []
+    assert left.dropped == 0
+
+
+def test_a_device_error_leaves_what_came_before_it(tmp_path, device):
+    path = tmp_path / "rank0.ring"
+
+    def work() -> None:
+        writer = RingWriter.create(path, make_identity())
+        probe = Probe(lambda: writer, Settings(layer_interval=1000))
+        probe.attach()
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for number in range(STEPS):
+            make_loss(model, number).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        device.run(device.queued - 2)
+        device.fail()
+        os.abort()  # as the watchdog of NCCL does
+
+    assert exit_code_of(work) == -signal.SIGABRT
+    assert Left(path).sequences == list(range(1, STEPS))
+
+
+def test_steps_that_were_published_are_not_found_twice(tmp_path, device):
+    path = tmp_path / "rank0.ring"
+
+    def work() -> None:
+        writer = RingWriter.create(path, make_identity())
+        probe = Probe(lambda: writer, Settings())
+        probe.attach()
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for number in range(STEPS):
+            make_loss(model, number).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            device.run()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert exit_code_of(work) == -signal.SIGKILL
+    left = Left(path)
+    assert left.sequences == list(range(1, STEPS + 1))
+
+
+def test_a_closed_ring_stays_mapped_while_a_device_may_write_to_it(watch, device):
+    watched = watch()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    make_loss(model).backward()
+    optimizer.step()
+    before = len(writer_module._MAPPED_UNTIL_EXIT)
+    watched.close()
+    device.run()  # would end the process, were the memory gone
+    assert len(writer_module._MAPPED_UNTIL_EXIT) == before + 1
+
+
+def test_memory_that_a_device_may_still_write_to_is_not_used_again(watch, device, monkeypatch):
+    monkeypatch.setattr("mp_agent.ring.format.regions.BYTES_KEPT", 0)
+    watched = watch()
+    offsets = []
+    for width in range(2, 12):
+        model = torch.nn.Linear(width, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(20):
+            model(torch.ones(1, width)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            device.run()
+        offsets.append(watched.writer.region.offset)
+        del model, optimizer
+    assert len(set(offsets)) < len(offsets), "it is used again once everything has arrived"
+    held = [region for region in watched.writer._regions.all if region.held]
+    assert held == [watched.writer.region]

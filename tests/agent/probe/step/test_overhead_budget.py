@@ -1,0 +1,91 @@
+"""What is measured less, and when, to stay within a share of the step time."""
+
+from math import nan
+
+import pytest
+
+from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.overhead_budget import WINDOW_STEPS, OverheadBudget
+
+
+def windows(budget: OverheadBudget, count: int, *, host: float = 0.0, device: float = 0.0) -> None:
+    """Make steps of 1 s, of which the probe takes so much."""
+    for _ in range(count * WINDOW_STEPS):
+        budget.note_device_seconds(device)
+        budget.note_step(1.0, host)
+
+
+@pytest.mark.parametrize("cost", [{"host": 0.03}, {"device": 0.03}])
+def test_layer_samples_are_stretched_first_then_steps_are_left_out(cost):
+    budget = OverheadBudget(0.01)
+    seen = []
+    for _ in range(12):
+        windows(budget, 1, **cost)
+        seen.append((budget.layer_factor, budget.stride))
+    factors = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (16, 2), (16, 4), (16, 8), (16, 16)]
+    assert seen == [*factors, (16, 32), (16, 64), (16, 64)]
+
+
+def test_within_the_budget_everything_is_measured():
+    budget = OverheadBudget(0.01)
+    windows(budget, 20, host=0.009, device=0.009)
+    assert (budget.layer_factor, budget.stride) == (1, 1)
+    assert budget.host_ratio == pytest.approx(0.009)
+    assert budget.device_ratio == pytest.approx(0.009)
+
+
+def test_the_first_window_with_its_many_layer_samples_decides_nothing():
+    budget = OverheadBudget(0.01)
+    windows(budget, 1, host=0.5)
+    windows(budget, 10, host=0.005)
+    assert (budget.layer_factor, budget.stride) == (1, 1)
+
+
+def test_no_limit_is_no_limit():
+    budget = OverheadBudget(1.0)
+    windows(budget, 10, host=0.9)
+    assert (budget.layer_factor, budget.stride) == (1, 1)
+
+
+def test_more_is_measured_again_after_calm_windows_in_the_opposite_order():
+    budget = OverheadBudget(0.01)
+    windows(budget, 6, host=0.03)
+    assert (budget.layer_factor, budget.stride) == (16, 2)
+    windows(budget, 4, host=0.001)
+    assert (budget.layer_factor, budget.stride) == (16, 1)
+    windows(budget, 4, host=0.001)
+    assert (budget.layer_factor, budget.stride) == (8, 1)
+
+
+def test_a_cost_just_within_the_budget_does_not_swing_to_and_fro():
+    """Doubling what is measured would go beyond it again."""
+    budget = OverheadBudget(0.01)
+    windows(budget, 6, host=0.03)
+    windows(budget, 50, host=0.006)
+    assert (budget.layer_factor, budget.stride) == (16, 2)
+
+
+def test_device_time_that_is_not_known_is_no_cost():
+    budget = OverheadBudget(0.01)
+    windows(budget, 3, host=0.001)
+    assert budget.device_ratio is None
+
+
+def test_a_step_of_unknown_length_is_left_out():
+    budget = OverheadBudget(0.01)
+    budget.note_step(nan, 5.0)
+    windows(budget, 1, host=0.001)
+    assert budget.host_ratio == pytest.approx(0.001)
+
+
+def test_ranks_with_different_factors_have_the_steps_of_the_larger_in_common():
+    less, more = OverheadBudget(0.01), OverheadBudget(0.01)
+    windows(less, 9, host=0.03)
+    windows(more, 6, host=0.03)
+    assert less.stride > more.stride > 1
+    schedules = [LayerSchedule(100, DEFAULTS, budget) for budget in (less, more)]
+    measured = [{n for n in range(101, 5000) if each.measures(n)} for each in schedules]
+    assert measured[0] < measured[1]
+    due = [{n for n in range(101, 5000) if each.due(n)} for each in schedules]
+    assert due[0] and due[0] <= measured[0]
