@@ -36,7 +36,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, tokens, 3, -1, 64).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        query, key, value = heads
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
         mlp: Tensor = self.down(functional.gelu(self.up(self.norm2(x))))
         return x + mlp

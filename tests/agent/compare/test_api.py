@@ -13,6 +13,7 @@ from tests.agent.compare.planted import batch, chain
 
 def test_the_defaults_of_the_public_function_are_those_of_the_package():
     defaults = mp_agent.compare_precision.__kwdefaults__
+    assert defaults is not None
     assert defaults["dtypes"] == DEFAULT_NAMES
     assert (defaults["tolerance"], defaults["search_trials"]) == (TOLERANCE, SEARCH_TRIALS)
 

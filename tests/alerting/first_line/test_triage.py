@@ -64,7 +64,7 @@ def test_weights_are_damaged_for_certain_once_they_were_updated_with_nan() -> No
 
 
 @pytest.mark.parametrize(("condition", "level"), _CRITICAL, ids=[c.name for c, _ in _CRITICAL])
-def test_no_first_line_is_too_long_for_a_pager(condition, level) -> None:  # type: ignore[no-untyped-def]
+def test_no_first_line_is_too_long_for_a_pager(condition, level) -> None:
     line = headline(
         condition.summary,
         level.triage,

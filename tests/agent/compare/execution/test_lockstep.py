@@ -74,7 +74,7 @@ def test_each_side_draws_the_random_numbers_that_it_would_alone():
     torch.manual_seed(3)
     alone = [float(torch.rand(())) for _ in range(3)]
     torch.manual_seed(3)
-    drawn = {REFERENCE: [], CANDIDATE: []}
+    drawn: dict[int, list[float]] = {REFERENCE: [], CANDIDATE: []}
     lockstep = Lockstep(lambda *arguments: None)
 
     def body(index):

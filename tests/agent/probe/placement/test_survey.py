@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.identity.world import describe_ranks
@@ -22,6 +21,7 @@ from mp_agent.probe.placement import Survey, declarations
 from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.probe.placement.survey import PARTIAL
 from mp_agent.records.schema import Share
+from tests.agent.probe.ranks import run_ranks
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def _shares_of_rank(rank: int, directory: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory):
     """The verdicts of each of four ranks."""
     directory = tmp_path_factory.mktemp("shares")
-    spawn(_shares_of_rank, args=(directory,), nprocs=4)
+    run_ranks(_shares_of_rank, directory, ranks=4)
     verdicts = [torch.load(directory / f"shares{rank}.pt", weights_only=False) for rank in range(4)]
     return lambda name: [each[name] for each in verdicts]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.multiprocessing.spawn import spawn
 
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.gradient_reference import reference_union
+from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import (
     RingContents,
     merge_layer_tables,
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         if name not in directories:
             directories[name] = tmp_path_factory.mktemp(name)
             strategy, world_size = JOBS[name]
-            spawn(job.run, args=(world_size, strategy, directories[name]), nprocs=world_size)
+            run_ranks(job.run, world_size, strategy, directories[name], ranks=world_size)
         return directories[name]
 
     return train

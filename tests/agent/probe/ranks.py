@@ -1,0 +1,19 @@
+"""Ranks of a job: processes of one function each, of which none has to import torch."""
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+from torch.multiprocessing.spawn import start_processes
+
+_PRELOADED = ["torch", "torch.distributed.fsdp", "mp_agent.probe.probe"]
+
+
+def run_ranks(job: Callable[..., None], *arguments: Any, ranks: int) -> None:
+    """Run `job(rank, *arguments)` for each rank, and raise what the first that fails raises.
+
+    The processes are forked off a server that has imported torch and has used nothing of it: it
+    has no group, no pool of threads and no probe that they could inherit.
+    """
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    start_processes(job, args=arguments, nprocs=ranks, start_method="forkserver")
