@@ -249,8 +249,8 @@ def compare_precision(
     error; by default on terminals.
 
     The model itself is never run: its weights, gradients, buffers, mode, and all random number
-    generators are as before, also after an exception. Memory: about twice that of a forward and
-    backward pass; a reference in FP64 needs more.
+    generators are as before, also after an exception. Both sides
+    hold their activations at the same time; a reference in FP64 needs twice the bytes of FP32.
 
     Raises CompareError (a ValueError), naming the argument or the module, for what cannot be
     compared, such as sharded models, and whatever the reference's own run raises.

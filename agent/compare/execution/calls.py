@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mp_agent.compare.execution.lockstep import REFERENCE, Event, Lockstep
+from mp_agent.compare.execution.lockstep import REFERENCE, Lockstep, SideEvent
 from mp_agent.compare.execution.precision import LOSS, Precision
 from mp_agent.compare.execution.randomness import Randomness
 from mp_agent.compare.measure.trees import mapped, tensors_of
@@ -130,7 +130,7 @@ class Calls:
         frame = self._begin(self._lockstep, name, args, kwargs)
         outputs = self.precision.call(name, module, forward, args, kwargs)
         self._stack.pop()
-        self._lockstep.post(self._side, Event(frame.end, (frame, outputs), self._within(frame)))
+        self._lockstep.post(self._side, SideEvent(frame.end, (frame, outputs), self._within(frame)))
         return outputs
 
     def _begin(self, lockstep: Lockstep, name: str, args: Any, kwargs: Any) -> Frame:
@@ -145,7 +145,7 @@ class Calls:
             name, index, args, kwargs, Randomness.now(), versions_of((args, kwargs)), parent=parent
         )
         within = self._within(parent)
-        lockstep.post(self._side, Event(("begin", name, index), frame, within))
+        lockstep.post(self._side, SideEvent(("begin", name, index), frame, within))
         self._stack.append(frame)
         return frame
 

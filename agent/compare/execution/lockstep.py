@@ -13,7 +13,7 @@ Body = Callable[[], None]
 
 
 @dataclass(slots=True)
-class Event:
+class SideEvent:
     """Where a side stopped: a key that the other side's counterpart has too, and what is there."""
 
     key: Hashable
@@ -28,11 +28,11 @@ class Stopped(BaseException):
 
 @dataclass(slots=True)
 class _Side:
-    pending: Event | None = None
+    pending: SideEvent | None = None
     ended: bool = False
     error: BaseException | None = None
     skip_until: Hashable | None = None
-    stash: dict[Hashable, Event] = field(default_factory=dict)
+    stash: dict[Hashable, SideEvent] = field(default_factory=dict)
     randomness: Randomness | None = None
 
 
@@ -82,7 +82,7 @@ class Lockstep:
             raise error
         return self._sides[CANDIDATE].error
 
-    def post(self, index: int, event: Event, *, ordered: bool = True) -> None:
+    def post(self, index: int, event: SideEvent, *, ordered: bool = True) -> None:
         """Stop a side at an event until it has been compared, or until it has no counterpart.
 
         ordered: events come in the same order on both sides, except where the control flow
@@ -109,7 +109,7 @@ class Lockstep:
                 continue
             self._settle(event, ordered)
 
-    def _settle(self, event: Event, ordered: bool) -> None:
+    def _settle(self, event: SideEvent, ordered: bool) -> None:
         """Compare what both sides wait with, or part them."""
         one, other = self._sides
         met = other.pending
@@ -133,7 +133,7 @@ class Lockstep:
         for key in one.stash.keys() & other.stash.keys():
             self._compare(key, one.stash.pop(key).payload, other.stash.pop(key).payload)
 
-    def _part(self, event: Event, met: Event) -> None:
+    def _part(self, event: SideEvent, met: SideEvent) -> None:
         """Let both sides go on alone to the end of the innermost call that both are in."""
         both = zip(event.within, met.within, strict=False)
         common = [key for key, _ in takewhile(lambda pair: pair[0] == pair[1], both)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mp_agent.compare.execution.calls import Calls, Finished, Frame, dtypes_of, versions_of
-from mp_agent.compare.execution.lockstep import CANDIDATE, REFERENCE, Event, Lockstep
+from mp_agent.compare.execution.lockstep import CANDIDATE, REFERENCE, Lockstep, SideEvent
 from mp_agent.compare.execution.precision import LOSS
 from mp_agent.compare.execution.randomness import Randomness
 from mp_agent.compare.execution.replay import (
@@ -156,7 +156,7 @@ class Observer:
     ) -> Callable[[Tensor], None]:
         def stop(gradient: Tensor) -> None:
             assert self._lockstep is not None
-            self._lockstep.post(side, Event(key, (measured, gradient)), ordered=False)
+            self._lockstep.post(side, SideEvent(key, (measured, gradient)), ordered=False)
 
         return stop
 
@@ -168,7 +168,7 @@ class Observer:
             gradient = parameter.grad
             # Compared at once, and not kept until the end of the backward pass.
             parameter.grad = None
-            self._lockstep.post(side, Event(key, (name, gradient)), ordered=False)
+            self._lockstep.post(side, SideEvent(key, (name, gradient)), ordered=False)
 
         return stop
 

@@ -7,7 +7,7 @@ from enum import Enum
 from mp_agent.compare.report.tensor_error import TensorError
 
 
-class Role(Enum):
+class ErrorRole(Enum):
     """What a call does to the error that it reads."""
 
     BEGINS = "begins"
@@ -45,7 +45,7 @@ class CallComparison:
     """Whether its own operations turn finite inputs into NaN or Inf."""
     operand_underflow_ratio: float | None
     """Operands of its products that rounding made zero; None where none are rounded."""
-    role: Role
+    role: ErrorRole
     gradient: TensorError | None
     """Of the gradient that reaches its outputs."""
     gradient_own: TensorError | None
@@ -60,7 +60,7 @@ class ParameterComparison:
     gradient: TensorError
 
 
-class Kind(Enum):
+class OriginKind(Enum):
     """What is wrong where an error begins."""
 
     OVERFLOW = "overflow"
@@ -76,7 +76,7 @@ class Origin:
     """A place where error begins, worst first."""
 
     module: str
-    kind: Kind
+    kind: OriginKind
     severity: float
     """Relative error, or share of elements that are lost."""
     text: str

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mp_agent.compare.report.model import CallComparison, Role
+from mp_agent.compare.report.model import CallComparison, ErrorRole
 from mp_agent.compare.report.tensor_error import TensorError
 
 
@@ -22,7 +22,7 @@ class ModuleSummary:
     gradient_own: TensorError | None
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ErrorRole:
         """Of the worst call."""
         return self.worst.role
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from mp_agent.compare.report.model import CallComparison, Kind, Origin, ParameterComparison
+from mp_agent.compare.report.model import CallComparison, Origin, OriginKind, ParameterComparison
 from mp_agent.compare.report.text import named, percent, scientific
 
 ORIGINS_MAX = 10
@@ -35,7 +35,7 @@ def _overflows(calls: Sequence[CallComparison]) -> list[Origin]:
     begun = sorted(calls, key=lambda call: call.order)
     if begun and begun[0].input_nonfinite:
         text = "the batch holds values that the format cannot: they become Inf when it is cast"
-        return [Origin(module=INPUTS, kind=Kind.OVERFLOW, severity=inf, text=text)]
+        return [Origin(module=INPUTS, kind=OriginKind.OVERFLOW, severity=inf, text=text)]
     found = []
     for call in calls:
         if call.own_nonfinite_finite_inputs and call.own is not None:
@@ -43,7 +43,7 @@ def _overflows(calls: Sequence[CallComparison]) -> list[Origin]:
             what = "Inf" if call.own.overflow_ratio >= call.own.nan_ratio else "NaN"
             text = f"{share} of its outputs become {what}, from finite inputs"
             found.append(
-                Origin(module=named(call.module), kind=Kind.OVERFLOW, severity=inf, text=text)
+                Origin(module=named(call.module), kind=OriginKind.OVERFLOW, severity=inf, text=text)
             )
     if found:
         return found
@@ -51,7 +51,7 @@ def _overflows(calls: Sequence[CallComparison]) -> list[Origin]:
     return [
         Origin(
             module=named(call.module),
-            kind=Kind.OVERFLOW,
+            kind=OriginKind.OVERFLOW,
             severity=inf,
             text=f"{percent(call.output.nonfinite_ratio)} of its outputs are NaN or Inf, though "
             "what it read was finite; its own operations could not be told apart",
@@ -84,7 +84,7 @@ def _gradient_overflows(
 
 def _gradient_origin(name: str, what: str) -> Origin:
     text = f"{what} become NaN or Inf; a smaller loss scale may avoid it"
-    return Origin(module=named(name), kind=Kind.GRADIENT_OVERFLOW, severity=inf, text=text)
+    return Origin(module=named(name), kind=OriginKind.GRADIENT_OVERFLOW, severity=inf, text=text)
 
 
 def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
@@ -96,7 +96,7 @@ def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
         text = f"{percent(own.underflow_ratio)} of its outputs become zero"
         return Origin(
             module=named(call.module),
-            kind=Kind.UNDERFLOW,
+            kind=OriginKind.UNDERFLOW,
             severity=own.underflow_ratio,
             text=text,
         )
@@ -108,7 +108,7 @@ def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
         f"{times:,.0f} times the rounding of one operation"
     )
     return Origin(
-        module=named(call.module), kind=Kind.ROUNDING, severity=own.relative_l2, text=text
+        module=named(call.module), kind=OriginKind.ROUNDING, severity=own.relative_l2, text=text
     )
 
 
@@ -124,14 +124,16 @@ def _amplification(call: CallComparison, unit_roundoff: float) -> Origin | None:
         f"an error of {scientific(call.input_error)} in what it reads becomes "
         f"{scientific(total)}; a small difference of large numbers does that"
     )
-    return Origin(module=named(call.module), kind=Kind.AMPLIFICATION, severity=total, text=text)
+    return Origin(
+        module=named(call.module), kind=OriginKind.AMPLIFICATION, severity=total, text=text
+    )
 
 
 def _gradient_underflows(calls: Iterable[CallComparison]) -> list[Origin]:
     found = [
         Origin(
             module=named(call.module),
-            kind=Kind.GRADIENT_UNDERFLOW,
+            kind=OriginKind.GRADIENT_UNDERFLOW,
             severity=own.underflow_ratio,
             text=f"{percent(own.underflow_ratio)} of the gradients that it computes become zero; "
             "a loss scale may avoid it",
@@ -143,7 +145,7 @@ def _gradient_underflows(calls: Iterable[CallComparison]) -> list[Origin]:
 
 
 def _each_once(origins: Sequence[Origin]) -> tuple[Origin, ...]:
-    kept: dict[tuple[str, Kind], Origin] = {}
+    kept: dict[tuple[str, OriginKind], Origin] = {}
     for origin in origins:
         kept.setdefault((origin.module, origin.kind), origin)
     return tuple(kept.values())

@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.compare.report.model import CandidateComparison, PrecisionReport, Role
+from mp_agent.compare.report.model import CandidateComparison, ErrorRole, PrecisionReport
 from mp_agent.compare.report.modules import ModuleSummary, module_summaries
 from mp_agent.compare.report.tensor_error import TensorError
 from mp_agent.compare.report.text import (
@@ -24,7 +24,7 @@ from mp_agent.compare.report.text import (
 _ROWS = 12
 _WIDE = 110
 """Characters."""
-_ROLE_STYLES = {Role.BEGINS: "red", Role.AMPLIFIED: "yellow"}
+_ROLE_STYLES = {ErrorRole.BEGINS: "red", ErrorRole.AMPLIFIED: "yellow"}
 
 
 def print_report(report: PrecisionReport, console: Console, *, rows: int = _ROWS) -> None:

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from mp_agent.compare.api import compare
-from mp_agent.compare.report.model import Kind, Role
+from mp_agent.compare.report.model import ErrorRole, OriginKind
 from tests.agent.compare.planted import (
     DifferenceOfMeans,
     NaiveSoftmax,
@@ -16,13 +16,13 @@ from tests.agent.compare.planted import (
 )
 
 PLANTED = [
-    (Overflowing, "fp16", Kind.OVERFLOW),
-    (Overflowing, "fp16-autocast", Kind.OVERFLOW),
-    (NaiveSoftmax, "fp16", Kind.OVERFLOW),
-    (Softmax, "fp16", Kind.UNDERFLOW),
-    (DifferenceOfMeans, "fp16", Kind.ROUNDING),
-    (DifferenceOfMeans, "bf16", Kind.ROUNDING),
-    (TinyEpsilon, "fp16", Kind.OVERFLOW),
+    (Overflowing, "fp16", OriginKind.OVERFLOW),
+    (Overflowing, "fp16-autocast", OriginKind.OVERFLOW),
+    (NaiveSoftmax, "fp16", OriginKind.OVERFLOW),
+    (Softmax, "fp16", OriginKind.UNDERFLOW),
+    (DifferenceOfMeans, "fp16", OriginKind.ROUNDING),
+    (DifferenceOfMeans, "bf16", OriginKind.ROUNDING),
+    (TinyEpsilon, "fp16", OriginKind.OVERFLOW),
 ]
 
 
@@ -36,7 +36,7 @@ def test_it_is_named_first(module, dtype, kind):
     found = compared(module(), dtype, search_trials=0)
     assert (found.origins[0].module, found.origins[0].kind) == ("planted", kind)
     (call,) = [one for one in found.calls if one.module == "planted"]
-    assert call.role is Role.BEGINS or kind is Kind.UNDERFLOW
+    assert call.role is ErrorRole.BEGINS or kind is OriginKind.UNDERFLOW
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_what_has_to_stay_in_fp32_is_found_and_proved(module, dtype):
 def test_errors_are_handed_on_behind_the_place_where_they_begin():
     found = compared(Overflowing(), "fp16", search_trials=0)
     roles = {call.module: call.role for call in found.calls}
-    assert roles["planted"] is Role.BEGINS
-    assert roles["middle"] is roles["act"] is roles["last"] is Role.HANDED_ON
+    assert roles["planted"] is ErrorRole.BEGINS
+    assert roles["middle"] is roles["act"] is roles["last"] is ErrorRole.HANDED_ON
 
 
 def test_a_batch_beyond_the_range_of_the_format_is_named_itself():
@@ -74,12 +74,12 @@ def test_a_sound_model_has_no_origin_that_overflows():
     found = compared(nn.Identity(), "fp16")
     assert found.verdict.passed and found.keep is None
     assert not any(origin.severity == float("inf") for origin in found.origins)
-    assert {origin.kind for origin in found.origins} <= {Kind.ROUNDING}
+    assert {origin.kind for origin in found.origins} <= {OriginKind.ROUNDING}
 
 
 def test_gradients_that_overflow_by_the_loss_scale_are_named():
     found = compared(nn.Identity(), "fp16-autocast", loss_scale=2.0**24, search_trials=0)
-    assert found.origins[0].kind is Kind.GRADIENT_OVERFLOW
+    assert found.origins[0].kind is OriginKind.GRADIENT_OVERFLOW
     assert not found.verdict.passed and "gradients of parameters" in found.verdict.reasons[0]
 
 

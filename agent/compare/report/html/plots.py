@@ -15,7 +15,7 @@ Values = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ErrorCurve:
     """One line of a plot; None where there is no value, or zero, which a logarithm has not."""
 
     label: str
@@ -34,7 +34,7 @@ class ErrorPlot:
     caption: str
     names: Sequence[str]
     """Of the modules, along the axis."""
-    curves: Sequence[Curve]
+    curves: Sequence[ErrorCurve]
     limit: float
     """The unit roundoff, drawn as a line."""
     marks: Sequence[int]
@@ -62,14 +62,14 @@ def plots_of(candidate: CandidateComparison) -> list[ErrorPlot]:
         "relative L2 error of each call's output, in the order in which calls end",
         calls,
         [
-            Curve("total", "series", [_value(call.output) for call in calls]),
-            Curve("own operations", "warn", [_value(call.own) for call in calls], points=True),
+            ErrorCurve("total", "series", [_value(call.output) for call in calls]),
+            ErrorCurve("own operations", "warn", [_value(call.own) for call in calls], points=True),
         ],
         [index for index, call in enumerate(calls) if call.output.nonfinite_ratio > 0],
     )
     if candidate.keep is not None and candidate.keep.calls:
         after = _matched(calls, candidate.keep.calls)
-        forward = _with(forward, Curve("with modules kept in FP32", "good", after))
+        forward = _with(forward, ErrorCurve("with modules kept in FP32", "good", after))
     backward = [call for call in reversed(calls) if call.gradient is not None]
     if not backward:
         return [forward]
@@ -82,8 +82,8 @@ def plots_of(candidate: CandidateComparison) -> list[ErrorPlot]:
             "relative L2 error of the gradient that reaches each call's output, last call first",
             backward,
             [
-                Curve("total", "series", [_value(call.gradient) for call in backward]),
-                Curve(
+                ErrorCurve("total", "series", [_value(call.gradient) for call in backward]),
+                ErrorCurve(
                     "own backward",
                     "warn",
                     [_value(call.gradient_own) for call in backward],
@@ -105,7 +105,7 @@ def _plot(
     title: str,
     caption: str,
     calls: Sequence[CallComparison],
-    curves: Sequence[Curve],
+    curves: Sequence[ErrorCurve],
     marks: Sequence[int],
 ) -> ErrorPlot:
     return ErrorPlot(
@@ -119,7 +119,7 @@ def _plot(
     )
 
 
-def _with(plot: ErrorPlot, curve: Curve) -> ErrorPlot:
+def _with(plot: ErrorPlot, curve: ErrorCurve) -> ErrorPlot:
     return ErrorPlot(
         plot.id,
         plot.title,

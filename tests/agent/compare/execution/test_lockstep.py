@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from mp_agent.compare.execution.lockstep import CANDIDATE, REFERENCE, Event, Lockstep
+from mp_agent.compare.execution.lockstep import CANDIDATE, REFERENCE, Lockstep, SideEvent
 
 
 def bodies(lockstep, *sequences, ordered=True):
@@ -15,7 +15,7 @@ def bodies(lockstep, *sequences, ordered=True):
                 within = ()
                 if isinstance(key, tuple):
                     key, within = key
-                lockstep.post(index, Event(key, (index, key), within), ordered=ordered)
+                lockstep.post(index, SideEvent(key, (index, key), within), ordered=ordered)
 
         return run
 
@@ -81,7 +81,7 @@ def test_each_side_draws_the_random_numbers_that_it_would_alone():
         def run():
             for step in range(3):
                 drawn[index].append(float(torch.rand(())))
-                lockstep.post(index, Event(step, None))
+                lockstep.post(index, SideEvent(step, None))
 
         return run
 
