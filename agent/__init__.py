@@ -234,7 +234,7 @@ def compare_precision(
 ) -> PrecisionReport:
     """Compare one forward and backward pass in several precisions with FP32, module by module.
 
-    Tells where error begins, where it is amplified and where it is only handed on, and which
+    Reports where error begins, where it is amplified and where it is only handed on, and which
     modules have to stay in FP32 for a precision to pass. Independent of `init`, in one process.
 
     `batch` is what `loss(model, batch)` gets, which returns a loss of one element. A loss module is

@@ -5,14 +5,14 @@ from math import isfinite
 
 from mp_agent.backtest.log.steps import update_skipped
 from mp_agent.backtest.log.training_log import Point
-from mp_agent.backtest.results import Curves
+from mp_agent.backtest.results import RunCurves
 
 PLACES_MAX = 1200
 """Points of a curve at most."""
 NAMES = ("loss", "grad_norm", "learning_rate", "loss_scale")
 
 
-def curves_of(points: Sequence[Point]) -> Curves:
+def curves_of(points: Sequence[Point]) -> RunCurves:
     """Return the curves of a log's points; of those with equal numbers everywhere, none."""
     kept = _kept(points)
     shown = [points[index] for index in kept]
@@ -33,7 +33,7 @@ def curves_of(points: Sequence[Point]) -> Curves:
                 marks[name].append(place)
         if point.skipped_steps or update_skipped(points, index):
             marks["skipped"].append(place)
-    return Curves(
+    return RunCurves(
         step=[point.step for point in shown],
         values=values,
         marks={name: sorted(set(places)) for name, places in marks.items() if places},

@@ -49,7 +49,7 @@ class Blind:
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class RunCurves:
     """What a page draws of a run, thinned out: one value per place, None where there is none."""
 
     step: Sequence[int]
@@ -76,7 +76,7 @@ class RunResult:
     blind: tuple[Blind, ...]
     notes: tuple[str, ...]
     label: str = ""
-    curves: Curves | None = None
+    curves: RunCurves | None = None
 
     @property
     def worst(self) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mp_agent.lint.finding import Finding
+from mp_agent.lint.finding import CodeFinding
 from mp_agent.lint.interpret.interpreter import trace_function, trace_module
 from mp_agent.lint.interpret.modules import RELEVANT, ModuleInfo, module_info
 from mp_agent.lint.interpret.project import Project, absolute_name, module_name
@@ -26,10 +26,10 @@ TRAINING = re.compile(r"backward\(|unscale_|[Ss]caler|autocast")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TentativeFinding:
     """A finding that other files may still withdraw."""
 
-    finding: Finding
+    finding: CodeFinding
     rule: str
     function: str
     """Identity of the function that was executed by itself."""
@@ -44,7 +44,7 @@ class FileResult:
     path: str
     module: str = ""
     skipped: str = ""
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[TentativeFinding] = field(default_factory=list)
     followed: set[str] = field(default_factory=set)
     """Functions that were executed as part of others."""
     imports: set[str] = field(default_factory=set)
@@ -100,15 +100,15 @@ def _traces(module: ModuleInfo, project: Project, followed: set[str]) -> Iterato
             yield trace_function(function, project, followed)
 
 
-def _candidates(trace: Trace, path: str) -> Iterator[Candidate]:
+def _candidates(trace: Trace, path: str) -> Iterator[TentativeFinding]:
     for rule in RULES:
         for problem in rule.find(trace):
             finding = _finding(rule, problem, trace, path)
             if finding is not None:
-                yield Candidate(finding, rule.code, trace.name, problem.place.module.path)
+                yield TentativeFinding(finding, rule.code, trace.name, problem.place.module.path)
 
 
-def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> Finding | None:
+def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> CodeFinding | None:
     module = problem.place.module
     source = module.source
     span = source.span(problem.place.node)
@@ -121,7 +121,7 @@ def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> Finding |
         moved = line - span.line
         span = type(span)(line, span.column, span.end_line + moved, span.end_column)
         edits = ()
-    return Finding(shown, span, rule.code, rule.severity, problem.message, edits, cell)
+    return CodeFinding(shown, span, rule.code, rule.severity, problem.message, edits, cell)
 
 
 def _imports(module: ModuleInfo) -> Iterator[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Severity(Enum):
+class FindingSeverity(Enum):
     """How bad a finding is; the values are those of SARIF and of GitHub annotations."""
 
     ERROR = "error"
@@ -31,13 +31,13 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CodeFinding:
     """One mistake in one file. `path` is as the file was named, or found, by the caller."""
 
     path: str
     span: Span
     code: str
-    severity: Severity
+    severity: FindingSeverity
     message: str
     edits: tuple[Edit, ...] = ()
     """All of them together fix it; empty where no edit is safe."""

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from mp_agent.lint.finding import Edit, Finding, Span
+from mp_agent.lint.finding import CodeFinding, Edit, Span
 from mp_agent.lint.source.files import decoded, encoding_of, read_bytes
 from mp_agent.lint.source.text import SourceText
 from mp_agent.output import write_whole
 
 
-def apply_fixes(findings: Iterable[Finding]) -> Mapping[str, int]:
+def apply_fixes(findings: Iterable[CodeFinding]) -> Mapping[str, int]:
     """Edit files in place; return the number of findings fixed in each.
 
     Everything but the edits stays as it was, the encoding and the line endings included. Edits

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from mp_agent.lint.finding import Finding
+from mp_agent.lint.finding import CodeFinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SkippedFile:
 class CheckReport:
     """The findings of a check, in order of file and position."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CodeFinding, ...]
     skipped: tuple[SkippedFile, ...]
     files: int
     """Number of files looked at, those skipped included."""

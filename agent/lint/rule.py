@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mp_agent.lint.finding import Edit, Severity
+from mp_agent.lint.finding import Edit, FindingSeverity
 from mp_agent.lint.interpret.trace import Place, Trace
 
 
@@ -22,7 +22,7 @@ class Rule:
 
     code: str
     name: str
-    severity: Severity
+    severity: FindingSeverity
     summary: str
     explanation: str
     bad: str

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 
-from mp_agent.lint.analysis import Candidate, FileResult, check_file
-from mp_agent.lint.finding import Finding
+from mp_agent.lint.analysis import FileResult, TentativeFinding, check_file
+from mp_agent.lint.finding import CodeFinding
 from mp_agent.lint.interpret.project import Project
 from mp_agent.lint.results import CheckReport, SkippedFile
 from mp_agent.lint.rules import BY_CODE
@@ -39,9 +39,9 @@ def run(files: Sequence[str], wanted: Callable[[str, str], bool], *, jobs: int =
     return CheckReport(_distinct(findings), tuple(skipped), len(files))
 
 
-def _distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def _distinct(findings: Iterable[CodeFinding]) -> tuple[CodeFinding, ...]:
     """Return one finding per rule and place, in order."""
-    distinct: dict[tuple[object, ...], Finding] = {}
+    distinct: dict[tuple[object, ...], CodeFinding] = {}
     for finding in sorted(findings, key=lambda one: (one.sort_key, one.message)):
         distinct.setdefault(finding.sort_key, finding)
     return tuple(distinct.values())
@@ -58,7 +58,7 @@ def _check(files: Sequence[str]) -> list[FileResult]:
     return [check_file(path, project) for path in files]
 
 
-def _kept(results: Sequence[FileResult]) -> Iterable[Candidate]:
+def _kept(results: Sequence[FileResult]) -> Iterable[TentativeFinding]:
     """Yield the candidates that no other file withdraws."""
     followed = {name for result in results for name in result.followed}
     sixteen_bits = _using_sixteen_bits(results)

@@ -14,7 +14,7 @@ START_SECONDS = 1_700_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LogPace:
     """Time per step, where it is from, and the time of each point, which never goes back."""
 
     step_seconds: float
@@ -22,15 +22,15 @@ class Pace:
     times: Sequence[float]
 
 
-def pace_of(log: TrainingLog, points: Sequence[Point], given_seconds: float | None) -> Pace:
+def pace_of(log: TrainingLog, points: Sequence[Point], given_seconds: float | None) -> LogPace:
     """Return when the points of a log were. given_seconds: per step, where the user gave it."""
     if given_seconds is not None:
         usual, origin = given_seconds, "given"
-        return Pace(usual, origin, _by_steps(points, usual))
+        return LogPace(usual, origin, _by_steps(points, usual))
     usual, origin = _usual(log, points)
     if sum(point.time_seconds is not None for point in points) >= 2:
-        return Pace(usual, origin, _by_times(points, usual))
-    return Pace(usual, origin, _by_steps(points, usual))
+        return LogPace(usual, origin, _by_times(points, usual))
+    return LogPace(usual, origin, _by_steps(points, usual))
 
 
 def _usual(log: TrainingLog, points: Sequence[Point]) -> tuple[float, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite, isnan
 
-from mp_agent.backtest.log.pace import Pace, pace_of
+from mp_agent.backtest.log.pace import LogPace, pace_of
 from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.records.columns import GRADIENTS
@@ -35,7 +35,7 @@ class Course:
     """All steps of a log, and what was assumed of them."""
 
     steps: Sequence[TimedStep]
-    pace: Pace
+    pace: LogPace
     notes: tuple[str, ...] = ()
 
 
@@ -86,7 +86,7 @@ def _lost(point: Point) -> bool:
     return not isfinite(point.loss) or (point.loss == 0.0 and broken)
 
 
-def _steps(log: TrainingLog, points: Sequence[Point], pace: Pace) -> Iterator[TimedStep]:
+def _steps(log: TrainingLog, points: Sequence[Point], pace: LogPace) -> Iterator[TimedStep]:
     sequence, offset = 0, None
     before_seconds, before_step = None, None
     for index, (point, now) in enumerate(zip(points, pace.times, strict=True)):

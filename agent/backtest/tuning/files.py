@@ -6,10 +6,12 @@ from typing import Any
 import yaml
 
 from mp_agent.backtest.tuning.knobs import Proposal
-from mp_agent.backtest.tuning.search import Change
+from mp_agent.backtest.tuning.search import ThresholdChange
 
 
-def settings_text(proposal: Proposal, heading: Iterable[str], changes: Iterable[Change]) -> str:
+def settings_text(
+    proposal: Proposal, heading: Iterable[str], changes: Iterable[ThresholdChange]
+) -> str:
     """Return the settings file that node agents, `mp-agent rules` and `backtest` take."""
     table: dict[str, Any] = {}
     if proposal.thresholds:
@@ -19,7 +21,9 @@ def settings_text(proposal: Proposal, heading: Iterable[str], changes: Iterable[
     return _commented(heading, changes) + _yaml(table)
 
 
-def chart_values_text(proposal: Proposal, heading: Iterable[str], changes: Iterable[Change]) -> str:
+def chart_values_text(
+    proposal: Proposal, heading: Iterable[str], changes: Iterable[ThresholdChange]
+) -> str:
     """Return the same as values of the chart, which gives them to rules, dashboards and jobs."""
     rules: dict[str, Any] = {}
     if proposal.thresholds:
@@ -30,12 +34,12 @@ def chart_values_text(proposal: Proposal, heading: Iterable[str], changes: Itera
     return _commented(heading, changes) + _yaml({"rules": rules} if rules else {})
 
 
-def _commented(heading: Iterable[str], changes: Iterable[Change]) -> str:
+def _commented(heading: Iterable[str], changes: Iterable[ThresholdChange]) -> str:
     lines = [*heading, *(_reason(change) for change in changes)]
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _reason(change: Change) -> str:
+def _reason(change: ThresholdChange) -> str:
     runs = ", ".join(change.runs[:3]) + (", …" if len(change.runs) > 3 else "")
     text = f"{change.name}: {change.before} -> {change.proposed}; {change.condition} of {runs}"
     if change.limit is None:

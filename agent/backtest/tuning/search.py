@@ -32,7 +32,7 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ThresholdChange:
     """A proposed change, and why.
 
     limit: the value from which on the alarms stop; None for a severity. margin: by what factor the
@@ -56,7 +56,7 @@ class Tuning:
     healthy: int
     wrong: int
     proposal: Proposal
-    changes: tuple[Change, ...]
+    changes: tuple[ThresholdChange, ...]
     alarms_before: tuple[Alarm, ...]
     alarms_after: tuple[Alarm, ...]
     found_before: int
@@ -86,7 +86,9 @@ class Search:
     severity: str
     margin: float
 
-    def propose(self, alarms: Sequence[Alarm], allowed: int) -> tuple[Proposal, tuple[Change, ...]]:
+    def propose(
+        self, alarms: Sequence[Alarm], allowed: int
+    ) -> tuple[Proposal, tuple[ThresholdChange, ...]]:
         """Return what to change so that all alarms stop but the `allowed` most stubborn ones."""
         by_condition: dict[str, list[Alarm]] = {}
         for alarm in alarms:
@@ -185,14 +187,14 @@ class Search:
         own = next(run for run in results if run[0].name == alarm.run or len(results) == 1)
         return [bool(alarms_of([result], self.severity)) for result in own]
 
-    def _moved(self, condition: str, knob: Knob, needed: float) -> list[Change]:
+    def _moved(self, condition: str, knob: Knob, needed: float) -> list[ThresholdChange]:
         limits, proposed = (
             knob.moved(self.values.limits, factor) for factor in (needed, needed * self.margin)
         )
         if not can_be_had(self.values, proposed):
             proposed = limits
         return [
-            Change(
+            ThresholdChange(
                 name=name,
                 before=f"{self.values.limits[name]:g}",
                 proposed=f"{proposed[name]:g}",
@@ -204,18 +206,18 @@ class Search:
             for name in knob.names
         ]
 
-    def _milder(self, name: str, alarms: Sequence[Alarm]) -> list[Change]:
+    def _milder(self, name: str, alarms: Sequence[Alarm]) -> list[ThresholdChange]:
         """Return that the levels which alarm become information: no threshold stops them."""
         condition = next(one for one in CONDITIONS if one.name == name)
         own = {level.severity for level in condition.levels}
         worst = min((alarm.alert.severity for alarm in alarms), key=SEVERITIES.index)
         first = SEVERITIES.index(worst)
         last = SEVERITIES.index(self.severity)
-        changes: list[Change] = []
+        changes: list[ThresholdChange] = []
         for severity in [level for level in own if first <= SEVERITIES.index(level.value) <= last]:
             taken = Severity.INFO in own or len(changes) > 0
             changes.append(
-                Change(
+                ThresholdChange(
                     name=f"{name}.{severity.value}",
                     before=severity.value,
                     proposed=OFF if taken else Severity.INFO.value,
@@ -228,8 +230,8 @@ class Search:
         return changes
 
 
-def _of_runs(change: Change, runs: tuple[str, ...]) -> Change:
-    return Change(
+def _of_runs(change: ThresholdChange, runs: tuple[str, ...]) -> ThresholdChange:
+    return ThresholdChange(
         name=change.name,
         before=change.before,
         proposed=change.proposed,

@@ -18,13 +18,13 @@ MAX_STATEMENTS = 2000
 
 
 @dataclass(slots=True)
-class Frame:
+class FunctionScope:
     """The names of one function that is being executed."""
 
     module: ModuleInfo
     names: dict[str, Value]
     function: FunctionInfo | None = None
-    outer: Frame | None = None
+    outer: FunctionScope | None = None
     global_names: set[str] = field(default_factory=set)
     returned: list[Value] = field(default_factory=list)
     yielded: Value | None = None
@@ -56,7 +56,7 @@ class Evaluator:
         self.state = State()
         self.follows = True
 
-    def evaluate(self, node: ast.expr | None, frame: Frame) -> Value:
+    def evaluate(self, node: ast.expr | None, frame: FunctionScope) -> Value:
         """Return the value of an expression."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class Evaluator:
         arguments: Sequence[Value],
         keywords: Mapping[str, Value],
         place: Place,
-        frame: Frame,
+        frame: FunctionScope,
     ) -> Value:
         """Return the value of a call."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from mp_agent.lint.interpret.base import (
     MAX_DEPTH,
     MAX_STATEMENTS,
     Evaluator,
-    Frame,
+    FunctionScope,
     key_of,
 )
 from mp_agent.lint.interpret.externals import external_result
@@ -17,7 +17,7 @@ from mp_agent.lint.interpret.methods import method_result, method_target
 from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo
 from mp_agent.lint.interpret.project import absolute_name
 from mp_agent.lint.interpret.trace import Place
-from mp_agent.lint.interpret.values import NONE, UNKNOWN, Kind, Value, joined
+from mp_agent.lint.interpret.values import NONE, UNKNOWN, Value, ValueKind, joined
 
 _MODULE_BASES = frozenset({"Module", "LightningModule", "PreTrainedModel", "Sequential"})
 
@@ -31,31 +31,31 @@ class CallEvaluator(Evaluator):
         arguments: Sequence[Value],
         keywords: Mapping[str, Value],
         place: Place,
-        frame: Frame,
+        frame: FunctionScope,
     ) -> Value:
         """Record a call and return its value."""
         match function.kind:
-            case Kind.EXTERNAL:
+            case ValueKind.EXTERNAL:
                 result = external_result(function.name, arguments, keywords, place)
                 if function.name == "functools.partial" and arguments:
-                    result = Value(Kind.PARTIAL, key_of(place), items=tuple(arguments)).with_(
+                    result = Value(ValueKind.PARTIAL, key_of(place), items=tuple(arguments)).with_(
                         constant=tuple(keywords.items())
                     )
                 self.record(function.name, place, UNKNOWN, arguments, keywords, result)
                 return result
-            case Kind.PARTIAL:
+            case ValueKind.PARTIAL:
                 merged = {**dict(function.constant or ()), **keywords}
                 target, *bound = function.items
                 return self.call(target, [*bound, *arguments], merged, place, frame)
-            case Kind.FUNCTION if function.function is not None:
+            case ValueKind.FUNCTION if function.function is not None:
                 return self.follow(function.function, None, arguments, keywords, place)
-            case Kind.BOUND if function.function is not None:
+            case ValueKind.BOUND if function.function is not None:
                 return self.follow(function.function, function.items[0], arguments, keywords, place)
-            case Kind.CLASS if function.klass is not None:
+            case ValueKind.CLASS if function.klass is not None:
                 return self._construct(function.klass, arguments, keywords, place)
-            case Kind.MODEL | Kind.LOSS:
+            case ValueKind.MODEL | ValueKind.LOSS:
                 return self._apply(function, arguments, keywords, place)
-        if function.kind is Kind.INSTANCE and function.klass is not None:
+        if function.kind is ValueKind.INSTANCE and function.klass is not None:
             method = self.method(function.klass, "__call__")
             if method is not None:
                 return self.follow(method, function, arguments, keywords, place)
@@ -83,13 +83,13 @@ class CallEvaluator(Evaluator):
         keywords: Mapping[str, Value],
         place: Place,
     ) -> Value:
-        role = "<loss>()" if model.kind is Kind.LOSS else "<model>()"
+        role = "<loss>()" if model.kind is ValueKind.LOSS else "<model>()"
         autocast = self.state.autocast
         result = Value(
-            Kind.TENSOR,
+            ValueKind.TENSOR,
             key_of(place),
             dtypes=model.dtypes if autocast is None else frozenset(),
-            from_autocast=autocast is not None and model.kind is Kind.MODEL,
+            from_autocast=autocast is not None and model.kind is ValueKind.MODEL,
         )
         self.record(role, place, model, arguments, keywords, result)
         forward = self.method(model.klass, "forward") if model.klass is not None else None
@@ -104,10 +104,10 @@ class CallEvaluator(Evaluator):
         keywords: Mapping[str, Value],
         place: Place,
     ) -> Value:
-        kind = Kind.INSTANCE
+        kind = ValueKind.INSTANCE
         if self.is_module(klass):
             named_loss = klass.node.name.endswith(("Loss", "Criterion"))
-            kind = Kind.LOSS if named_loss else Kind.MODEL
+            kind = ValueKind.LOSS if named_loss else ValueKind.MODEL
         made = Value(kind, f"new:{key_of(place)}", klass.node.name, klass=klass, place=place)
         constructor = self.method(klass, "__init__")
         if constructor is not None:
@@ -135,10 +135,10 @@ class CallEvaluator(Evaluator):
         self.followed.add(function.identity)
         given = [receiver, *arguments] if receiver is not None else list(arguments)
         names = _bound(function, given, keywords)
-        frame = Frame(function.module, names, function)
+        frame = FunctionScope(function.module, names, function)
         return self.execute(function, frame, place)
 
-    def execute(self, function: FunctionInfo, frame: Frame, place: Place) -> Value:
+    def execute(self, function: FunctionInfo, frame: FunctionScope, place: Place) -> Value:
         """Execute the body of a function in a frame."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ class CallEvaluator(Evaluator):
 
     def bases(self, klass: ClassInfo) -> list[Value]:
         """Return the base classes of a class."""
-        frame = Frame(klass.module, self.environment(klass.module))
+        frame = FunctionScope(klass.module, self.environment(klass.module))
         return [
             self.resolved(self.evaluate(base, frame))
             for base in klass.node.bases
@@ -180,11 +180,11 @@ class CallEvaluator(Evaluator):
 
     def resolved(self, value: Value, depth: int = 0) -> Value:
         """Return what an imported name stands for in the project; itself if it is of elsewhere."""
-        if value.kind is not Kind.EXTERNAL or value.module is None or depth > MAX_DEPTH:
+        if value.kind is not ValueKind.EXTERNAL or value.module is None or depth > MAX_DEPTH:
             return value
         module = self.project.find(value.name, value.module)
         if module is not None:
-            return Value(Kind.MODULE, value.name, value.name, module=module)
+            return Value(ValueKind.MODULE, value.name, value.name, module=module)
         package, _, name = value.name.rpartition(".")
         owner = self.project.find(package, value.module) if package else None
         if owner is None:
@@ -192,10 +192,10 @@ class CallEvaluator(Evaluator):
         found = self.environment(owner).get(name)
         return value if found is None else self.resolved(found, depth + 1)
 
-    def imported(self, name: str, level: int, frame: Frame) -> Value:
+    def imported(self, name: str, level: int, frame: FunctionScope) -> Value:
         """Return the value of an imported dotted name."""
         full = absolute_name(name, level, frame.module)
-        return Value(Kind.EXTERNAL, full, full, module=frame.module)
+        return Value(ValueKind.EXTERNAL, full, full, module=frame.module)
 
 
 def _bound(
@@ -226,7 +226,9 @@ def _bound(
             default = defaults.get(parameter.arg)
             if isinstance(default, ast.Constant):
                 names[parameter.arg] = (
-                    NONE if default.value is None else Value(Kind.CONSTANT, constant=default.value)
+                    NONE
+                    if default.value is None
+                    else Value(ValueKind.CONSTANT, constant=default.value)
                 )
             else:
                 names[parameter.arg] = Value(key=f"{function.identity}:{parameter.arg}")

@@ -7,12 +7,12 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
-from mp_agent.lint.interpret.base import Frame, key_of
+from mp_agent.lint.interpret.base import FunctionScope, key_of
 from mp_agent.lint.interpret.calls import CallEvaluator
 from mp_agent.lint.interpret.conditions import conditions
 from mp_agent.lint.interpret.externals import DTYPES, tensor_form
 from mp_agent.lint.interpret.trace import Place
-from mp_agent.lint.interpret.values import UNKNOWN, Kind, Value, guessed, joined
+from mp_agent.lint.interpret.values import UNKNOWN, Value, ValueKind, guessed, joined
 
 _FACTS = frozenset("shape dtype device ndim is_cuda requires_grad names grad_fn".split())
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -27,7 +27,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 class ExpressionEvaluator(CallEvaluator):
     """Evaluates expressions."""
 
-    def evaluate(self, node: ast.expr | None, frame: Frame) -> Value:
+    def evaluate(self, node: ast.expr | None, frame: FunctionScope) -> Value:
         """Return the value of an expression; what is not understood is UNKNOWN."""
         if node is None:
             return UNKNOWN
@@ -40,9 +40,9 @@ class ExpressionEvaluator(CallEvaluator):
                 self.evaluate(child, frame)
         return Value(key=key_of(Place(frame.module, node)))
 
-    def lookup(self, name: str, frame: Frame) -> Value:
+    def lookup(self, name: str, frame: FunctionScope) -> Value:
         """Return the value of a name."""
-        scope: Frame | None = frame
+        scope: FunctionScope | None = frame
         while scope is not None:
             if name in scope.names:
                 return guessed(self.resolved(scope.names[name]), name)
@@ -51,31 +51,31 @@ class ExpressionEvaluator(CallEvaluator):
         if name in environment:
             return guessed(self.resolved(environment[name]), name)
         if hasattr(builtins, name):
-            return Value(Kind.EXTERNAL, name, name)
+            return Value(ValueKind.EXTERNAL, name, name)
         return guessed(Value(key=f"{frame.module.path}:{name}"), name)
 
-    def _Constant(self, node: ast.Constant, frame: Frame) -> Value:
-        return Value(Kind.CONSTANT, constant=node.value)
+    def _Constant(self, node: ast.Constant, frame: FunctionScope) -> Value:
+        return Value(ValueKind.CONSTANT, constant=node.value)
 
-    def _Name(self, node: ast.Name, frame: Frame) -> Value:
+    def _Name(self, node: ast.Name, frame: FunctionScope) -> Value:
         return self.lookup(node.id, frame)
 
-    def _Attribute(self, node: ast.Attribute, frame: Frame) -> Value:
+    def _Attribute(self, node: ast.Attribute, frame: FunctionScope) -> Value:
         return self.attribute(self.evaluate(node.value, frame), node.attr)
 
     def attribute(self, base: Value, name: str) -> Value:
         """Return the value of an attribute."""
-        if base.kind is Kind.EXTERNAL:
+        if base.kind is ValueKind.EXTERNAL:
             full = f"{base.name}.{name}"
             if full in DTYPES:
-                return Value(Kind.DTYPE, full, full, frozenset({DTYPES[full]}))
-            return self.resolved(Value(Kind.EXTERNAL, full, full, module=base.module))
-        if base.kind is Kind.MODULE and base.module is not None:
+                return Value(ValueKind.DTYPE, full, full, frozenset({DTYPES[full]}))
+            return self.resolved(Value(ValueKind.EXTERNAL, full, full, module=base.module))
+        if base.kind is ValueKind.MODULE and base.module is not None:
             found = self.environment(base.module).get(name)
             if found is not None:
                 return guessed(self.resolved(found), name)
             return self.resolved(
-                Value(Kind.EXTERNAL, "", f"{base.name}.{name}", module=base.module)
+                Value(ValueKind.EXTERNAL, "", f"{base.name}.{name}", module=base.module)
             )
         key = f"{base.key}.{name}"
         if key in self.state.heap:
@@ -87,7 +87,7 @@ class ExpressionEvaluator(CallEvaluator):
             found = self.class_attributes(base.klass).get(name)
             if found is not None:
                 return guessed(found, name)
-        if base.kind is Kind.TENSOR and name not in _FACTS:
+        if base.kind is ValueKind.TENSOR and name not in _FACTS:
             return base.with_(key=key, form=None)
         return guessed(Value(key=key), name)
 
@@ -101,10 +101,10 @@ class ExpressionEvaluator(CallEvaluator):
         if names & {"property", "cached_property"}:
             return Value(key=key)
         if "staticmethod" in names:
-            return Value(Kind.FUNCTION, key, function=method)
-        return Value(Kind.BOUND, key, function=method, items=(base,))
+            return Value(ValueKind.FUNCTION, key, function=method)
+        return Value(ValueKind.BOUND, key, function=method, items=(base,))
 
-    def _Call(self, node: ast.Call, frame: Frame) -> Value:
+    def _Call(self, node: ast.Call, frame: FunctionScope) -> Value:
         place = Place(frame.module, node)
         receiver = method = None
         if isinstance(node.func, ast.Attribute):
@@ -123,19 +123,25 @@ class ExpressionEvaluator(CallEvaluator):
                 keywords[keyword.arg] = value
         if _is_super(node.func):
             return Value(key=key_of(place))
-        if function.kind is Kind.EXTERNAL and function.name in ("float", "int") and arguments:
+        if function.kind is ValueKind.EXTERNAL and function.name in ("float", "int") and arguments:
             self.record(f"<host>{function.name}", place, arguments[0], arguments)
-            return Value(Kind.ARRAY, key_of(place))
-        plain = (Kind.EXTERNAL, Kind.FUNCTION, Kind.BOUND, Kind.CLASS, Kind.PARTIAL)
+            return Value(ValueKind.ARRAY, key_of(place))
+        plain = (
+            ValueKind.EXTERNAL,
+            ValueKind.FUNCTION,
+            ValueKind.BOUND,
+            ValueKind.CLASS,
+            ValueKind.PARTIAL,
+        )
         followed = function.kind in plain or function.kind in (
-            Kind.MODEL,
-            Kind.LOSS,
-            Kind.INSTANCE,
+            ValueKind.MODEL,
+            ValueKind.LOSS,
+            ValueKind.INSTANCE,
         )
         if (
             receiver is not None
             and method is not None
-            and (not followed or receiver.kind is Kind.TENSOR)
+            and (not followed or receiver.kind is ValueKind.TENSOR)
         ):
             if method == "enter_context" and arguments:
                 self.enter_context(arguments[0], place)
@@ -143,7 +149,7 @@ class ExpressionEvaluator(CallEvaluator):
             result = self.call_method(receiver, method, arguments, keywords, place)
             if (
                 isinstance(node.func, ast.Attribute)
-                and receiver.kind in (Kind.MODEL, Kind.LOSS)
+                and receiver.kind in (ValueKind.MODEL, ValueKind.LOSS)
                 and result.kind is receiver.kind
             ):
                 self.assign(node.func.value, result, frame)
@@ -154,23 +160,23 @@ class ExpressionEvaluator(CallEvaluator):
         """Begin what a context manager does, until the block around it ends."""
         raise NotImplementedError
 
-    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: Value, frame: FunctionScope) -> None:
         """Bind a target to a value."""
         raise NotImplementedError
 
-    def _BinOp(self, node: ast.BinOp, frame: Frame) -> Value:
+    def _BinOp(self, node: ast.BinOp, frame: FunctionScope) -> Value:
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
         return self.binary(node.op, left, right, Place(frame.module, node))
 
     def binary(self, op: ast.operator, left: Value, right: Value, place: Place) -> Value:
         """Return the value of an arithmetic operation; record subtractions and powers."""
-        if left.kind is Kind.CONSTANT and right.kind is Kind.CONSTANT:
+        if left.kind is ValueKind.CONSTANT and right.kind is ValueKind.CONSTANT:
             return _folded(op, left.constant, right.constant)
         key = key_of(place)
         if isinstance(op, ast.Sub) and left.form and right.form:
             self.record("<subtract>", place, left, (right,))
         if isinstance(op, ast.MatMult) and self.state.autocast is not None:
-            return Value(Kind.TENSOR, key)
+            return Value(ValueKind.TENSOR, key)
         form = None
         if isinstance(op, ast.Pow):
             form = tensor_form("pow", left, (right,))
@@ -179,23 +185,23 @@ class ExpressionEvaluator(CallEvaluator):
         elif isinstance(op, ast.Div) and left.form and left.form[0].startswith("sum"):
             form = (left.form[0].replace("sum", "mean", 1), left.form[1])
         kinds = {left.kind, right.kind}
-        if Kind.ARRAY in kinds and Kind.TENSOR not in kinds:
-            return Value(Kind.ARRAY, key)
-        tensor = left if left.kind is Kind.TENSOR else right
+        if ValueKind.ARRAY in kinds and ValueKind.TENSOR not in kinds:
+            return Value(ValueKind.ARRAY, key)
+        tensor = left if left.kind is ValueKind.TENSOR else right
         other = right if tensor is left else left
-        dtypes = tensor.dtypes if other.kind is Kind.CONSTANT else tensor.dtypes & other.dtypes
+        dtypes = tensor.dtypes if other.kind is ValueKind.CONSTANT else tensor.dtypes & other.dtypes
         if tensor.dtypes and other.dtypes and tensor.dtypes != other.dtypes:
             dtypes = frozenset()
         return Value(
-            Kind.TENSOR if Kind.TENSOR in kinds else Kind.UNKNOWN,
+            ValueKind.TENSOR if ValueKind.TENSOR in kinds else ValueKind.UNKNOWN,
             key,
-            dtypes=dtypes if Kind.TENSOR in kinds else frozenset(),
+            dtypes=dtypes if ValueKind.TENSOR in kinds else frozenset(),
             scaled=left.scaled or right.scaled,
             from_autocast=left.from_autocast or right.from_autocast,
             form=form,
         )
 
-    def _IfExp(self, node: ast.IfExp, frame: Frame) -> Value:
+    def _IfExp(self, node: ast.IfExp, frame: FunctionScope) -> Value:
         self.evaluate(node.test, frame)
         values = []
         depth = len(self.state.path)
@@ -205,60 +211,62 @@ class ExpressionEvaluator(CallEvaluator):
             del self.state.path[depth:]
         return joined(*values)
 
-    def _BoolOp(self, node: ast.BoolOp, frame: Frame) -> Value:
+    def _BoolOp(self, node: ast.BoolOp, frame: FunctionScope) -> Value:
         values = [self.evaluate(value, frame) for value in node.values]
         result = values[0]
         for value in values[1:]:
             result = joined(result, value)
         return result
 
-    def _Subscript(self, node: ast.Subscript, frame: Frame) -> Value:
+    def _Subscript(self, node: ast.Subscript, frame: FunctionScope) -> Value:
         base = self.evaluate(node.value, frame)
         self.evaluate(node.slice, frame)
-        if base.kind is Kind.SEQUENCE:
+        if base.kind is ValueKind.SEQUENCE:
             index = node.slice.value if isinstance(node.slice, ast.Constant) else None
             if isinstance(index, int) and -len(base.items) <= index < len(base.items):
                 return base.items[index]
             return Value(key=f"{base.key}[{ast.unparse(node.slice)}]")
         key = f"{base.key}[{ast.unparse(node.slice)}]"
-        if base.kind is Kind.TENSOR:
+        if base.kind is ValueKind.TENSOR:
             return base.with_(key=key, form=None)
         return Value(key=key)
 
-    def _sequence(self, node: ast.Tuple | ast.List, frame: Frame) -> Value:
+    def _sequence(self, node: ast.Tuple | ast.List, frame: FunctionScope) -> Value:
         items = tuple(self.evaluate(item, frame) for item in node.elts)
-        return Value(Kind.SEQUENCE, key_of(Place(frame.module, node)), items=items)
+        return Value(ValueKind.SEQUENCE, key_of(Place(frame.module, node)), items=items)
 
     _Tuple = _List = _Set = _sequence
 
-    def _Dict(self, node: ast.Dict, frame: Frame) -> Value:
+    def _Dict(self, node: ast.Dict, frame: FunctionScope) -> Value:
         values = tuple(self.evaluate(value, frame) for value in node.values)
-        return Value(Kind.SEQUENCE, key_of(Place(frame.module, node)), items=values)
+        return Value(ValueKind.SEQUENCE, key_of(Place(frame.module, node)), items=values)
 
-    def _Starred(self, node: ast.Starred, frame: Frame) -> Value:
+    def _Starred(self, node: ast.Starred, frame: FunctionScope) -> Value:
         return self.evaluate(node.value, frame)
 
-    def _Await(self, node: ast.Await, frame: Frame) -> Value:
+    def _Await(self, node: ast.Await, frame: FunctionScope) -> Value:
         return self.evaluate(node.value, frame)
 
-    def _NamedExpr(self, node: ast.NamedExpr, frame: Frame) -> Value:
+    def _NamedExpr(self, node: ast.NamedExpr, frame: FunctionScope) -> Value:
         value = self.evaluate(node.value, frame)
         self.assign(node.target, value, frame)
         return value
 
-    def _Lambda(self, node: ast.Lambda, frame: Frame) -> Value:
+    def _Lambda(self, node: ast.Lambda, frame: FunctionScope) -> Value:
         return Value(key=key_of(Place(frame.module, node)))
 
-    def _JoinedStr(self, node: ast.JoinedStr, frame: Frame) -> Value:
+    def _JoinedStr(self, node: ast.JoinedStr, frame: FunctionScope) -> Value:
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 self.evaluate(part.value, frame)
         return UNKNOWN
 
     def _comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: Frame
+        self,
+        node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp,
+        frame: FunctionScope,
     ) -> Value:
-        inner = Frame(frame.module, {}, frame.function, frame)
+        inner = FunctionScope(frame.module, {}, frame.function, frame)
         self.state.loops.append(id(node))
         depth = len(self.state.path)
         for generator in node.generators:
@@ -274,18 +282,18 @@ class ExpressionEvaluator(CallEvaluator):
             result = self.evaluate(node.elt, inner)
         del self.state.path[depth:]
         self.state.loops.pop()
-        if result.kind is Kind.PARAMETERS:
+        if result.kind is ValueKind.PARAMETERS:
             return result
-        return Value(Kind.SEQUENCE, key_of(Place(frame.module, node)), items=(result,))
+        return Value(ValueKind.SEQUENCE, key_of(Place(frame.module, node)), items=(result,))
 
     _ListComp = _SetComp = _GeneratorExp = _DictComp = _comprehension
 
 
 def element(over: Value, place: Place) -> Value:
     """Return what iterating over a value yields."""
-    if over.kind is Kind.PARAMETERS:
+    if over.kind is ValueKind.PARAMETERS:
         return over
-    if over.kind is Kind.SEQUENCE and len(over.items) == 1:
+    if over.kind is ValueKind.SEQUENCE and len(over.items) == 1:
         return over.items[0]
     return Value(key=f"each:{over.key}:{key_of(place)}")
 
@@ -296,7 +304,7 @@ def _folded(op: ast.operator, left: Any, right: Any) -> Value:
     if function is None or not numbers:
         return UNKNOWN
     try:
-        return Value(Kind.CONSTANT, constant=function(left, right))
+        return Value(ValueKind.CONSTANT, constant=function(left, right))
     except (ArithmeticError, ValueError):
         return UNKNOWN
 

@@ -13,8 +13,8 @@ from mp_agent.lint.interpret.values import (
     FP32,
     FP64,
     OTHER,
-    Kind,
     Value,
+    ValueKind,
 )
 
 DTYPES = {
@@ -71,27 +71,31 @@ def external_result(
         return autocast_value(name, arguments, keywords, place)
     if _SCALER.match(name):
         enabled = keywords.get("enabled")
-        constant = enabled.constant if enabled and enabled.kind is Kind.CONSTANT else True
-        maybe = enabled is not None and enabled.kind is not Kind.CONSTANT
-        return Value(Kind.SCALER, key, name, constant=constant, maybe=maybe, place=place)
+        constant = enabled.constant if enabled and enabled.kind is ValueKind.CONSTANT else True
+        maybe = enabled is not None and enabled.kind is not ValueKind.CONSTANT
+        return Value(ValueKind.SCALER, key, name, constant=constant, maybe=maybe, place=place)
     if _OPTIMIZER.match(name) and not _SCHEDULER.match(name):
-        return Value(Kind.OPTIMIZER, key, name, items=tuple(arguments[:1]), place=place)
+        return Value(ValueKind.OPTIMIZER, key, name, items=tuple(arguments[:1]), place=place)
     if _NO_GRAD.match(name):
-        off = bool(arguments) and arguments[0].kind is Kind.CONSTANT and not arguments[0].constant
-        return Value(Kind.CONTEXT if off else Kind.NO_GRAD, key)
+        off = (
+            bool(arguments)
+            and arguments[0].kind is ValueKind.CONSTANT
+            and not arguments[0].constant
+        )
+        return Value(ValueKind.CONTEXT if off else ValueKind.NO_GRAD, key)
     if _PASSED_THROUGH.match(name):
-        return arguments[0] if arguments else Value(Kind.SEQUENCE, key)
+        return arguments[0] if arguments else Value(ValueKind.SEQUENCE, key)
     if _LAYER.match(name) and not _NO_LAYER.search(name):
-        kind = Kind.LOSS if name.endswith("Loss") else Kind.MODEL
+        kind = ValueKind.LOSS if name.endswith("Loss") else ValueKind.MODEL
         return Value(kind, key, name, asked_dtypes(keywords), place=place)
     if _PRETRAINED.match(name):
-        return Value(Kind.MODEL, key, name, asked_dtypes(keywords), place=place)
+        return Value(ValueKind.MODEL, key, name, asked_dtypes(keywords), place=place)
     if name == "contextlib.nullcontext":
-        return Value(Kind.CONTEXT, key)
+        return Value(ValueKind.CONTEXT, key)
     if name.startswith("numpy."):
-        return Value(Kind.ARRAY, key)
+        return Value(ValueKind.ARRAY, key)
     if _FACTORY.match(name):
-        return Value(Kind.TENSOR, key, dtypes=asked_dtypes(keywords))
+        return Value(ValueKind.TENSOR, key, dtypes=asked_dtypes(keywords))
     if name.startswith("torch."):
         return _tensor(name, arguments, keywords, key)
     return Value(key=key)
@@ -102,7 +106,7 @@ def asked_dtypes(keywords: Mapping[str, Value]) -> frozenset[str]:
     for name in ("dtype", "torch_dtype"):
         if name in keywords:
             value = keywords[name]
-            if value.kind is Kind.CONSTANT and isinstance(value.constant, str):
+            if value.kind is ValueKind.CONSTANT and isinstance(value.constant, str):
                 found = DTYPES.get(f"torch.{value.constant}")
                 return frozenset({found} if found else ())
             return value.dtypes
@@ -122,19 +126,21 @@ def autocast_value(
         device = name.split(".")[1]
     elif "device_type" in given:
         device = given["device_type"].constant
-    if dtype is None or (dtype.kind is Kind.CONSTANT and dtype.constant is None):
+    if dtype is None or (dtype.kind is ValueKind.CONSTANT and dtype.constant is None):
         kind = {"cuda": FP16, "cpu": BF16}.get(str(device).partition(":")[0])
         dtypes = frozenset({kind} if kind else ())
     else:
         dtypes = dtype.dtypes
-    constant = enabled.constant if enabled is not None and enabled.kind is Kind.CONSTANT else True
+    constant = (
+        enabled.constant if enabled is not None and enabled.kind is ValueKind.CONSTANT else True
+    )
     return Value(
-        Kind.AUTOCAST,
+        ValueKind.AUTOCAST,
         key_of(place),
         name,
         dtypes,
         constant=bool(constant),
-        maybe=enabled is not None and enabled.kind is not Kind.CONSTANT,
+        maybe=enabled is not None and enabled.kind is not ValueKind.CONSTANT,
         place=place,
     )
 
@@ -149,7 +155,7 @@ def _tensor(
     if not dtypes and "dtype" not in keywords and _UPCAST.match(name):
         dtypes = first.dtypes
     return Value(
-        Kind.TENSOR,
+        ValueKind.TENSOR,
         key,
         dtypes=dtypes,
         from_autocast=first.from_autocast and not dtypes & {FP32, FP64},

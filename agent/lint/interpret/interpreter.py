@@ -5,22 +5,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from mp_agent.lint.interpret.base import Evaluator, Frame, key_of
+from mp_agent.lint.interpret.base import Evaluator, FunctionScope, key_of
 from mp_agent.lint.interpret.calls import union
 from mp_agent.lint.interpret.conditions import conditions
 from mp_agent.lint.interpret.expressions import ExpressionEvaluator, element
 from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo
 from mp_agent.lint.interpret.project import Project
 from mp_agent.lint.interpret.trace import Place, Trace
-from mp_agent.lint.interpret.values import NONE, Kind, Value, joined
+from mp_agent.lint.interpret.values import NONE, Value, ValueKind, joined
 
 _DEPRECATED_DECORATORS = ("torch.cuda.amp.", "torch.cpu.amp.")
 
 
-class Interpreter(ExpressionEvaluator):
+class AbstractInterpreter(ExpressionEvaluator):
     """Executes functions and modules on abstract values."""
 
-    def block(self, body: list[ast.stmt], frame: Frame) -> bool:
+    def block(self, body: list[ast.stmt], frame: FunctionScope) -> bool:
         """Execute statements; return whether the end of the block is never reached."""
         depth = len(self.state.path)
         ended = False
@@ -34,25 +34,25 @@ class Interpreter(ExpressionEvaluator):
         del self.state.path[depth:]
         return ended
 
-    def _Expr(self, node: ast.Expr, frame: Frame) -> None:
+    def _Expr(self, node: ast.Expr, frame: FunctionScope) -> None:
         self.evaluate(node.value, frame)
 
-    def _Assign(self, node: ast.Assign, frame: Frame) -> None:
+    def _Assign(self, node: ast.Assign, frame: FunctionScope) -> None:
         value = self.evaluate(node.value, frame)
         for target in node.targets:
             self.assign(target, value, frame)
 
-    def _AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:
+    def _AnnAssign(self, node: ast.AnnAssign, frame: FunctionScope) -> None:
         if node.value is not None:
             self.assign(node.target, self.evaluate(node.value, frame), frame)
 
-    def _AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:
+    def _AugAssign(self, node: ast.AugAssign, frame: FunctionScope) -> None:
         left, right = self.evaluate(node.target, frame), self.evaluate(node.value, frame)
         self.assign(
             node.target, self.binary(node.op, left, right, Place(frame.module, node)), frame
         )
 
-    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: Value, frame: FunctionScope) -> None:
         """Bind a name, an attribute, or the parts of a tuple."""
         if isinstance(target, ast.Name):
             names = frame.names
@@ -65,36 +65,36 @@ class Interpreter(ExpressionEvaluator):
         elif isinstance(target, ast.Starred):
             self.assign(target.value, Value(key=value.key), frame)
         elif isinstance(target, ast.Tuple | ast.List):
-            exact = value.kind is Kind.SEQUENCE and len(value.items) == len(target.elts)
+            exact = value.kind is ValueKind.SEQUENCE and len(value.items) == len(target.elts)
             for index, part in enumerate(target.elts):
                 if exact:
                     item = value.items[index]
-                elif value.kind in (Kind.TENSOR, Kind.PARAMETERS):
+                elif value.kind in (ValueKind.TENSOR, ValueKind.PARAMETERS):
                     item = value.with_(key=f"{value.key}[{index}]", form=None)
                 else:
                     item = Value(key=f"{value.key}[{index}]")
                 self.assign(part, item, frame)
 
-    def _Return(self, node: ast.Return, frame: Frame) -> bool:
+    def _Return(self, node: ast.Return, frame: FunctionScope) -> bool:
         frame.returned.append(NONE if node.value is None else self.evaluate(node.value, frame))
         return True
 
-    def _Raise(self, node: ast.Raise, frame: Frame) -> bool:
+    def _Raise(self, node: ast.Raise, frame: FunctionScope) -> bool:
         self.evaluate(node.exc, frame)
         return True
 
-    def _Break(self, node: ast.Break, frame: Frame) -> bool:
+    def _Break(self, node: ast.Break, frame: FunctionScope) -> bool:
         return True
 
     _Continue = _Break
 
-    def _Assert(self, node: ast.Assert, frame: Frame) -> None:
+    def _Assert(self, node: ast.Assert, frame: FunctionScope) -> None:
         self.evaluate(node.test, frame)
 
-    def _Global(self, node: ast.Global, frame: Frame) -> None:
+    def _Global(self, node: ast.Global, frame: FunctionScope) -> None:
         frame.global_names.update(node.names)
 
-    def _If(self, node: ast.If, frame: Frame) -> bool:
+    def _If(self, node: ast.If, frame: FunctionScope) -> bool:
         self.evaluate(node.test, frame)
         if _is_main(node.test):
             return self.block(node.body, frame)
@@ -124,14 +124,14 @@ class Interpreter(ExpressionEvaluator):
             self.state.path.extend(conditions(node.test, ended[False]))
         return ended[True] and ended[False]
 
-    def _decided(self, test: ast.expr, frame: Frame) -> bool | None:
+    def _decided(self, test: ast.expr, frame: FunctionScope) -> bool | None:
         """Return which arm is always taken, where a constant or a followed call decides."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self._decided(test.operand, frame)
             return None if inner is None else not inner
         if isinstance(test, ast.Name | ast.Attribute):
             value = self.evaluate(test, frame)
-            if value.kind is Kind.CONSTANT and frame.function is not None and self.state.stack:
+            if value.kind is ValueKind.CONSTANT and frame.function is not None and self.state.stack:
                 return bool(value.constant) if not value.maybe else None
         if (
             isinstance(test, ast.Compare)
@@ -142,11 +142,11 @@ class Interpreter(ExpressionEvaluator):
         ):
             value = self.evaluate(test.left, frame)
             wanted = isinstance(test.ops[0], ast.Is)
-            if value.kind is Kind.CONSTANT and not value.maybe:
+            if value.kind is ValueKind.CONSTANT and not value.maybe:
                 return (value.constant is None) == wanted
         return None
 
-    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: Frame) -> None:
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: FunctionScope) -> None:
         place = Place(frame.module, node)
         if isinstance(node, ast.While):
             self.evaluate(node.test, frame)
@@ -161,7 +161,7 @@ class Interpreter(ExpressionEvaluator):
 
     _For = _AsyncFor = _While = _loop
 
-    def _with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> bool:
+    def _with(self, node: ast.With | ast.AsyncWith, frame: FunctionScope) -> bool:
         before = self.state.autocast, self.state.no_grad
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
@@ -176,14 +176,14 @@ class Interpreter(ExpressionEvaluator):
 
     def enter_context(self, value: Value, place: Place) -> None:
         """Begin an autocast or a no_grad context."""
-        if value.kind is Kind.AUTOCAST:
+        if value.kind is ValueKind.AUTOCAST:
             self.state.autocast = value if value.constant else None
             if value.constant:
                 self.record("<autocast>.enter", place, value)
-        elif value.kind is Kind.NO_GRAD:
+        elif value.kind is ValueKind.NO_GRAD:
             self.state.no_grad = True
 
-    def _Try(self, node: ast.Try, frame: Frame) -> bool:
+    def _Try(self, node: ast.Try, frame: FunctionScope) -> bool:
         ended = self.block(node.body, frame)
         for handler in node.handlers:
             self.state.path.append((f"except at line {handler.lineno}", True))
@@ -196,7 +196,7 @@ class Interpreter(ExpressionEvaluator):
 
     _TryStar = _Try
 
-    def _Match(self, node: ast.Match, frame: Frame) -> None:
+    def _Match(self, node: ast.Match, frame: FunctionScope) -> None:
         self.evaluate(node.subject, frame)
         subject = ast.unparse(node.subject)
         for index, case in enumerate(node.cases):
@@ -206,50 +206,50 @@ class Interpreter(ExpressionEvaluator):
             self.block(case.body, frame)
             del self.state.path[depth:]
 
-    def _Import(self, node: ast.Import, frame: Frame) -> None:
+    def _Import(self, node: ast.Import, frame: FunctionScope) -> None:
         for alias in node.names:
             top = alias.name.partition(".")[0]
             name = alias.name if alias.asname else top
             frame.names[alias.asname or top] = self.imported(name, 0, frame)
 
-    def _ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> None:
+    def _ImportFrom(self, node: ast.ImportFrom, frame: FunctionScope) -> None:
         for alias in node.names:
             base = node.module or ""
             full = f"{base}.{alias.name}" if base else alias.name
             value = self.imported(full, node.level, frame)
             if value.name.startswith("torch."):
-                owner = Value(Kind.EXTERNAL, name=value.name.rpartition(".")[0])
+                owner = Value(ValueKind.EXTERNAL, name=value.name.rpartition(".")[0])
                 value = self.attribute(owner, alias.name)
             frame.names[alias.asname or alias.name] = value
 
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: FunctionScope) -> None:
         info = frame.module.by_node.get(node)
         if isinstance(info, FunctionInfo):
-            frame.names[node.name] = Value(Kind.FUNCTION, info.identity, function=info)
+            frame.names[node.name] = Value(ValueKind.FUNCTION, info.identity, function=info)
             self._record_decorators(info, frame)
 
     _FunctionDef = _AsyncFunctionDef = _function
 
-    def _ClassDef(self, node: ast.ClassDef, frame: Frame) -> None:
+    def _ClassDef(self, node: ast.ClassDef, frame: FunctionScope) -> None:
         info = frame.module.by_node.get(node)
         if isinstance(info, ClassInfo):
-            frame.names[node.name] = Value(Kind.CLASS, node.name, node.name, klass=info)
+            frame.names[node.name] = Value(ValueKind.CLASS, node.name, node.name, klass=info)
             for method in info.methods.values():
                 self._record_decorators(method, frame)
 
-    def _record_decorators(self, function: FunctionInfo, frame: Frame) -> None:
+    def _record_decorators(self, function: FunctionInfo, frame: FunctionScope) -> None:
         """Record deprecated decorators; calls among them are evaluated for it."""
         for decorator in function.decorators:
             value = self.evaluate(decorator, frame)
-            if value.kind is Kind.EXTERNAL and value.name.startswith(_DEPRECATED_DECORATORS):
+            if value.kind is ValueKind.EXTERNAL and value.name.startswith(_DEPRECATED_DECORATORS):
                 self.record(value.name, Place(frame.module, decorator))
 
-    def execute(self, function: FunctionInfo, frame: Frame, place: Place) -> Value:
+    def execute(self, function: FunctionInfo, frame: FunctionScope, place: Place) -> Value:
         """Execute a function under its decorators; return what it returns."""
         state = self.state
         before = state.autocast, state.no_grad
         depth = len(state.path)
-        outer = Frame(function.module, self.environment(function.module))
+        outer = FunctionScope(function.module, self.environment(function.module))
         manages = False
         for decorator in function.decorators:
             value = self.evaluate(decorator, outer)
@@ -264,12 +264,12 @@ class Interpreter(ExpressionEvaluator):
         state.autocast, state.no_grad = before
         del state.path[depth:]
         if manages:
-            return frame.yielded or Value(Kind.CONTEXT, key_of(place))
+            return frame.yielded or Value(ValueKind.CONTEXT, key_of(place))
         if frame.yields:
             return Value(key=key_of(place))
         return union(frame.returned, key_of(place))
 
-    def _Yield(self, node: ast.Yield, frame: Frame) -> Value:
+    def _Yield(self, node: ast.Yield, frame: FunctionScope) -> Value:
         frame.yields = True
         frame.yielded = frame.yielded or self.state.autocast
         return self.evaluate(node.value, frame)
@@ -289,7 +289,7 @@ class Interpreter(ExpressionEvaluator):
             known[key] = {}
             constructor = self.method(klass, "__init__")
             if constructor is not None:
-                other = Interpreter(self.project, Trace(klass.module, key), set())
+                other = AbstractInterpreter(self.project, Trace(klass.module, key), set())
                 other.run(constructor, klass)
                 prefix = f"{key}."
                 known[key] = {
@@ -308,10 +308,12 @@ class Interpreter(ExpressionEvaluator):
             for parameter in [*positional, *node.args.kwonlyargs]
         }
         if klass is not None and positional:
-            kind = Kind.MODEL if self.is_module(klass) else Kind.INSTANCE
+            kind = ValueKind.MODEL if self.is_module(klass) else ValueKind.INSTANCE
             names[positional[0].arg] = Value(kind, class_key(klass), klass=klass)
         self.execute(
-            function, Frame(function.module, names, function), Place(function.module, _of(node))
+            function,
+            FunctionScope(function.module, names, function),
+            Place(function.module, _of(node)),
         )
 
 
@@ -327,9 +329,9 @@ def trace_module(
     names: dict[str, Value] = {}
     project.environments[module.path] = names
     trace = Trace(module, "<module>", modules=[module])
-    interpreter = Interpreter(project, trace, followed)
+    interpreter = AbstractInterpreter(project, trace, followed)
     interpreter.follows = follows
-    frame = Frame(module, names)
+    frame = FunctionScope(module, names)
     interpreter.block(module.tree.body, frame)
     names.update(frame.names)
     return trace
@@ -338,8 +340,8 @@ def trace_module(
 def trace_function(function: FunctionInfo, project: Project, followed: set[str]) -> Trace:
     """Execute one function by itself."""
     trace = Trace(function.module, function.identity, modules=[function.module])
-    interpreter: Evaluator = Interpreter(project, trace, followed)
-    assert isinstance(interpreter, Interpreter)
+    interpreter: Evaluator = AbstractInterpreter(project, trace, followed)
+    assert isinstance(interpreter, AbstractInterpreter)
     interpreter.run(function, function.klass)
     return trace
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mp_agent.lint.interpret.base import key_of
 from mp_agent.lint.interpret.externals import asked_dtypes, tensor_form
 from mp_agent.lint.interpret.trace import Place
-from mp_agent.lint.interpret.values import BF16, FP16, FP32, FP64, SIXTEEN_BITS, Kind, Value
+from mp_agent.lint.interpret.values import BF16, FP16, FP32, FP64, SIXTEEN_BITS, Value, ValueKind
 
 _CASTS = {
     "half": FP16,
@@ -36,12 +36,12 @@ _SAME_OBJECT = frozenset(
 _OTHER_ROLE = re.compile(r"(accelerator|fabric|engine|strategy|plugin|booster|manager|deepspeed)")
 """What has a `backward` or a `step` of its own."""
 _ROLES = {
-    Kind.SCALER: "<scaler>",
-    Kind.OPTIMIZER: "<optimizer>",
-    Kind.MODEL: "<model>",
-    Kind.LOSS: "<model>",
-    Kind.TENSOR: "<tensor>",
-    Kind.UNKNOWN: "<tensor>",
+    ValueKind.SCALER: "<scaler>",
+    ValueKind.OPTIMIZER: "<optimizer>",
+    ValueKind.MODEL: "<model>",
+    ValueKind.LOSS: "<model>",
+    ValueKind.TENSOR: "<tensor>",
+    ValueKind.UNKNOWN: "<tensor>",
 }
 
 
@@ -52,8 +52,8 @@ def method_target(receiver: Value, method: str, count: int) -> str | None:
     if method == "step" and _is_scaler(receiver) and count:
         return "<scaler>.step"
     if method == "backward" and (
-        receiver.kind not in (Kind.TENSOR, Kind.UNKNOWN)
-        or (receiver.kind is Kind.UNKNOWN and _OTHER_ROLE.search(receiver.key.lower()))
+        receiver.kind not in (ValueKind.TENSOR, ValueKind.UNKNOWN)
+        or (receiver.kind is ValueKind.UNKNOWN and _OTHER_ROLE.search(receiver.key.lower()))
         or receiver.key.startswith("self:")
     ):
         return None
@@ -62,8 +62,8 @@ def method_target(receiver: Value, method: str, count: int) -> str | None:
 
 
 def _is_scaler(receiver: Value) -> bool:
-    return receiver.kind is Kind.SCALER or (
-        receiver.kind is Kind.UNKNOWN and "scaler" in receiver.key.rpartition(".")[2].lower()
+    return receiver.kind is ValueKind.SCALER or (
+        receiver.kind is ValueKind.UNKNOWN and "scaler" in receiver.key.rpartition(".")[2].lower()
     )
 
 
@@ -77,18 +77,18 @@ def method_result(
     """Return what a method of something that is no code of the project returns."""
     key = key_of(place)
     if method in ("autocast", "compute_loss_context_manager", "autocast_smart_context_manager"):
-        return Value(Kind.AUTOCAST, key, constant=True, maybe=True, place=place)
+        return Value(ValueKind.AUTOCAST, key, constant=True, maybe=True, place=place)
     if method == "scale" and _is_scaler(receiver):
         first = arguments[0] if arguments else Value()
-        return first.with_(kind=Kind.TENSOR, key=key, scaled=True, form=None)
-    if receiver.kind in (Kind.MODEL, Kind.LOSS):
+        return first.with_(kind=ValueKind.TENSOR, key=key, scaled=True, form=None)
+    if receiver.kind in (ValueKind.MODEL, ValueKind.LOSS):
         return _of_model(receiver, method, arguments, keywords, place)
-    if receiver.kind in (Kind.TENSOR, Kind.UNKNOWN):
+    if receiver.kind in (ValueKind.TENSOR, ValueKind.UNKNOWN):
         return _of_tensor(receiver, method, arguments, keywords, place)
-    if receiver.kind in (Kind.SEQUENCE, Kind.PARAMETERS):
+    if receiver.kind in (ValueKind.SEQUENCE, ValueKind.PARAMETERS):
         return receiver if method in ("values", "copy") else Value(key=key)
-    if receiver.kind is Kind.ARRAY:
-        return Value(Kind.ARRAY, key)
+    if receiver.kind is ValueKind.ARRAY:
+        return Value(ValueKind.ARRAY, key)
     return Value(key=key)
 
 
@@ -103,12 +103,14 @@ def cast_dtypes(
     if "dtype" in keywords:
         return asked_dtypes(keywords)
     for value in arguments:
-        if value.kind is Kind.DTYPE:
+        if value.kind is ValueKind.DTYPE:
             return value.dtypes
-        if value.kind is Kind.TENSOR and value.dtypes:
+        if value.kind is ValueKind.TENSOR and value.dtypes:
             return value.dtypes
     known = all(
-        value.kind is Kind.CONSTANT or "device" in value.key.lower() or "rank" in value.key.lower()
+        value.kind is ValueKind.CONSTANT
+        or "device" in value.key.lower()
+        or "rank" in value.key.lower()
         for value in arguments
     )
     return receiver.dtypes if known else frozenset()
@@ -122,9 +124,9 @@ def _of_model(
     place: Place,
 ) -> Value:
     if method in ("parameters", "named_parameters"):
-        return Value(Kind.PARAMETERS, key_of(place), receiver.key, receiver.dtypes)
+        return Value(ValueKind.PARAMETERS, key_of(place), receiver.key, receiver.dtypes)
     if method == "forward":
-        return Value(Kind.TENSOR, key_of(place), dtypes=receiver.dtypes)
+        return Value(ValueKind.TENSOR, key_of(place), dtypes=receiver.dtypes)
     dtypes = cast_dtypes(receiver, method, arguments, keywords)
     if dtypes is not None:
         return receiver.with_(dtypes=dtypes, maybe=False)
@@ -144,7 +146,9 @@ def _of_tensor(
         explicit = bool(dtypes) and dtypes <= SIXTEEN_BITS and dtypes != receiver.dtypes
         moved = method in _TO and dtypes == receiver.dtypes
         return receiver.with_(
-            kind=Kind.TENSOR if dtypes or receiver.kind is Kind.TENSOR else Kind.UNKNOWN,
+            kind=ValueKind.TENSOR
+            if dtypes or receiver.kind is ValueKind.TENSOR
+            else ValueKind.UNKNOWN,
             key=key,
             dtypes=dtypes,
             cast=place if explicit else (receiver.cast if moved else None),
@@ -153,11 +157,11 @@ def _of_tensor(
             constant=None,
         )
     if method in ("item", "tolist", "numpy"):
-        return Value(Kind.ARRAY, key)
+        return Value(ValueKind.ARRAY, key)
     if method == "cpu":
-        return receiver.with_(kind=Kind.ARRAY, key=key)
+        return receiver.with_(kind=ValueKind.ARRAY, key=key)
     if method in ("parameters", "named_parameters"):
-        return Value(Kind.PARAMETERS, key, receiver.key, receiver.dtypes)
+        return Value(ValueKind.PARAMETERS, key, receiver.key, receiver.dtypes)
     form = tensor_form(method, receiver, arguments)
     asked = asked_dtypes(keywords)
     if method in _KEEPING:
@@ -167,9 +171,9 @@ def _of_tensor(
             dtypes=kept,
             form=form,
             constant=None,
-            kind=Kind.TENSOR if kept or form else receiver.kind,
+            kind=ValueKind.TENSOR if kept or form else receiver.kind,
             from_autocast=receiver.from_autocast and not asked,
         )
-    if receiver.kind is Kind.TENSOR and method not in _HOST:
-        return Value(Kind.TENSOR, key, form=form, from_autocast=receiver.from_autocast)
+    if receiver.kind is ValueKind.TENSOR and method not in _HOST:
+        return Value(ValueKind.TENSOR, key, form=form, from_autocast=receiver.from_autocast)
     return Value(key=key, form=form)

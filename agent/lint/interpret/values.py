@@ -15,7 +15,7 @@ FP16, BF16, FP32, FP64, OTHER = "float16", "bfloat16", "float32", "float64", "ot
 SIXTEEN_BITS = frozenset({FP16, BF16})
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a value is, as far as rules care."""
 
     UNKNOWN = auto()
@@ -51,7 +51,7 @@ class Kind(Enum):
 class Value:
     """One abstract value. `key` names the object: equal keys mean the same object."""
 
-    kind: Kind = Kind.UNKNOWN
+    kind: ValueKind = ValueKind.UNKNOWN
     key: str = ""
     name: str = ""
     dtypes: frozenset[str] = frozenset()
@@ -85,19 +85,19 @@ class Value:
 
 
 UNKNOWN = Value()
-NONE = Value(Kind.CONSTANT, constant=None)
+NONE = Value(ValueKind.CONSTANT, constant=None)
 
 _GUESSES = (
-    (Kind.SCALER, re.compile(r"^_?(\w+_)?(grad|amp|loss)?_?scaler(_\w+)?$", re.IGNORECASE)),
-    (Kind.OPTIMIZER, re.compile(r"^_?(\w+_)?(optimizer|optim|opt)(_?\w)?$", re.IGNORECASE)),
-    (Kind.LOSS, re.compile(r"^_?(\w+_)?(criterion|loss_fn|loss_func|loss_function)$")),
-    (Kind.MODEL, re.compile(r"^_?(\w+_)?(model|net|network)$")),
+    (ValueKind.SCALER, re.compile(r"^_?(\w+_)?(grad|amp|loss)?_?scaler(_\w+)?$", re.IGNORECASE)),
+    (ValueKind.OPTIMIZER, re.compile(r"^_?(\w+_)?(optimizer|optim|opt)(_?\w)?$", re.IGNORECASE)),
+    (ValueKind.LOSS, re.compile(r"^_?(\w+_)?(criterion|loss_fn|loss_func|loss_function)$")),
+    (ValueKind.MODEL, re.compile(r"^_?(\w+_)?(model|net|network)$")),
 )
 
 
 def guessed(value: Value, name: str) -> Value:
     """Return what a variable of this name usually holds, if nothing else is known of it."""
-    if value.kind is not Kind.UNKNOWN:
+    if value.kind is not ValueKind.UNKNOWN:
         return value
     for kind, pattern in _GUESSES:
         if pattern.match(name):
@@ -119,8 +119,8 @@ def joined(one: Value, other: Value) -> Value:
         scaled=one.scaled or other.scaled,
         from_autocast=one.from_autocast and other.from_autocast,
         form=one.form if one.form == other.form else None,
-        kind=Kind.UNKNOWN
-        if first.kind is Kind.CONSTANT and one.constant != other.constant
+        kind=ValueKind.UNKNOWN
+        if first.kind is ValueKind.CONSTANT and one.constant != other.constant
         else first.kind,
     )
 
@@ -128,10 +128,10 @@ def joined(one: Value, other: Value) -> Value:
 def _joined_constant(first: Value, second: Value) -> Any:
     if first.kind is not second.kind or first.constant == second.constant:
         return first.constant
-    return True if first.kind in (Kind.AUTOCAST, Kind.SCALER) else None
+    return True if first.kind in (ValueKind.AUTOCAST, ValueKind.SCALER) else None
 
 
 def _weight(value: Value) -> int:
-    if value.kind is Kind.UNKNOWN:
+    if value.kind is ValueKind.UNKNOWN:
         return 1
-    return 0 if value.kind in (Kind.CONSTANT, Kind.CONTEXT) else 2
+    return 0 if value.kind in (ValueKind.CONSTANT, ValueKind.CONTEXT) else 2

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mp_agent.lint.finding import Finding
+from mp_agent.lint.finding import CodeFinding
 from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE
 
@@ -18,7 +18,7 @@ def json_report(report: CheckReport) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: CodeFinding) -> dict[str, Any]:
     rule = BY_CODE[finding.code]
     return {
         "path": finding.path,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mp_agent.lint.finding import Edit, Finding, Span
+from mp_agent.lint.finding import CodeFinding, Edit, Span
 from mp_agent.lint.results import CheckReport, SkippedFile
 from mp_agent.lint.rule import Rule
 from mp_agent.lint.rules import RULES
@@ -59,7 +59,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding) -> dict[str, Any]:
+def _result(finding: CodeFinding) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.code,
         "ruleIndex": _INDEX[finding.code],
@@ -79,11 +79,11 @@ def _result(finding: Finding) -> dict[str, Any]:
     return result
 
 
-def _message(finding: Finding) -> str:
+def _message(finding: CodeFinding) -> str:
     return finding.message if finding.cell is None else f"cell {finding.cell}: {finding.message}"
 
 
-def _fix(finding: Finding) -> dict[str, Any]:
+def _fix(finding: CodeFinding) -> dict[str, Any]:
     return {
         "artifactChanges": [
             {

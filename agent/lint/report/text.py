@@ -3,14 +3,18 @@
 from rich.console import Console
 from rich.text import Text
 
-from mp_agent.lint.finding import Finding, Severity
+from mp_agent.lint.finding import CodeFinding, FindingSeverity
 from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE
 from mp_agent.lint.source.files import UnreadableSource, decoded, read_bytes
 from mp_agent.lint.source.notebook import notebook_text
 from mp_agent.lint.source.text import SourceText
 
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+_STYLES = {
+    FindingSeverity.ERROR: "bold red",
+    FindingSeverity.WARNING: "yellow",
+    FindingSeverity.NOTE: "cyan",
+}
 
 
 def print_report(report: CheckReport, console: Console) -> None:
@@ -34,7 +38,7 @@ def print_report(report: CheckReport, console: Console) -> None:
     console.print(Text(_total(report), "bold"))
 
 
-def _head(finding: Finding) -> Text:
+def _head(finding: CodeFinding) -> Text:
     cell = f":cell {finding.cell}" if finding.cell else ""
     position = f"{cell}:{finding.span.line}:{finding.span.column + 1}: "
     return Text.assemble(
@@ -45,7 +49,7 @@ def _head(finding: Finding) -> Text:
     )
 
 
-def _excerpt(finding: Finding, source: SourceText) -> Text:
+def _excerpt(finding: CodeFinding, source: SourceText) -> Text:
     """Return the first line of the finding, with its part underlined."""
     span = finding.span
     number = span.line

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import Kind, Value
+from mp_agent.lint.interpret.values import Value, ValueKind
 
 _BACKWARD = ("<tensor>.backward", "torch.autograd.backward")
 
@@ -33,7 +33,7 @@ def parameters_of(value: Value | None) -> Iterator[Value]:
     """Yield the parameters that an optimizer is given: directly, in lists, in groups."""
     if value is None:
         return
-    if value.kind is Kind.PARAMETERS:
+    if value.kind is ValueKind.PARAMETERS:
         yield value
     for item in value.items:
         yield from parameters_of(item)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import backwards
@@ -21,7 +21,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
 BACKWARD_UNDER_AUTOCAST = Rule(
     code="MP105",
     name="backward-under-autocast",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="`backward()` is called under autocast.",
     explanation="Backward operations run in the dtype that autocast chose for their forward "
     "operation; PyTorch advises against backward within the block. What backward computes again "

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 
@@ -32,7 +32,7 @@ def _is_unsafe(operation: Operation) -> bool:
 BINARY_CROSS_ENTROPY = Rule(
     code="MP104",
     name="binary-cross-entropy-under-autocast",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="Binary cross entropy of probabilities is computed under autocast.",
     explanation="The backward pass of `binary_cross_entropy` and `BCELoss` has gradients that "
     "FP16 cannot represent, so PyTorch refuses both under autocast on CUDA. The form with logits "

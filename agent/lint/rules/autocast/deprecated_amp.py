@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Edit, Severity, Span
+from mp_agent.lint.finding import Edit, FindingSeverity, Span
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 
@@ -67,7 +67,7 @@ def _after_bracket(call: str, function: str) -> int | None:
 DEPRECATED_AMP = Rule(
     code="MP112",
     name="deprecated-amp",
-    severity=Severity.NOTE,
+    severity=FindingSeverity.NOTE,
     summary="`torch.cuda.amp` or `torch.cpu.amp` is used.",
     explanation="PyTorch 2.4 deprecated both modules in favour of `torch.amp`, which takes the "
     "kind of device as its first argument; each use warns. Uses that a check of PyTorch's version "

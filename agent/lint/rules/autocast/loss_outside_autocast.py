@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import backwards, text_of
@@ -36,7 +36,7 @@ def _is_loss(operation: Operation) -> bool:
 LOSS_OUTSIDE_AUTOCAST = Rule(
     code="MP103",
     name="loss-outside-autocast",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="The loss is computed after autocast has ended.",
     explanation="Autocast runs losses in FP32. Outside of it, the loss takes the dtype of the "
     "model's output, 16 bits as a rule: its sum can overflow, and small differences vanish. "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import backwards
@@ -28,7 +28,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
 CAST_INPUT = Rule(
     code="MP102",
     name="cast-input",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="The input of a model that is trained is cast to 16 bits.",
     explanation="The cast rounds the data before the first layer sees them, and values beyond "
     "65504 become Inf in FP16. Without autocast, the model's FP32 weights do not fit such an "

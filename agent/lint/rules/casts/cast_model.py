@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.methods import cast_dtypes
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import SIXTEEN_BITS, Kind
+from mp_agent.lint.interpret.values import SIXTEEN_BITS, ValueKind
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import backwards, parameters_of, text_of
 
@@ -32,7 +32,7 @@ def _trained(trace: Trace) -> set[str]:
     optimized = {
         parameters.name
         for operation in trace.operations
-        if operation.result.kind is Kind.OPTIMIZER
+        if operation.result.kind is ValueKind.OPTIMIZER
         for parameters in parameters_of(operation.argument(0, "params"))
     }
     frozen = {operation.receiver.key for operation in trace.of(*_FREEZING)}
@@ -49,7 +49,7 @@ def _learns(operation: Operation) -> bool:
 CAST_MODEL = Rule(
     code="MP101",
     name="cast-model",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="A model that is trained is cast to 16 bits.",
     explanation="`.half()`, `.bfloat16()` and `.to(torch.float16)` leave no FP32 copy of the "
     "weights. An update below 2⁻¹¹ (FP16) or 2⁻⁸ (BF16) of its weight is rounded away, operations "

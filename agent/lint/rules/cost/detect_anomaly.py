@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Edit, Severity
+from mp_agent.lint.finding import Edit, FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import Kind
+from mp_agent.lint.interpret.values import ValueKind
 from mp_agent.lint.rule import Problem, Rule
 
 _SET = re.compile(r"^torch\.autograd\.(anomaly_mode\.)?set_detect_anomaly$")
@@ -37,7 +37,7 @@ def _is_on(operation: Operation) -> bool:
         mode = operation.keywords.get("detect_anomaly")
     else:
         return False
-    return mode is not None and mode.kind is Kind.CONSTANT and mode.constant is True
+    return mode is not None and mode.kind is ValueKind.CONSTANT and mode.constant is True
 
 
 def _edits(operation: Operation) -> tuple[Edit, ...]:
@@ -55,7 +55,7 @@ def _edits(operation: Operation) -> tuple[Edit, ...]:
 DETECT_ANOMALY = Rule(
     code="MP118",
     name="detect-anomaly",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="Anomaly detection of autograd is left on.",
     explanation="`detect_anomaly` records a stack trace per operation and checks every gradient, "
     "and raises RuntimeError at the first NaN of a backward pass. Under dynamic loss scaling an "

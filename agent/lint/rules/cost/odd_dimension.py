@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import Kind
+from mp_agent.lint.interpret.values import ValueKind
 from mp_agent.lint.rule import Problem, Rule
 
 _LAYER = re.compile(
@@ -42,7 +42,7 @@ def _sizes(operation: Operation) -> Iterator[int]:
     )
     for position, keywords in enumerate(names):
         value = operation.argument(position, *keywords)
-        number = value.constant if value is not None and value.kind is Kind.CONSTANT else None
+        number = value.constant if value is not None and value.kind is ValueKind.CONSTANT else None
         if isinstance(number, int) and not isinstance(number, bool):
             yield number
 
@@ -50,7 +50,7 @@ def _sizes(operation: Operation) -> Iterator[int]:
 ODD_DIMENSION = Rule(
     code="MP119",
     name="odd-dimension",
-    severity=Severity.NOTE,
+    severity=FindingSeverity.NOTE,
     summary="A layer has a large dimension that is no multiple of 8.",
     explanation="Tensor cores multiply 16-bit matrices in tiles of 8 elements and more. Other "
     "dimensions are padded at every call, or run without tensor cores. Dimensions below 64 and "

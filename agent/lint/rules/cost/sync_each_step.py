@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import Kind
+from mp_agent.lint.interpret.values import ValueKind
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import backwards, text_of
 
@@ -27,8 +27,8 @@ def _find(trace: Trace) -> Iterator[Problem]:
 
 def _is_on_device(operation: Operation, trained: set[str]) -> bool:
     value = operation.receiver
-    if value.kind is Kind.TENSOR or value.key in trained:
-        return value.kind is not Kind.ARRAY
+    if value.kind is ValueKind.TENSOR or value.key in trained:
+        return value.kind is not ValueKind.ARRAY
     last = value.key.rpartition(":")[2].rpartition(".")[2]
     return operation.target == "<tensor>.item" and last in _ON_DEVICE
 
@@ -42,7 +42,7 @@ def _at_every_step(operation: Operation, backward: Operation) -> bool:
 SYNC_EACH_STEP = Rule(
     code="MP117",
     name="sync-each-step",
-    severity=Severity.NOTE,
+    severity=FindingSeverity.NOTE,
     summary="`.item()`, `.cpu()` or `float(tensor)` runs at every training step.",
     explanation="Each call waits until the device has finished what was queued, so the host "
     "cannot prepare the next step meanwhile. Calls under a condition (every hundredth step), "

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import FP16, Kind
+from mp_agent.lint.interpret.values import FP16, ValueKind
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import parameters_of
 
@@ -18,7 +18,7 @@ _DEFAULT = 1e-8
 def _find(trace: Trace) -> Iterator[Problem]:
     for operation in trace.operations:
         match = _OPTIMIZER.search(operation.target)
-        if match is None or operation.result.kind is not Kind.OPTIMIZER:
+        if match is None or operation.result.kind is not ValueKind.OPTIMIZER:
             continue
         epsilon = _epsilon(operation)
         if epsilon is None or float(np.float16(epsilon)) != 0.0:
@@ -37,7 +37,7 @@ def _epsilon(operation: Operation) -> float | None:
     if value is None:
         return _DEFAULT
     number = value.constant
-    return float(number) if value.kind is Kind.CONSTANT and _is_number(number) else None
+    return float(number) if value.kind is ValueKind.CONSTANT and _is_number(number) else None
 
 
 def _is_number(value: object) -> bool:
@@ -47,7 +47,7 @@ def _is_number(value: object) -> bool:
 ADAM_EPSILON = Rule(
     code="MP116",
     name="adam-epsilon",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="Adam's epsilon is zero in its 16-bit state.",
     explanation="The smallest FP16 number is 6e-8, so the default of 1e-8 is rounded to 0 when "
     "the state has the FP16 of the parameters. Where the second moment is 0 too, the update is "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.interpret.values import FP64
 from mp_agent.lint.rule import Problem, Rule
@@ -27,7 +27,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
 CANCELLING_VARIANCE = Rule(
     code="MP113",
     name="cancelling-variance",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="Variance is computed as E[x²] − E[x]².",
     explanation="Both terms are about E[x]²; their difference keeps only the digits in which they "
     "differ. With 11 bits (FP16) or 8 bits (BF16) nothing is left once the mean is 32 (or 11) "

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.externals import asked_dtypes
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import SIXTEEN_BITS, Kind, Value
+from mp_agent.lint.interpret.values import SIXTEEN_BITS, Value, ValueKind
 from mp_agent.lint.rule import Problem, Rule
 
 _NAMES = r"(?:exp|exp2|expm1|log|log2|log10|log1p|pow|softmax|log_softmax|logsumexp|cosh|sinh)"
@@ -26,7 +26,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
         dtypes = asked if "dtype" in operation.keywords else operand.dtypes
         if operation.autocast is not None and not asked:
             continue
-        if dtypes and dtypes <= SIXTEEN_BITS and operand.kind is not Kind.ARRAY:
+        if dtypes and dtypes <= SIXTEEN_BITS and operand.kind is not ValueKind.ARRAY:
             yield Problem(
                 operation.place,
                 f"{name} in {'/'.join(sorted(dtypes))}: its range or its digits do not suffice",
@@ -49,7 +49,7 @@ def _operand(operation: Operation) -> Value:
 LOW_PRECISION_FUNCTION = Rule(
     code="MP115",
     name="low-precision-function",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="exp, log, pow or softmax is computed in 16 bits.",
     explanation="`exp(11.1)` is Inf in FP16, `log` of what was rounded to zero is −Inf, `pow` "
     "leaves the range quickly, and probabilities below 6e-8 become zero. BF16 keeps the range but "

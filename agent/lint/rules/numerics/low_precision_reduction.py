@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.externals import asked_dtypes
 from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import SIXTEEN_BITS, Kind, Value
+from mp_agent.lint.interpret.values import SIXTEEN_BITS, Value, ValueKind
 from mp_agent.lint.rule import Problem, Rule
 
 _NAMES = r"(sum|mean|norm|var|std|cumsum|prod|cumprod|nansum|nanmean)"
@@ -27,7 +27,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
         widened = operation.autocast is not None and not asked
         if widened and _FP32_UNDER_AUTOCAST.search(operation.target):
             continue
-        if _operand(operation).kind is Kind.ARRAY:
+        if _operand(operation).kind is ValueKind.ARRAY:
             continue
         yield Problem(
             operation.place,
@@ -45,7 +45,7 @@ def _operand(operation: Operation) -> Value:
 LOW_PRECISION_REDUCTION = Rule(
     code="MP114",
     name="low-precision-reduction",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="A sum, mean, norm or variance has 16 bits.",
     explanation="A sum of 65 505 ones is Inf in FP16. In BF16 a sum of 256 ones and one more is "
     "256: its spacing is 2 from there on. Kernels add up in FP32, but the result is rounded to "

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import last_backward, loss_of
@@ -38,7 +38,7 @@ def _helps(unscale: Operation, clip: Operation, trace: Trace) -> bool:
 CLIP_WITHOUT_UNSCALE = Rule(
     code="MP106",
     name="clip-without-unscale",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="Gradients are clipped without, or before, `scaler.unscale_`.",
     explanation="After `scaler.scale(loss).backward()` the gradients are multiplied by the loss "
     "scale, 65536 at first. A limit of 1.0 then cuts every step down to about 1/65536 of what was "

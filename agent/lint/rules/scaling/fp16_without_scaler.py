@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.interpret.values import FP16
 from mp_agent.lint.rule import Problem, Rule
@@ -32,7 +32,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
 FP16_WITHOUT_SCALER = Rule(
     code="MP110",
     name="fp16-without-scaler",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="A model is trained under FP16 autocast without a GradScaler.",
     explanation="FP16 has no numbers between 0 and 6e-8, and few below 6e-5. Without loss scaling "
     'a large part of most models\' gradients becomes zero. `autocast("cuda")` without a dtype is '

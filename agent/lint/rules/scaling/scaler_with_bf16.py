@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.interpret.values import BF16
 from mp_agent.lint.rule import Problem, Rule
@@ -25,7 +25,7 @@ def _find(trace: Trace) -> Iterator[Problem]:
 SCALER_WITH_BF16 = Rule(
     code="MP111",
     name="scaler-with-bf16",
-    severity=Severity.WARNING,
+    severity=FindingSeverity.WARNING,
     summary="A GradScaler is used with BF16 autocast.",
     explanation="BF16 has the exponent of FP32, so there is nothing to scale. As BF16 gradients "
     "hardly ever overflow, the scale doubles every 2000 steps until FP32 overflows, and then "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import last_backward, loss_of
@@ -33,7 +33,7 @@ def _is_alternative(step: Operation, trace: Trace) -> bool:
 STEP_BYPASSES_SCALER = Rule(
     code="MP109",
     name="step-bypasses-scaler",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="`optimizer.step` is called in place of `scaler.step`.",
     explanation="After `scaler.scale(loss).backward()`, only `scaler.step(optimizer)` divides the "
     "gradients by the loss scale and skips the step when one of them is Inf or NaN.",

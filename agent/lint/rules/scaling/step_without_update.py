@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 
@@ -37,7 +37,7 @@ def _updated_elsewhere(step: Operation) -> bool:
 STEP_WITHOUT_UPDATE = Rule(
     code="MP108",
     name="step-without-update",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="`scaler.step` is called without `scaler.update`.",
     explanation="`update()` ends a step for the scaler: it adapts the loss scale and forgets "
     "which optimizers were unscaled and stepped. Without it the next `step()` raises RuntimeError.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Severity
+from mp_agent.lint.finding import FindingSeverity
 from mp_agent.lint.interpret.trace import Operation, Trace
 from mp_agent.lint.rule import Problem, Rule
 
@@ -57,7 +57,7 @@ def _repeats(call: Operation, updates: list[Operation]) -> bool:
 UNSCALE_TWICE = Rule(
     code="MP107",
     name="unscale-twice",
-    severity=Severity.ERROR,
+    severity=FindingSeverity.ERROR,
     summary="`scaler.unscale_` is called twice for an optimizer between two updates.",
     explanation="GradScaler raises RuntimeError at the second call. With gradient accumulation "
     "this happens when `unscale_` runs at every micro-batch and `update()` only at the last.",

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mp_agent.probe.statistics.fused.runs import Form, Run, runs_of
+from mp_agent.probe.statistics.fused.runs import Form, StridedRows, runs_of
 
 CHUNK_ELEMENTS = 64 * 1024
 
@@ -77,7 +77,7 @@ def make_chunk_tables(
     )
 
 
-def _cut(tensor: int, run: Run, chunk_elements: int) -> Int64Array:
+def _cut(tensor: int, run: StridedRows, chunk_elements: int) -> Int64Array:
     """Return the rows of the chunk table for one run."""
     starts = np.arange(0, run.elements, chunk_elements, dtype=np.int64)
     chunks = np.empty((len(starts), 7), dtype=np.int64)

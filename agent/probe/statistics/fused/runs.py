@@ -14,7 +14,7 @@ WIDTH_AT_MOST = 2**30
 """The kernels count within rows in 32 bits."""
 
 
-class Run(NamedTuple):
+class StridedRows(NamedTuple):
     """Rows at equal distances, of elements at equal distances; all in elements.
 
     Element `e` lies at `offset + e // width * row_stride + e % width * column_stride`. Elements
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     column_stride: int
 
 
-def runs_of(form: Form) -> list[Run] | None:
+def runs_of(form: Form) -> list[StridedRows] | None:
     """Return runs that cover a tensor once, in order of their memory; None for too many."""
     shape, strides = form
     if 0 in shape:
@@ -45,7 +45,10 @@ def runs_of(form: Form) -> list[Run] | None:
         return None
     row_stride = rows[1] if rows[0] > 1 else 1
     elements = rows[0] * columns[0]
-    return [Run(offset, elements, columns[0], row_stride, columns[1]) for offset in _offsets(outer)]
+    return [
+        StridedRows(offset, elements, columns[0], row_stride, columns[1])
+        for offset in _offsets(outer)
+    ]
 
 
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.fused.runs import RUNS_AT_MOST, Run, runs_of
+from mp_agent.probe.statistics.fused.runs import RUNS_AT_MOST, StridedRows, runs_of
 from tests.agent.probe.statistics.gradients import LAYOUTS
 
 
-def places(run: Run) -> list[int]:
+def places(run: StridedRows) -> list[int]:
     return [
         run.offset + number // run.width * run.row_stride + number % run.width * run.column_stride
         for number in range(run.elements)
