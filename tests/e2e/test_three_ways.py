@@ -21,7 +21,7 @@ from tests.e2e.logged_job import STEPS
 from tests.e2e.observatory import TIME_SCALE
 from tests.waiting import wait_until
 from tools.jobs import ROOT, torchrun_job
-from tools.running import prometheus
+from tools.servers.running import prometheus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 
