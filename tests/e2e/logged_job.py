@@ -47,7 +47,8 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float
     inputs = torch.randn(4096, FEATURES)
     loss = functional.mse_loss(model(inputs), inputs[:, :1])
     loss.backward()
-    norm = torch.stack([p.grad.double().norm() for p in model.parameters()]).norm()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([gradient.double().norm() for gradient in gradients]).norm()
     optimizer.step()
     optimizer.zero_grad()
     mean = loss.detach().clone()

@@ -231,7 +231,8 @@ def test_two_optimizers_of_one_model_are_measured_together(watched, machine):
 
         def step(self, number: int) -> None:
             self.model(self.inputs[number]).pow(2).mean().backward()
-            self.gradients.append([p.grad.clone() for p in self.model.parameters()])
+            gradients = [p.grad for p in self.model.parameters()]
+            self.gradients.append([each.clone() for each in gradients if each is not None])
             self.optimizer.step()
             self.other.step()
             self.model.zero_grad()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,11 +54,11 @@ def model_of(width: int = 64) -> nn.Sequential:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     """Return the sum of squares of the gradients of each step."""
-    sums = []
+    sums: list[float] = []
     for number in range(STEPS):
         torch.manual_seed(number)
         model(torch.randn(8, 16, device="cuda")).pow(2).mean().backward()
-        gradients = [p.grad for p in model.parameters()]
+        gradients: list[Any] = [p.grad for p in model.parameters()]
         local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
         sums.append(sum(float(gradient.double().pow(2).sum()) for gradient in local))
         optimizer.step()
@@ -97,7 +98,7 @@ def test_ddp_over_nccl(watched, group):
 @pytest.mark.parametrize("offload", [False, True])
 def test_fsdp2(watched, group, offload):
     probe, writer = watched
-    options = {"offload_policy": CPUOffloadPolicy()} if offload else {}
+    options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy()} if offload else {}
     model = model_of()
     for layer in (model[0], model[2]):
         fully_shard(layer, **options)
@@ -120,11 +121,12 @@ def test_two_optimizers_on_streams_that_do_not_wait_for_each_other(watched):
     model = model_of(4096)
     optimizers = [torch.optim.SGD(model[place].parameters(), 1e-3) for place in (0, 2)]
     streams = [torch.cuda.Stream() for _ in optimizers]
-    sums = []
+    sums: list[float] = []
     for number in range(STEPS):
         torch.manual_seed(number)
         model(torch.randn(8, 16, device="cuda")).pow(2).mean().backward()
-        sums.append(sum(float(p.grad.double().pow(2).sum()) for p in model.parameters()))
+        gradients: list[Any] = [p.grad for p in model.parameters()]
+        sums.append(sum(float(gradient.double().pow(2).sum()) for gradient in gradients))
         torch.cuda.synchronize()
         for stream, optimizer in zip(streams, optimizers, strict=True):
             with torch.cuda.stream(stream):

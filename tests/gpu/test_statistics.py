@@ -6,8 +6,7 @@ Without a GPU the same operations run on the processor, all but those of memory 
 import pytest
 import torch
 
-from mp_agent.probe.optimizers import measurement
-from mp_agent.probe.statistics import GradientStatistics
+from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
@@ -19,7 +18,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA dev
 
 @pytest.fixture
 def statistics(machine: Machine) -> GradientStatistics:
-    return measurement.for_device(machine.device)
+    return for_device(machine.device)
 
 
 @pytest.mark.gpu

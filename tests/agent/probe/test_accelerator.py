@@ -1,6 +1,7 @@
 """What can be said of an accelerator's runtime without one."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,14 +47,14 @@ class TestRegistering:
 
         def register(address: int, size: int, flags: int) -> int:
             asked.append((address, size, flags))
-            return runtime.result
+            return int(runtime.result)
 
         runtime = SimpleNamespace(cudaHostRegister=register, result=0, asked=asked)
         monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
         return runtime
 
     def test_all_of_the_memory_is_registered(self, runtime):
-        memory = np.zeros(4096, dtype=np.uint8)
+        memory: Any = np.zeros(4096, dtype=np.uint8)
         assert accelerator.register_host_memory(memoryview(memory), CUDA)
         assert runtime.asked == [(memory.ctypes.data, 4096, 0)]
 

@@ -209,6 +209,7 @@ class TestOffloadedGradients:
         delivery.collect()
         contents = read_ring(writer.path)
         powers = np.array([column.unscaling.value for column in GRADIENT_COLUMNS])
+        assert seen.totals_GC is not None and seen.rows_LC is not None
         totals_GC, rows_LC = seen.totals_GC.numpy(), seen.rows_LC.numpy()
         np.testing.assert_array_equal(contents.records[0].gradients[0], totals_GC[0])
         np.testing.assert_array_equal(contents.records[0].gradients[1], totals_GC[1] * 0.5**powers)

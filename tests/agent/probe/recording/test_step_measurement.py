@@ -1,6 +1,7 @@
 """Where the loss scale is when gradients are measured."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,9 +39,11 @@ def measured():
             gradients=lambda note: [torch.zeros(4, device=gradients)],
         )
         schedule = LayerSchedule(1, DEFAULTS)
-        measurement = StepMeasurement(measures, schedule, lambda feature: None)
+        stand_in: Any = measures
+        measurement = StepMeasurement(stand_in, schedule, lambda feature: None)
+        planned: Any = plan
         inverse_scale = torch.zeros((), device=scale, dtype=torch.float64)
-        measurement.fill_in(step, [(plan, inverse_scale)], at_all_layers=True)
+        measurement.fill_in(step, [(planned, inverse_scale)], at_all_layers=True)
         return measures.inverse_scale, step
 
     with FakeTensorMode():

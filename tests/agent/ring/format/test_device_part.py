@@ -37,6 +37,7 @@ class Ring:
             numbers=7,
             totals_place=1,
         )
+        assert part is not None
         part.write(number, known)
         if brought:
             values = transfer(number, sequence + 0.5, *range(6))
@@ -44,6 +45,7 @@ class Ring:
 
     def layers(self, sequence: int) -> None:
         values = transfer(sequence, *np.arange(15) + sequence)
+        assert self.writer.device_part is not None
         self.writer.device_part.memory.layers_SW[sequence % 2] = values
 
     def recovered(self, after: int = 0) -> tuple[list[StepRecord], list[LayerTable]]:
