@@ -13,7 +13,7 @@ from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.probe.statistics.gradients import LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, by_name, expected_row
-from tests.agent.probe.statistics.test_statistics import gradients_of_any_kind
+from tests.agent.probe.statistics.test_every_column import gradients_of_any_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, for what overflows
 
