@@ -12,6 +12,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.local_sgd import LocalSGD
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
     post_localSGD_hook,
@@ -154,13 +155,13 @@ def post_local_sgd(accelerator: Accelerator) -> None:
     train(model, PostLocalSGDOptimizer(optim=sgd(model), averager=averager))
 
 
-def keep_local(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def keep_local(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def reduce_by_hand(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def reduce_by_hand(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     mean: torch.futures.Future[torch.Tensor] = work.get_future().then(
         lambda done: done.value()[0] / dist.get_world_size()
