@@ -136,13 +136,13 @@ def test_a_worse_severity_mutes_the_milder_of_the_same_alert_and_run_only(desk: 
         _alert("MpAgentGradientExplosion", "warning", "muting"),
         _alert("MpAgentGradientExplosion", "info", "muting"),
         _alert("MpAgentGradientExplosion", "warning", "calm"),
-        _alert("MpAgentLossSpike", "warning", "muting"),
+        _alert("MpAgentRankStraggler", "warning", "muting"),
         _alert("MpAgentGradientExplosion", "warning", "muting", labels={"namespace": "b"}),
     )
     name = {"alertname": "MpAgentGradientExplosion"}
     assert desk.state(**name, run="muting", severity="info") == "suppressed"
     assert desk.state(**name, run="calm", severity="warning") == "active"
-    assert desk.state(alertname="MpAgentLossSpike", run="muting") == "active"
+    assert desk.state(alertname="MpAgentRankStraggler", run="muting") == "active"
     assert desk.state(**name, run="muting", namespace="b") == "active"
     wait_until(lambda: desk.webhook_messages("calm"), what="the calm run's ticket")
     assert not any(
@@ -235,7 +235,8 @@ _FULL = _alert(
     startsAt="2026-01-02T03:04:05Z",
 )
 _LINES = [
-    "CRITICAL MpAgentRankNonFinite: Rank 3 of run llama-7b saw <NaN> & Inf first.",
+    "CRITICAL MpAgentRankNonFinite: MpAgentRankNonFinite in short.",
+    "Rank 3 of run llama-7b saw <NaN> & Inf first.",
     "Where: cluster west, namespace ml, run llama-7b, rank 3, layer blocks.7.mlp, "
     "since step 1234, 2026-01-02 03:04:05 UTC",
     "What to do: Look at rank 3's data. Then at its GPU.",
@@ -264,8 +265,9 @@ def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(told: 
     assert attachment["title"] == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
     assert attachment["title_link"].startswith("https://grafana.example/d/mp-agent-run")
     lines = attachment["text"].splitlines()
-    assert lines[:4] == [
-        "*CRITICAL MpAgentRankNonFinite*: Rank 3 of run llama-7b saw &lt;NaN&gt; &amp; Inf first.",
+    assert lines[:5] == [
+        "*CRITICAL MpAgentRankNonFinite*: MpAgentRankNonFinite in short.",
+        "Rank 3 of run llama-7b saw &lt;NaN&gt; &amp; Inf first.",
         "*Where:* cluster west, namespace ml, run llama-7b, rank 3, layer blocks.7.mlp, "
         "since step 1234, 2026-01-02 03:04:05 UTC",
         "*What to do:* Look at rank 3's data. Then at its GPU.",
@@ -292,7 +294,7 @@ def test_pagerduty_is_told_severity_run_and_the_whole_text(told: Desk) -> None:
         "llama-7b",
         "west",
     )
-    assert payload["custom_details"]["firing"].splitlines()[:5] == _LINES
+    assert payload["custom_details"]["firing"].splitlines()[:6] == _LINES
 
 
 def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
@@ -301,7 +303,7 @@ def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
     )
     assert mail["Subject"] == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
     text = mail.get_body(("plain",)).get_content()
-    assert text.splitlines()[:5] == _LINES
+    assert text.splitlines()[:6] == _LINES
     html = mail.get_body(("html",)).get_content()
     for part in (
         "Rank 3 of run llama-7b saw &lt;NaN&gt; &amp; Inf first.",
