@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.backtest.log.training_log import Quantity, TrainingLog
 from mp_agent.backtest.results import Blind
-from mp_agent.node.accounting.gradient_norms import FIRST_STEPS
-from mp_agent.node.accounting.loss import WARM_UP_STEPS
+from mp_agent.node.accounting.gradients.gradient_norms import FIRST_STEPS
+from mp_agent.node.accounting.training.loss import WARM_UP_STEPS
 
 _Q = Quantity
 _SCALE = frozenset((_Q.LOSS_SCALE,))

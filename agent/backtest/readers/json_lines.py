@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.encoding.json_text import parse
 from mp_agent.backtest.readers.format import LogFormat, log_of_rows, read_text
-from mp_agent.backtest.readers.json_text import parse
 from mp_agent.errors import LogError
 
 _NAME = "jsonl"

@@ -7,8 +7,8 @@ from typing import Any
 from mp_agent.backtest.log.columns import number
 from mp_agent.backtest.log.rows import Problems, Row, rows_of_columns
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.encoding.json_text import parse
 from mp_agent.backtest.readers.format import LogFormat, log_of_rows, read_text
-from mp_agent.backtest.readers.json_text import parse
 from mp_agent.errors import LogError
 
 _NAME = "json"

@@ -12,7 +12,7 @@ from mp_agent.alerting.detector.readings import Reading
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, Scrape, TrainingLog
-from mp_agent.backtest.readers.http_query import ask
+from mp_agent.backtest.readers.encoding.http_query import ask
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import LogError
 

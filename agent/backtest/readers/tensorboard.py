@@ -7,9 +7,8 @@ from typing import Any, BinaryIO
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.crc32c import masked_crc32c
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows
-from mp_agent.backtest.readers.protobuf import (
+from mp_agent.backtest.readers.encoding.crc32c import masked_crc32c
+from mp_agent.backtest.readers.encoding.protobuf import (
     Value,
     WireError,
     double,
@@ -19,6 +18,7 @@ from mp_agent.backtest.readers.protobuf import (
     single,
     text,
 )
+from mp_agent.backtest.readers.format import LogFormat, log_of_rows
 from mp_agent.errors import LogError
 
 _NAME = "tensorboard"

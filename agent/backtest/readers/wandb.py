@@ -11,9 +11,9 @@ from typing import Any
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.encoding.json_text import parse
+from mp_agent.backtest.readers.encoding.protobuf import WireError, fields_of, message, signed, text
 from mp_agent.backtest.readers.format import LogFormat, log_of_rows
-from mp_agent.backtest.readers.json_text import parse
-from mp_agent.backtest.readers.protobuf import WireError, fields_of, message, signed, text
 from mp_agent.errors import LogError
 
 _NAME = "wandb"

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from mp_agent.node.accounting.gradient_norms import NormTracker
+from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
+from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
-from mp_agent.node.accounting.layer_health import LayerHealth
-from mp_agent.node.accounting.learning import LearningTracker
-from mp_agent.node.accounting.loss import LossTracker
-from mp_agent.node.accounting.loss_scale import LossScaleTracker
-from mp_agent.node.accounting.loss_scale_floor import FloorSkips
-from mp_agent.node.accounting.pace import Pace
-from mp_agent.node.accounting.stragglers import StragglerTracker
+from mp_agent.node.accounting.ranks.pace import Pace
+from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
 from mp_agent.node.accounting.tracker import Tracker
+from mp_agent.node.accounting.training.learning import LearningTracker
+from mp_agent.node.accounting.training.loss import LossTracker
+from mp_agent.node.accounting.training.loss_scale import LossScaleTracker
+from mp_agent.node.accounting.training.loss_scale_floor import FloorSkips
 from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep
 

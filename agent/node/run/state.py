@@ -10,7 +10,7 @@ from pathlib import Path
 from mp_agent.alerting.site import usable_values
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.pace import Standstill
+from mp_agent.node.accounting.ranks.pace import Standstill
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.conditions.tracker import ConditionTracker

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.stragglers import laggards
+from mp_agent.node.accounting.ranks.stragglers import laggards
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.collect.rank_source import RankSource

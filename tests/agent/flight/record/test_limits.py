@@ -17,7 +17,7 @@ from mp_agent.flight.postmortem.causes.small_gradients import _LEVELS
 from mp_agent.flight.postmortem.diagnosis import Causes
 from mp_agent.flight.record.evidence import gather
 from mp_agent.flight.record.limits import recorded_values, with_assignments
-from mp_agent.node.accounting import learning
+from mp_agent.node.accounting.training import learning
 from mp_agent.node.flight.job import make_record
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.settings import Settings

@@ -1,7 +1,7 @@
 import pytest
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.loss_scale_floor import FloorSkips
+from mp_agent.node.accounting.training.loss_scale_floor import FloorSkips
 from tests.agent.node.builders import merged_step
 
 THRESHOLDS = resolve({})

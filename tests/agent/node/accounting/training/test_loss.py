@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.loss import (
+from mp_agent.node.accounting.training.loss import (
     BLOCK_STEPS,
     TREND_BLOCKS,
     WARM_UP_STEPS,

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.loss_reference import ACCEPT_STEPS, LossReference
 from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.training.loss_reference import ACCEPT_STEPS, LossReference
 from tests.agent.node.builders import merged_step
 
 

@@ -4,7 +4,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.gradient_norms import ACCEPT_STEPS, MAIN, NormTracker
+from mp_agent.node.accounting.gradients.gradient_norms import ACCEPT_STEPS, MAIN, NormTracker
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import OptimizerStep
 from tests.agent.node.builders import NO_GRADIENTS, merged_step

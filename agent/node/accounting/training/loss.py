@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mp_agent.node.accounting.loss_reference import LossReference
 from mp_agent.node.accounting.medians import (
     LARGEST,
     breadth,
@@ -16,6 +15,7 @@ from mp_agent.node.accounting.medians import (
     median_of_array,
 )
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.training.loss_reference import LossReference
 from mp_agent.records.health import LossLevel
 from mp_agent.records.merged import MergedStep
 

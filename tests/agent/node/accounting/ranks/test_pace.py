@@ -2,7 +2,7 @@ from statistics import median
 
 import pytest
 
-from mp_agent.node.accounting.pace import Pace, Standstill
+from mp_agent.node.accounting.ranks.pace import Pace, Standstill
 
 
 def usual(*seconds: float | None) -> float | None:

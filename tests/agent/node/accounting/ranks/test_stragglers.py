@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mp_agent.node.accounting.stragglers import (
+from mp_agent.node.accounting.ranks.stragglers import (
     BLOCK_STEPS,
     BLOCKS,
     StragglerTracker,

@@ -3,13 +3,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.layer_health import (
+from mp_agent.node.accounting.gradients.layer_health import (
     EARLY_SAMPLES,
     LAYERS_AT_MOST,
     NAMED_AT_MOST,
     LayerHealth,
 )
-from mp_agent.node.accounting.layer_health_state import LayerHealthState
+from mp_agent.node.accounting.gradients.layer_health_state import LayerHealthState
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS

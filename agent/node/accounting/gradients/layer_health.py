@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
-from mp_agent.node.accounting.layer_health_state import LayerHealthState
+from mp_agent.node.accounting.gradients.layer_health_state import LayerHealthState
 from mp_agent.node.accounting.medians import median
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.records.columns import GRADIENTS

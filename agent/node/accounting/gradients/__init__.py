@@ -1,0 +1,1 @@
+"""State of gradient norms and of layers, from step to step."""

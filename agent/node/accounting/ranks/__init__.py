@@ -1,0 +1,1 @@
+"""State of the ranks' pace, from step to step."""

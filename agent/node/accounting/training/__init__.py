@@ -1,0 +1,1 @@
+"""State of the loss, the loss scale and the learning rate, from step to step."""
