@@ -74,10 +74,13 @@ def worst_over_range(name: str, count: int, *, keep: tuple[str, ...], where: str
     The same ones at every point: the largest of each moment can be another each time, which with
     thousands of ranks makes hundreds of series.
     """
-    peaks = aggregated(f"max_over_time({series(name, where)}[$__range] @ end())", "max", keep=keep)
-    found = aggregated(
-        chosen(series(name, where), f"topk({count}, {peaks})", keep=keep), "max", keep=keep
-    )
+    return worst_of(series(name, where), count, keep=keep)
+
+
+def worst_of(selector: str, count: int, *, keep: tuple[str, ...]) -> str:
+    """Return the same of the series that a selector finds."""
+    peaks = aggregated(f"max_over_time({selector}[$__range] @ end())", "max", keep=keep)
+    found = aggregated(chosen(selector, f"topk({count}, {peaks})", keep=keep), "max", keep=keep)
     return f"topk({count}, {found})"
 
 

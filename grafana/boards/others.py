@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from grafana.panel import Board, Panel, Query, Row, View, unit_of
-from grafana.queries import SELECTED, aggregated
+from grafana.queries import SELECTED, aggregated, worst_of
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metric import Kind, Metric, Scope
@@ -76,10 +76,13 @@ def _expression(metric: Metric) -> str:
         return f"histogram_quantile(0.9, {buckets})"
     if metric.kind is Kind.COUNTER:
         present = aggregated(f"rate({name}{{{SELECTED}}}[$__rate_interval])", "sum", keep=labels)
-    else:
+    elif metric.name.endswith("timestamp"):
         # Grafana counts time in milliseconds.
-        factor = " * 1000" if metric.name.endswith("timestamp") else ""
-        present = aggregated(f"{name}{{{SELECTED}}}{factor}", "max", keep=labels)
+        present = aggregated(f"{name}{{{SELECTED}}} * 1000", "max", keep=labels)
+    elif labels:
+        return worst_of(f"{name}{{{SELECTED}}}", _MOST_SERIES, keep=labels)
+    else:
+        present = aggregated(f"{name}{{{SELECTED}}}", "max")
     return f"topk({_MOST_SERIES}, {present})" if labels else present
 
 

@@ -164,7 +164,8 @@ def test_every_duration_and_every_threshold_is_used() -> None:
                 limits.add(node.threshold)
             if isinstance(node, Length):
                 durations.add(node.duration)
-    assert {d.name for d in DURATIONS} == {d.name for d in durations} | {"scrape_gap"}
+    of_texts = {"scrape_gap", "cause_window"}
+    assert {d.name for d in DURATIONS} == {d.name for d in durations} | of_texts
     assert {limit.name for limit in limits} | set(_COUNTED) == set(DEFAULTS)
 
 

@@ -34,7 +34,10 @@ def test_the_step_is_the_earliest_of_the_run_s_own_series(
         test["input_series"].append({"series": series, "values": f"{step}x30"})
     alerts = [alert for moment in test["alert_rule_test"] for alert in moment.get("exp_alerts", ())]
     for alert in alerts:
-        alert["exp_annotations"]["step"] = "1200"
+        annotations = alert["exp_annotations"]
+        annotations["step"] = "1200"
+        what, rest = annotations["summary"].split(". ", 1)
+        annotations["summary"] = f"{what}, since step 1200. {rest}"
     assert alerts
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
     assert_passes(server("promtool"), tmp_path / "tests.yaml")

@@ -41,7 +41,8 @@ def test_each_event_is_one_line_of_the_log(training: Training, caplog: pytest.Lo
     assert record.levelno == logging.CRITICAL
     assert line.startswith(
         f"condition={EXPLOSION} state=firing severity=critical run=llama step=61 "
-        "since_step=61 rank= layer= phase= value=1 description="
+        "since_step=61 rank= layer= phase= value=1 "
+        'summary="Gradients are exploding, since step 61. '
     )
     remedy = json.loads(line.split(" remedy=")[1])
     assert remedy.startswith("Clip gradients")
