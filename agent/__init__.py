@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mp_agent.compare.report.model import PrecisionReport
     from mp_agent.lint.results import CheckReport
+    from mp_agent.recommend.result import Recommendation
 
 __all__ = [
     "ConditionEvent",
@@ -38,6 +39,7 @@ __all__ = [
     "observe",
     "on_condition",
     "phase",
+    "recommend",
     "shutdown",
 ]
 
@@ -267,6 +269,58 @@ def compare_precision(
             reference=reference,
             tolerance=tolerance,
             loss_scale=loss_scale,
+            search_trials=search_trials,
+            progress=bar,
+        )
+
+
+def recommend(
+    model: nn.Module,
+    batch: Any,
+    loss: nn.Module | Callable[[nn.Module, Any], Tensor] | None = None,
+    *,
+    goal: str = "speed",
+    capability: str | None = None,
+    steps: int = 8,
+    learning_rate: float = 1e-4,
+    tolerance: float = 0.05,
+    search_trials: int = 40,
+    progress: bool | None = None,
+) -> Recommendation:
+    """Recommend a precision for a model on this hardware, with the reason for each part.
+
+    The result has `plan` (precision, initial loss scale, modules to keep in FP32, Adam's epsilon,
+    the norm to clip at, and `settings` for `init`), `reasons`, `considered`, what was measured,
+    estimates of speed and memory, `code()` to paste and `as_json()`. Independent of `init`, in one
+    process.
+
+    `batch` and `loss` are those of `compare_precision`; a DataLoader or an iterator in place of the
+    batch gives one batch per step. `goal` is `speed`, `memory` or `stability`. `capability`, such
+    as "8.0", plans for a GPU that is not here. Gradients are measured in `steps` steps in FP32 with
+    AdamW at `learning_rate`. A precision passes if the mean absolute difference of the model's
+    outputs is below `tolerance` times their RMS, and nothing is NaN or Inf that is finite in FP32;
+    `search_trials` bounds the search for what to keep in FP32. `progress` shows a bar on standard
+    error; by default on terminals.
+
+    The model itself is never run or changed. Needs the memory of several copies: weights, gradients
+    and Adam's state in FP32.
+
+    Raises AdviceError (a ValueError), naming the argument, for wrong ones and for a model whose
+    loss or gradients are not finite in FP32; CompareError for models that cannot be copied.
+    """
+    from mp_agent.compare.progress import progress_bar
+    from mp_agent.recommend.api import recommend_plan
+
+    with progress_bar(progress) as bar:
+        return recommend_plan(
+            model,
+            batch,
+            loss,
+            goal=goal,
+            capability=capability,
+            steps=steps,
+            learning_rate=learning_rate,
+            tolerance=tolerance,
             search_trials=search_trials,
             progress=bar,
         )

@@ -14,6 +14,7 @@ from mp_agent.node.commands.exec import exec_command
 from mp_agent.node.commands.flight import dump_command, postmortem_command
 from mp_agent.node.commands.node import node_command
 from mp_agent.probe.command import run_command
+from mp_agent.recommend.command import recommend_command
 from mp_agent.top import top_command
 from mp_agent.version import __version__
 
@@ -33,6 +34,7 @@ for command in (
     dump_command,
     postmortem_command,
     compare_command,
+    recommend_command,
     backtest_command,
     tune_command,
     rules_command,
