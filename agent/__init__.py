@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from mp_agent.advice.plan import PrecisionPlan
+    from mp_agent.advice.result import Recommendation
     from mp_agent.compare.report.model import PrecisionReport
+    from mp_agent.evaluate.result import PlanEvaluation
     from mp_agent.lint.results import CheckReport
-    from mp_agent.recommend.result import Recommendation
 
 __all__ = [
     "ConditionEvent",
@@ -35,6 +37,7 @@ __all__ = [
     "check",
     "compare_precision",
     "declare",
+    "evaluate_plan",
     "init",
     "observe",
     "on_condition",
@@ -308,8 +311,8 @@ def recommend(
     Raises AdviceError (a ValueError), naming the argument, for wrong ones and for a model whose
     loss or gradients are not finite in FP32; CompareError for models that cannot be copied.
     """
+    from mp_agent.advice.api import recommend_plan
     from mp_agent.compare.progress import progress_bar
-    from mp_agent.recommend.api import recommend_plan
 
     with progress_bar(progress) as bar:
         return recommend_plan(
@@ -322,6 +325,45 @@ def recommend(
             learning_rate=learning_rate,
             tolerance=tolerance,
             search_trials=search_trials,
+            progress=bar,
+        )
+
+
+def evaluate_plan(
+    model: nn.Module,
+    batch: Any,
+    loss: nn.Module | Callable[[nn.Module, Any], Tensor] | None,
+    plan: PrecisionPlan,
+    *,
+    steps: int = 50,
+    warmup_steps: int = 5,
+    learning_rate: float = 1e-4,
+    progress: bool | None = None,
+) -> PlanEvaluation:
+    """Measure a precision plan against FP32: speed-up, memory saved, difference of the loss.
+
+    `plan` is that of `recommend(…).plan`; model, batch and loss are those of `recommend`. Copies of
+    the model are trained by turns with AdamW, from the same weights, batches and random numbers, in
+    FP32 and by the plan; a third one, in FP32 from weights that differ in their last bit, shows
+    what a difference of the loss means. The first `warmup_steps` of `steps` do not count for speed.
+    The result has `targets` with what was measured, `missed`, the losses and times of all steps,
+    `as_json()` and `as_html()`. Independent of `init`, in one process; the model is never run.
+
+    Raises AdviceError (a ValueError), naming the argument, for wrong ones; CompareError for models
+    that cannot be copied; and whatever the training itself raises.
+    """
+    from mp_agent.compare.progress import progress_bar
+    from mp_agent.evaluate.api import measure_plan
+
+    with progress_bar(progress) as bar:
+        return measure_plan(
+            model,
+            batch,
+            loss,
+            plan,
+            steps=steps,
+            warmup_steps=warmup_steps,
+            learning_rate=learning_rate,
             progress=bar,
         )
 

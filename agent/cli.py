@@ -2,19 +2,20 @@
 
 import click
 
+from mp_agent.advice.command import recommend_command
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.rules.command import rules_command
 from mp_agent.backtest.command import backtest_command
 from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
+from mp_agent.evaluate.command import evaluate_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.lint.command import check_command
 from mp_agent.node.commands.exec import exec_command
 from mp_agent.node.commands.flight import dump_command, postmortem_command
 from mp_agent.node.commands.node import node_command
 from mp_agent.probe.command import run_command
-from mp_agent.recommend.command import recommend_command
 from mp_agent.top import top_command
 from mp_agent.version import __version__
 
@@ -35,6 +36,7 @@ for command in (
     postmortem_command,
     compare_command,
     recommend_command,
+    evaluate_command,
     backtest_command,
     tune_command,
     rules_command,
