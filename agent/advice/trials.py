@@ -1,7 +1,7 @@
 """Tries a precision: a loss scale with finite gradients, the comparison, what to keep in FP32."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from mp_agent.advice.choose.estimates import kept_ratio
@@ -90,7 +90,10 @@ class Trials:
             "gradients underflow"
         )
         for _ in range(_HALVINGS):
-            if self._finite(scale):
+            finite = self._finite(scale)
+            if finite is None:
+                return wanted, why
+            if finite:
                 break
             scale /= 2
         else:
@@ -99,14 +102,15 @@ class Trials:
             why = f"{why}; a backward pass in FP16 overflowed above {scale:g}"
         return scale, f"{why}; a backward pass in FP16 with it is finite"
 
-    def _finite(self, scale: float) -> bool:
+    def _finite(self, scale: float) -> bool | None:
+        """Return whether gradients are finite at a scale; None where no scale would change that."""
         task = self._task(scale)
         try:
             trial = run_alone(task, BY_NAME["fp16-autocast"], frozenset(), ())
         except Exception:
             # What does not run is named by the comparison that follows.
-            return False
-        return trial.gradients_finite and isfinite(trial.loss)
+            return None
+        return trial.gradients_finite if isfinite(trial.loss) else None
 
     def _task(self, scale: float = 1.0) -> Task:
         load = self.workload
@@ -132,12 +136,18 @@ class Trials:
     def _judged(
         self, compared: CandidateComparison, scale: float | None, why: str
     ) -> TriedPrecision:
-        passed = {"precision": compared.name, "loss_scale": scale, "scale_reason": why}
+        passed = TriedPrecision(
+            precision=compared.name,
+            accepted=True,
+            reason="passes",
+            loss_scale=scale,
+            scale_reason=why,
+        )
         verdict = compared.verdict
         if verdict.passed:
             relative = compared.output.relative_l2 if compared.output is not None else 0.0
             reason = f"passes: relative error of the outputs {scientific(relative)}"
-            return TriedPrecision(**passed, accepted=True, reason=reason)
+            return replace(passed, reason=reason)
         keep, problem = compared.keep, "; ".join(verdict.reasons)
         if keep is None or not keep.found or keep.verdict is None or not keep.verdict.passed:
             return TriedPrecision(precision=compared.name, accepted=False, reason=problem)
@@ -151,9 +161,8 @@ class Trials:
                 reason=f"{problem}; it passes only with {names} in FP32, which are "
                 f"{percent(kept)} of the products",
             )
-        return TriedPrecision(
-            **passed,
-            accepted=True,
+        return replace(
+            passed,
             reason=f"passes with {names} in FP32; without: {problem}",
             keep_fp32=keep.kept,
         )

@@ -14,7 +14,7 @@ Made = tuple[nn.Module, Iterator[Any], Any]
 
 
 def gpt2() -> Made:
-    """GPT-2 with two layers and its own vocabulary of 50 257, on sequences that repeat."""
+    """Return GPT-2 with two layers and its own vocabulary of 50 257, on sequences that repeat."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -23,7 +23,7 @@ def gpt2() -> Made:
 
 
 def vit() -> Made:
-    """A ViT with four layers on random images, whose class is their brightest channel."""
+    """Return a ViT with four layers on random images, whose class is their brightest channel."""
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)
@@ -40,13 +40,13 @@ def vit() -> Made:
 
 
 def lstm() -> Made:
-    """A tagger with two LSTM layers of 200 units."""
+    """Return a tagger with two LSTM layers of 200 units."""
     torch.manual_seed(0)
     return _Tagger(), _tags(), nn.CrossEntropyLoss()
 
 
 def odd_mlp() -> Made:
-    """A classifier whose layers have 1001 and 333 features."""
+    """Return a classifier whose layers have 1001 and 333 features."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(100, 1001), nn.GELU(), nn.Linear(1001, 333), nn.GELU(), nn.Linear(333, 10)

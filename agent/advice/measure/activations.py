@@ -66,11 +66,11 @@ def measure_saved(workload: Workload, plan: PrecisionPlan) -> SavedBytes:
     return SavedBytes(sum(activations), casts.elements)
 
 
-class _Casts(TorchDispatchMode):
+class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds the copies of parameters that autocast makes."""
 
     def __init__(self, training: PlannedTraining) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages = _Storages()
         self.elements = 0
         self._parameters = {one.data_ptr() for one in training.model.parameters()}

@@ -59,23 +59,23 @@ def capability_of(text: str) -> Capability:
 def _gpu() -> Hardware:
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
-    common = {
-        "kind": "cuda",
-        "name": properties.name,
-        "devices": torch.cuda.device_count(),
-        "memory_bytes": total,
-        "memory_free_bytes": free,
-    }
-    if torch.version.hip is not None:
-        # Its numbers are AMD's; what NVIDIA's mean does not apply.
-        formats: dict[str, bool | None] = dict.fromkeys(FORMATS, None)
-        return Hardware(**common, formats={**formats, "bf16": torch.cuda.is_bf16_supported()})
-    capability = torch.cuda.get_device_capability(0)
+    # On ROCm the numbers are AMD's; what NVIDIA's mean does not apply.
+    amd = torch.version.hip is not None
+    capability = None if amd else torch.cuda.get_device_capability(0)
+    formats: dict[str, bool | None] = dict.fromkeys(FORMATS, None)
+    if capability is None:
+        formats["bf16"] = torch.cuda.is_bf16_supported()
+    else:
+        formats = formats_of_gpu(capability, properties.name)
     return Hardware(
-        **common,
+        kind="cuda",
+        name=properties.name,
+        devices=torch.cuda.device_count(),
         compute_capability=capability,
-        tensor_cores=has_tensor_cores(capability, properties.name),
-        formats=formats_of_gpu(capability, properties.name),
+        tensor_cores=None if capability is None else has_tensor_cores(capability, properties.name),
+        formats=formats,
+        memory_bytes=total,
+        memory_free_bytes=free,
     )
 
 
@@ -107,7 +107,11 @@ def _cpu_info() -> tuple[str, frozenset[str] | None]:
 
 
 def _versions() -> dict[str, str | None]:
-    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    cudnn = (
+        torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        if torch.cuda.is_available()
+        else None
+    )
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),

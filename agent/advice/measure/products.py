@@ -41,11 +41,11 @@ def measure_products(workload: Workload) -> tuple[MatrixProduct, ...]:
     return tuple(counter.products)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation below autograd; hooks say within which module."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[MatrixProduct] = []
         self._stack: list[tuple[str, nn.Module | None]] = [(LOSS, None)]
         for name, module in model.named_modules():

@@ -47,7 +47,11 @@ class PlannedTraining:
     def forward(self, batch: Any) -> Tensor:
         """Return the loss of a batch that `inputs` returned."""
         with nullcontext() if LOSS in self.plan.keep_fp32 else self._autocast():
-            return scalar(self._loss(self.model, batch))
+            loss = scalar(self._loss(self.model, batch))
+        # Within another autocast, such as a disabled one, the end of this one does not empty the
+        # cache: the next step would still use the 16-bit copies of these weights.
+        torch.clear_autocast_cache()
+        return loss
 
     def update(self, loss: Tensor) -> None:
         """Run the backward pass, clip, and step the optimizer; gradients are then None."""

@@ -51,11 +51,11 @@ def measure_peak(workload: Workload, plan: PrecisionPlan, learning_rate: float) 
     return live.peak_bytes, LIVE_TENSORS
 
 
-class LiveMemory(TorchDispatchMode):
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the storages of the tensors that operations of this thread make, until freed."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 
-def odd_network() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], nn.Module]:
+def odd_network() -> tuple[nn.Sequential, tuple[torch.Tensor, torch.Tensor], nn.Module]:
     """Return a model whose middle layer has 50 features, with a batch and a loss."""
     torch.manual_seed(3)
     model = nn.Sequential(

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import mp_agent
 from mp_agent.advice.api import LEARNING_RATE, SEARCH_TRIALS, STEPS, TOLERANCE
@@ -44,7 +44,8 @@ def test_gradients_that_fp16_cannot_hold_rule_it_out_by_their_share():
             self.large, self.small = nn.Linear(8, 8), nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.large(x) + 1e-14 * self.small(x)
+            outputs: torch.Tensor = self.large(x) + 1e-14 * self.small(x)
+            return outputs
 
     given = torch.ones(16, 8), torch.zeros(16, 8)
     found = recommend(FarApart(), given, nn.MSELoss(), capability="7.0")
@@ -94,8 +95,7 @@ def test_the_recommendation_is_plain_json_with_its_plan():
 
 def test_an_iterator_and_a_loader_give_a_batch_per_step():
     model, (inputs, target), loss = odd_network()
-    pairs = [(inputs[i], target[i]) for i in range(32)]
-    loader: DataLoader[object] = DataLoader(pairs, batch_size=8)
+    loader = DataLoader(TensorDataset(inputs, target), batch_size=8)
     losses = recommend(model, loader, loss, steps=4).gradients.losses
     assert losses == recommend(model, iter(list(loader)), loss, steps=4).gradients.losses
     assert len(set(losses)) == 4

@@ -19,7 +19,7 @@ def plain_run(steps, learning_rate):
         value = loss(model(inputs), target)
         value.backward()
         before = [one.detach().clone() for one in model.parameters()]
-        flat = torch.cat([one.grad.flatten() for one in model.parameters()])
+        flat = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
         gradients.append(flat)
         norms.append(float(torch.linalg.vector_norm(flat.double())))
         losses.append(float(value.detach()))

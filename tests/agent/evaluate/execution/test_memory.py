@@ -33,4 +33,4 @@ def test_the_peak_of_a_step_has_weights_gradients_and_both_moments():
     assert 5 * 4 * size <= peak <= 8 * 4 * size
     assert source.startswith("live tensors")
     half, _ = measure_peak(workload, PrecisionPlan(precision="bf16", device="cpu"), 1e-3)
-    assert abs(half / peak - 0.5) < 0.05
+    assert 5 * 2 * size <= half <= 9 * 2 * size
