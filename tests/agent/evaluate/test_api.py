@@ -49,7 +49,8 @@ def test_both_trainings_are_those_of_a_plain_loop():
     found = evaluate(BF16)
     assert list(found.fp32.losses) == plain_losses(6, autocast=False)
     assert list(found.planned.losses) == plain_losses(6, autocast=True)
-    assert 0 < abs(found.perturbed.losses[0] - found.fp32.losses[0]) < 1e-5
+    pairs = zip(found.perturbed.losses, found.fp32.losses, strict=True)
+    assert 0 < max(abs(one - other) for one, other in pairs) < 1e-3
     assert len(found.fp32.seconds) == len(found.planned.seconds) == 6
     assert all(one > 0 for one in (*found.fp32.seconds, *found.planned.seconds))
 
