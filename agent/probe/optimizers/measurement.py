@@ -66,7 +66,9 @@ class Measurement:
         stream = (device, accelerator.current_stream(device))
         found = self._statistics.get(stream)
         if found is None:
-            found = accelerator.kept_per_stream(self._statistics, stream, lambda: self._made(device))
+            found = accelerator.kept_per_stream(
+                self._statistics, stream, lambda: self._made(device)
+            )
         return found
 
     def _made(self, device: torch.device) -> GradientStatistics:
