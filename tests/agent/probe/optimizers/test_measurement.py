@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mp_agent.probe.optimizers import measurement
+from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.measurement import UNFUSED, Measurement
 from mp_agent.probe.statistics import base
 from mp_agent.probe.statistics.cpu import CpuStatistics
@@ -15,7 +15,7 @@ CUDA = torch.device("cuda", 0)
 def test_a_gpu_without_usable_kernels_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[str] = []
     monkeypatch.setattr(base, "launchable", lambda device: None)
-    monkeypatch.setattr(measurement.accelerator, "current_stream", lambda device: None)
+    monkeypatch.setattr(accelerator, "current_stream", lambda device: None)
     measures = Measurement(reported.append)
     for _ in range(2):
         assert isinstance(measures._statistics_on(CUDA), PackedStatistics)
@@ -28,7 +28,7 @@ def test_kernels_that_are_switched_off_are_neither_compiled_nor_reported(
     reported: list[str] = []
     compiled: list[torch.device] = []
     monkeypatch.setattr(base, "launchable", compiled.append)
-    monkeypatch.setattr(measurement.accelerator, "current_stream", lambda device: None)
+    monkeypatch.setattr(accelerator, "current_stream", lambda device: None)
     measures = Measurement(reported.append, fused_kernels=False)
     assert isinstance(measures._statistics_on(CUDA), PackedStatistics)
     assert (reported, compiled) == ([], [])
