@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from mp_agent.advice.plan import PrecisionPlan
-    from mp_agent.advice.result import Recommendation
+    from mp_agent.advice.report.model import Recommendation
     from mp_agent.compare.report.model import PrecisionReport
-    from mp_agent.evaluate.result import PlanEvaluation
+    from mp_agent.evaluate.report.model import PlanEvaluation
     from mp_agent.lint.results import CheckReport
 
 __all__ = [

@@ -16,7 +16,7 @@ from mp_agent.advice.measure.gradients import GradientMeasurement, MeasuredGradi
 from mp_agent.advice.measure.hardware import capability_of, read_environment
 from mp_agent.advice.measure.products import measure_products
 from mp_agent.advice.plan import PRECISIONS, PrecisionPlan
-from mp_agent.advice.result import (
+from mp_agent.advice.report.model import (
     GOALS,
     ConsideredPrecision,
     GradientFacts,

@@ -7,8 +7,8 @@ import click
 from rich.console import Console
 
 from mp_agent.advice.report.document import as_json
+from mp_agent.advice.report.model import GOALS, Recommendation
 from mp_agent.advice.report.terminal import print_recommendation
-from mp_agent.advice.result import GOALS, Recommendation
 from mp_agent.compare.progress import progress_bar
 from mp_agent.compare.target import is_target, load_target
 from mp_agent.errors import AdviceError, MpAgentError

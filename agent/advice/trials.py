@@ -9,7 +9,7 @@ from mp_agent.advice.choose.exponents import ExponentCounts
 from mp_agent.advice.choose.scale import LOST_MAX, initial_scale
 from mp_agent.advice.measure.gradients import MeasuredGradients
 from mp_agent.advice.measure.outputs import measure_outputs_rms
-from mp_agent.advice.result import MatrixProduct
+from mp_agent.advice.report.model import MatrixProduct
 from mp_agent.advice.training.workload import Workload
 from mp_agent.compare.api import Progress, compare
 from mp_agent.compare.execution.session import run_alone

@@ -20,7 +20,7 @@ from mp_agent.advice.training.workload import (
 from mp_agent.errors import AdviceError
 from mp_agent.evaluate.execution.memory import measure_peak
 from mp_agent.evaluate.execution.turns import train_by_turns
-from mp_agent.evaluate.result import PlanEvaluation, SideMeasurement
+from mp_agent.evaluate.report.model import PlanEvaluation, SideMeasurement
 from mp_agent.evaluate.statistics import paired_ratio, tail_difference
 from mp_agent.evaluate.targets import (
     PlanTarget,

@@ -8,13 +8,13 @@ import click
 from rich.console import Console
 
 from mp_agent.advice.plan import PRECISIONS, PrecisionPlan, plan_of_json
-from mp_agent.advice.result import GOALS
+from mp_agent.advice.report.model import GOALS
 from mp_agent.compare.progress import progress_bar
 from mp_agent.compare.target import is_target, load_target
 from mp_agent.errors import AdviceError, MpAgentError
 from mp_agent.evaluate.report.document import as_json
+from mp_agent.evaluate.report.model import PlanEvaluation
 from mp_agent.evaluate.report.terminal import print_evaluation
-from mp_agent.evaluate.result import PlanEvaluation
 from mp_agent.output import write_whole
 
 _WRONG_USE = 2

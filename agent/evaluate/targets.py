@@ -70,7 +70,7 @@ def tensor_core_target(eligible_ratio: float) -> PlanTarget:
     """Return the target of tensor cores, which only a profiler of the GPU measures."""
     return PlanTarget(
         name="tensor cores",
-        target=f"utilization > {percent(TENSOR_CORE_RATIO)}",
+        target=f"utilization of tensor cores > {percent(TENSOR_CORE_RATIO)}",
         value=f"{percent(eligible_ratio)} of the products have dimensions for them",
         outcome=Outcome.NOT_MEASURED,
     )

@@ -11,10 +11,10 @@ import torch
 import mp_agent
 from benchmarks.advice.models import MODELS
 from benchmarks.machine import describe, markdown
+from mp_agent.advice.report.model import Recommendation
 from mp_agent.advice.report.text import size_text
-from mp_agent.advice.result import Recommendation
 from mp_agent.compare.report.text import percent
-from mp_agent.evaluate.result import PlanEvaluation
+from mp_agent.evaluate.report.model import PlanEvaluation
 
 CAPABILITIES = ("7.0", "8.0", None)
 """A V100, an A100, and what is here."""

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from mp_agent.advice.environment import Hardware
 from mp_agent.advice.plan import AUTOCAST
-from mp_agent.advice.result import MatrixProduct, OddModule, SpeedEstimate, TrainingMemory
+from mp_agent.advice.report.model import MatrixProduct, OddModule, SpeedEstimate, TrainingMemory
 
 _TYPICAL = (2.0, 3.0)
 """Speed-up of mixed precision where all products use tensor cores: ResNet-50, BERT and GPT-2 train

@@ -17,14 +17,14 @@ def adam_epsilon(gradients: ExponentCounts) -> tuple[float, str]:
 
     Adam divides by sqrt(v) + epsilon, where sqrt(v) is about the magnitude of the gradient: an
     epsilon above it takes the update away. It is torch's default unless more than 1 % of the
-    parameters' gradients are less than ten times as large.
+    parameters' gradients are below that; then a tenth of those.
     """
     low = gradients.quantile(_SHARE)
-    if low >= _MARGIN * DEFAULT_EPSILON:
+    if low >= DEFAULT_EPSILON:
         found = "no gradient is above zero" if low == inf else f"99 % of them are above {low:.1e}"
         return DEFAULT_EPSILON, (
-            f"torch's default: next to the gradients' magnitudes it does not matter ({found}), and "
-            "it is above zero in the FP32 and BF16 state of Adam (in FP16 it would be 0)"
+            f"torch's default: the gradients that are not zero are larger ({found}), and it is "
+            "above zero in the FP32 and BF16 state of Adam (in FP16 it would be 0)"
         )
     epsilon = max(_SMALLEST, 10.0 ** floor(log10(low / _MARGIN)))
     return epsilon, (

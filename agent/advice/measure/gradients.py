@@ -24,7 +24,7 @@ class MeasuredGradients:
 
     parameters: ExponentCounts
     outputs: ExponentCounts
-    """Gradients of the outputs of modules."""
+    """Gradients of the outputs of modules that have more than one element."""
     norms: tuple[float, ...]
     losses: tuple[float, ...]
     stale_ratio: float | None
@@ -108,7 +108,8 @@ class GradientMeasurement:
 
     def _watch(self, module: nn.Module, args: Any, outputs: Any) -> None:
         for tensor in floating(outputs).values():
-            if tensor.requires_grad:
+            # A loss, whose gradient is 1, stays in FP32 in every precision that is tried.
+            if tensor.requires_grad and tensor.numel() > 1:
                 tensor.register_hook(self._count_output)  # type: ignore[no-untyped-call]
 
     def _count_output(self, gradient: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.advice.plan import PrecisionPlan
-from mp_agent.advice.result import MatrixProduct
+from mp_agent.advice.report.model import MatrixProduct
 from mp_agent.advice.training.planned import PlannedTraining
 from mp_agent.advice.training.workload import Workload
 from mp_agent.compare.execution.precision import LOSS

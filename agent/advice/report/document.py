@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from mp_agent.advice.result import Recommendation
+from mp_agent.advice.report.model import Recommendation
 from mp_agent.compare.report.document import plain
 
 FORMAT = "mp_agent recommendation"

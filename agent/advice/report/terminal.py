@@ -9,8 +9,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from mp_agent.advice.report.model import GradientFacts, Recommendation, TrainingMemory
 from mp_agent.advice.report.text import environment_facts, size_text
-from mp_agent.advice.result import GradientFacts, Recommendation, TrainingMemory
 from mp_agent.compare.report.text import percent, scientific
 
 _ROWS = 8
@@ -57,6 +57,7 @@ def _reasons(found: Recommendation) -> Table:
         text = "settings for mp_agent.init, where the defaults do not fit this model"
         for name, value in found.plan.settings["thresholds"].items():
             table.add_row("threshold", Text(f"{name} = {value:g}", style="bold"), Text(text))
+            text = ""
     return table
 
 

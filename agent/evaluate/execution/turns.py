@@ -11,7 +11,7 @@ from mp_agent.advice.training.workload import Workload
 from mp_agent.compare.execution.randomness import Randomness
 from mp_agent.compare.execution.session import uncompiled
 from mp_agent.compare.execution.task import in_plain_thread
-from mp_agent.evaluate.result import SideMeasurement
+from mp_agent.evaluate.report.model import SideMeasurement
 
 
 class _Side:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 from mp_agent.compare.report.document import plain
-from mp_agent.evaluate.result import PlanEvaluation
+from mp_agent.evaluate.report.model import PlanEvaluation
 
 FORMAT = "mp_agent precision evaluation"
 VERSION = 1

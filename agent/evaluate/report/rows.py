@@ -5,7 +5,7 @@ from statistics import fmean, median
 from mp_agent.advice.plan import PrecisionPlan
 from mp_agent.advice.report.text import size_text
 from mp_agent.compare.report.text import scientific
-from mp_agent.evaluate.result import PlanEvaluation, SideMeasurement
+from mp_agent.evaluate.report.model import PlanEvaluation, SideMeasurement
 
 
 def verdict(evaluation: PlanEvaluation) -> str:

@@ -5,8 +5,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mp_agent.evaluate.report.model import PlanEvaluation
 from mp_agent.evaluate.report.rows import measured_rows, plan_text, verdict
-from mp_agent.evaluate.result import PlanEvaluation
 from mp_agent.evaluate.targets import Outcome
 
 _STYLES = {Outcome.MET: "bold green", Outcome.MISSED: "bold red", Outcome.NOT_MEASURED: "dim"}

@@ -2,7 +2,7 @@
 
 from mp_agent.advice.plan import PrecisionPlan
 from mp_agent.evaluate.api import measure_plan
-from mp_agent.evaluate.result import PlanEvaluation
+from mp_agent.evaluate.report.model import PlanEvaluation
 from tests.agent.advice.models import odd_network
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from mp_agent.advice.report.text import environment_facts
 from mp_agent.compare.runs.html.page import plots_script
+from mp_agent.evaluate.report.model import PlanEvaluation
 from mp_agent.evaluate.report.rows import measured_rows, plan_text, verdict
-from mp_agent.evaluate.result import PlanEvaluation
 from mp_agent.evaluate.statistics import relative_differences
 from mp_agent.evaluate.targets import LOSS_DIFFERENCE_RATIO, Outcome
 from mp_agent.exporters.status_page.page import (
@@ -88,7 +88,8 @@ def _plots(evaluation: PlanEvaluation) -> list[dict[str, Any]]:
     ]
     if planned.loss_scales:
         scales = _curve("loss scale", "bad", _finite(planned.loss_scales[1:]))
-        plots.append(_plot("scale", "Loss scale", "after each step", [scales]))
+        scale = _plot("scale", "Loss scale", "after each step, logarithmic", [scales])
+        plots.append({**scale, "log": True})
     return plots
 
 

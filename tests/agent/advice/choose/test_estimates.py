@@ -9,7 +9,7 @@ from mp_agent.advice.choose.estimates import (
     training_memory,
 )
 from mp_agent.advice.environment import Hardware, formats_of_cpu, gpu_of_capability
-from mp_agent.advice.result import MatrixProduct
+from mp_agent.advice.report.model import MatrixProduct
 
 
 def product(module, dimensions, flops):

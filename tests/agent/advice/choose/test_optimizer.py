@@ -11,10 +11,11 @@ from mp_agent.advice.measure.exponents import count_exponents
 def test_ordinary_gradients_keep_the_default_epsilon():
     epsilon, reason = adam_epsilon(count_exponents(torch.full((100,), 1e-4)))
     assert epsilon == 1e-8 and "torch's default" in reason
+    assert adam_epsilon(count_exponents(torch.full((100,), 5e-8)))[0] == 1e-8
     assert adam_epsilon(count_exponents(torch.zeros(4)))[0] == 1e-8
 
 
-@pytest.mark.parametrize("size", [5e-8, 1e-10, 1e-12])
+@pytest.mark.parametrize("size", [5e-9, 1e-10, 1e-12])
 def test_tiny_gradients_get_an_epsilon_below_a_tenth_of_them(size):
     epsilon, _ = adam_epsilon(count_exponents(torch.full((100,), size)))
     assert size / 400 < epsilon <= size / 10
