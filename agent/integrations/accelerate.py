@@ -1,0 +1,66 @@
+"""A tracker for accelerate's `log_with`."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
+
+import mp_agent
+from mp_agent.integrations.condition_log import ConditionLog, numbers_of
+
+
+class MpAgentTracker(GeneralTracker):  # type: ignore[misc]
+    """Attaches mp_agent at `init_trackers`, and takes what the script logs.
+
+    tokens: name under which the script logs the tokens of this process since the last time; they
+    are added up over ranks. logs_steps: whether `accelerator.log` is given, on every process and
+    after each step, the number of completed optimizer steps; mp_agent then counts on from it. Leave
+    it off where the script logs by epoch or micro-batch. accelerator: whose other trackers get the
+    conditions, as `mp_agent/<name>`, 1 when one begins to hold and 0 when it ceases; set it after
+    the accelerator is made. Other arguments are the settings of `mp_agent.init`.
+
+    `init_trackers` raises SettingError, naming field and value, for a setting that is wrong.
+    """
+
+    name = "mp_agent"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(
+        self, *, tokens: str = "tokens", logs_steps: bool = False, **settings: Any
+    ) -> None:
+        super().__init__()
+        self.accelerator: Accelerator | None = None
+        self._settings = settings
+        self._tokens = tokens
+        self._logs_steps = logs_steps
+        self._conditions = ConditionLog()
+
+    @property
+    def tracker(self) -> "MpAgentTracker":
+        """The tracker itself; there is no other object behind it."""
+        return self
+
+    def start(self) -> None:
+        """Attach to this process."""
+        mp_agent.init(**self._settings)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep nothing: a configuration is no metric."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Pass on tokens, and the step if it counts steps; pass conditions to other trackers."""
+        tokens = values.get(self._tokens)
+        following = step + 1 if self._logs_steps and step is not None else None
+        mp_agent.observe(step=following, tokens=tokens if isinstance(tokens, int) else None)
+        for event in self._conditions.taken():
+            for other in self._others():
+                other.log(numbers_of(event), step=None)
+
+    def finish(self) -> None:
+        """Keep watching: training may go on without trackers."""
+
+    def _others(self) -> list[GeneralTracker]:
+        if self.accelerator is None or not self.accelerator.is_main_process:
+            return []
+        return [tracker for tracker in self.accelerator.trackers if tracker is not self]
