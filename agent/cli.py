@@ -8,6 +8,7 @@ from mp_agent.backtest.command import backtest_command
 from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
+from mp_agent.export.command import export_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.lint.command import check_command
 from mp_agent.node.commands.exec import exec_command
@@ -35,6 +36,7 @@ for command in (
     compare_command,
     backtest_command,
     tune_command,
+    export_command,
     rules_command,
     alertmanager_command,
     dashboards_command,

@@ -9,7 +9,7 @@ import mp_agent
 from mp_agent.integrations.condition_log import ConditionLog, numbers_of
 
 
-class MpAgentTracker(GeneralTracker):  # type: ignore[misc]
+class MpAgentTracker(GeneralTracker):
     """Attaches mp_agent at `init_trackers`, and takes what the script logs.
 
     tokens: name under which the script logs the tokens of this process since the last time; they
