@@ -10,40 +10,37 @@ from mp_agent.integrations.condition_log import ConditionLog, numbers_of
 
 
 class MpAgentTracker(GeneralTracker):
-    """Attaches mp_agent at `init_trackers`, and takes what the script logs.
+    """Attaches mp_agent where it is made, which must be on every process, and takes what is logged.
 
-    tokens: name under which the script logs the tokens of this process since the last time; they
-    are added up over ranks. logs_steps: whether `accelerator.log` is given, on every process and
-    after each step, the number of completed optimizer steps; mp_agent then counts on from it. Leave
-    it off where the script logs by epoch or micro-batch. accelerator: whose other trackers get the
-    conditions, as `mp_agent/<name>`, 1 when one begins to hold and 0 when it ceases; set it after
-    the accelerator is made. Other arguments are the settings of `mp_agent.init`.
+    accelerate hands `accelerator.log` to trackers of the main process alone. tokens: name under
+    which the script logs the tokens of all processes since the last time. logs_steps: whether its
+    `step` is, after each step, the number of completed optimizer steps; mp_agent then counts on
+    from it. Leave it off where the script logs by epoch or micro-batch. Other arguments are the
+    settings of `mp_agent.init`.
 
-    `init_trackers` raises SettingError, naming field and value, for a setting that is wrong.
+    With `accelerator` set once there is one, its other trackers get the conditions, as
+    `mp_agent/<name>`, 1 when one begins to hold and 0 when it ceases.
+
+    Raises SettingError, naming field and value, for a setting that is wrong.
     """
 
     name = "mp_agent"
     requires_logging_directory = False
-    main_process_only = False
 
     def __init__(
         self, *, tokens: str = "tokens", logs_steps: bool = False, **settings: Any
     ) -> None:
         super().__init__()
         self.accelerator: Accelerator | None = None
-        self._settings = settings
         self._tokens = tokens
         self._logs_steps = logs_steps
         self._conditions = ConditionLog()
+        mp_agent.init(**settings)
 
     @property
     def tracker(self) -> "MpAgentTracker":
         """The tracker itself; there is no other object behind it."""
         return self
-
-    def start(self) -> None:
-        """Attach to this process."""
-        mp_agent.init(**self._settings)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep nothing: a configuration is no metric."""

@@ -150,7 +150,7 @@ def train_with_accelerate(directory: Path) -> None:
             if RANK == 0 and step == 1:
                 publish_condition(directory, run)
             mean = accelerator.gather(loss.detach().reshape(1)).mean().item()
-            values = {"loss": mean, "norm": float(norm), "tokens": 8 * (RANK + 1)}
+            values = {"loss": mean, "norm": float(norm), "tokens": 8 * dist.get_world_size()}
             accelerator.log(values, step=step)
         mp_agent.shutdown()
         if accelerator.is_main_process:
