@@ -82,7 +82,7 @@ def _samples(logs: "tuple[TrainingLog, ...] | list[TrainingLog]") -> Iterator[Sa
 
 
 def _write(form: str, path: Path, samples: Iterator[Sample]) -> int:
-    """Write beside `path` and move what is whole there, so that nothing partial is left."""
+    """Write a partial file and move it to `path` once it is whole: all or nothing is left."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         count = FORMATS[form](partial, samples)

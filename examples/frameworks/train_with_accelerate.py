@@ -1,6 +1,6 @@
 """accelerate: `accelerate launch --cpu --num_processes 2 train_with_accelerate.py`.
 
-The tracker is one of `log_with`, beside W&B or TensorBoard. With `MP_AGENT_ATTACH=1` it is not
+The tracker is one of `log_with`, as W&B and TensorBoard are. With `MP_AGENT_ATTACH=1` it is not
 needed; the loop is then numbered by the optimizer's state.
 """
 

@@ -9,9 +9,10 @@ import pytest
 
 from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.readers.find import read_logs
+from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
 from tests import waiting
-from tests.agent.node.agent_process import StartAgent, scrape, starting_agents, wait_for_status
+from tests.agent.node.agent_process import StartAgent, scrape, starting_agents
 
 wait_until = partial(waiting.wait_until, seconds=240)
 """The trackers' packages take long to import."""
@@ -38,7 +39,7 @@ def track(start, start_rank, run_dir) -> Track:
     def track_(tracker: str) -> dict[str, float]:
         start_rank().steps(STEPS, gradients={"sum_sq": 4.0}, loss=2.5)
         agent = start(trackers=(tracker,))
-        status = wait_for_status(run_dir, pid=agent.pid)
+        status = status_of(run_dir, agent.pid)
         wait_until(lambda: sent(status, tracker), what=f"the first numbers at {tracker}")
         exported = scrape(status)
         agent.send_signal(signal.SIGTERM)
@@ -47,6 +48,14 @@ def track(start, start_rank, run_dir) -> Track:
         return exported
 
     return track_
+
+
+def status_of(run_dir: Path, pid: int) -> AgentStatus:
+    def current() -> AgentStatus | None:
+        status = locations.read_status(run_dir)
+        return status if status is not None and status.pid == pid and status.url else None
+
+    return wait_until(current, what="the node agent's status")
 
 
 def sent(status: AgentStatus, tracker: str) -> bool:
@@ -95,7 +104,7 @@ def test_mlflow_holds_what_is_scraped(track, tmp_path, monkeypatch):
 
 def test_without_a_tracker_no_package_of_one_is_imported(start, start_rank, run_dir):
     start_rank().steps(1)
-    status = wait_for_status(run_dir, pid=start().pid)
+    status = status_of(run_dir, start().pid)
     maps = Path(f"/proc/{status.pid}/maps").read_text()
     assert "wandb" not in maps and "mlflow" not in maps
     assert not [name for name in scrape(status) if name.startswith("export_failures")]
