@@ -17,11 +17,7 @@ from mp_agent.export.formats import FORMATS, MissingExtraError
 from mp_agent.export.samples import Sample, samples_of
 
 
-@click.command(
-    "export",
-    epilog="Example: mp-agent export http://prometheus:9090 --run llama --start 6h --to parquet "
-    "--output llama.parquet",
-)
+@click.command("export")
 @click.argument("source")
 @click.option("--to", "form", type=click.Choice(list(FORMATS)), required=True, help="The format.")
 @click.option(

@@ -1,13 +1,14 @@
 """The command as a whole: completion in shells, and help of every sub-command."""
 
 import os
+import shlex
 import subprocess
 import sys
 
 import click
 import pytest
 
-from mp_agent.cli import main
+from mp_agent.cli import EXAMPLES, main
 
 
 def completed(words: str) -> set[str]:
@@ -34,8 +35,12 @@ def test_shells_complete_commands_and_values() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
-def test_every_command_says_what_it_does(name: str) -> None:
+def test_help_says_what_a_command_does_and_ends_with_an_example_of_it(name: str) -> None:
     command = main.commands[name]
     text = command.get_help(click.Context(command, info_name=f"mp-agent {name}"))
     assert command.help and text.startswith(f"Usage: mp-agent {name}")
-    assert all(option.help for option in command.params if isinstance(option, click.Option))
+    assert " ".join(text.split()).endswith(EXAMPLES[name])
+    words = shlex.split(EXAMPLES[name])
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {word for word in words[words.index(name) :] if word.startswith("--")}
+    assert name == "exec" or given <= known
