@@ -42,7 +42,7 @@ def _known_trackers(value: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError(f"{name!r} is unknown; known: {', '.join(_TRACKERS)}")
         if find_spec(_TRACKERS[name]) is None:
             raise ValueError(f"{name!r} needs the extra: pip install 'mp-agent[{name}]'")
-    return value
+    return tuple(dict.fromkeys(value))
 
 
 def _has_otlp() -> bool:

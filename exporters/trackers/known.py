@@ -1,9 +1,9 @@
-"""Which trackers there are, and which packages they need."""
+"""Which trackers there are."""
 
 from importlib import import_module
 from typing import cast
 
-from mp_agent.exporters.trackers.client import OpenClient
+from mp_agent.exporters.trackers.client import OpenClient, TrackedRun, TrackerClient
 
 _CLIENTS = {
     "wandb": ("mp_agent.exporters.trackers.wandb", "WandbClient"),
@@ -13,7 +13,10 @@ _CLIENTS = {
 """Module and class, by the name in the setting `trackers`."""
 
 
-def open_client_of(tracker: str) -> OpenClient:
-    """Return what opens a run in a tracker. Raises ImportError where its package is missing."""
+def open_client(tracker: str, run: TrackedRun) -> TrackerClient:
+    """Open a run in a tracker, whose package is imported, which may take seconds.
+
+    Raises ImportError where the package is missing, and whatever the tracker raises.
+    """
     module, name = _CLIENTS[tracker]
-    return cast(OpenClient, getattr(import_module(module), name))
+    return cast(OpenClient, getattr(import_module(module), name))(run)

@@ -105,5 +105,6 @@ class TrackerSender:
         """Count a failure, and log the first one: an outage may last hours."""
         self._failures += 1
         if self._failures == 1:
-            # The message of a tracker's error may hold a key.
-            log.warning("%s: run %s: %s", self.tracker, self._run.name, type(error).__name__)
+            # Any other message may hold a key.
+            what = str(error) if isinstance(error, ImportError) else type(error).__name__
+            log.warning("%s: run %s: %s", self.tracker, self._run.name, what)

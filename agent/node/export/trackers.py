@@ -4,10 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.exporters.trackers.client import OpenClient, TrackedRun
-from mp_agent.exporters.trackers.known import open_client_of
+from mp_agent.exporters.trackers.client import TrackedRun
+from mp_agent.exporters.trackers.known import open_client
 from mp_agent.exporters.trackers.sender import Entry, TrackerSender
 from mp_agent.exporters.trackers.values import PREFIX, values_by_run, values_of_event
 from mp_agent.node.supervisor import RunSupervisor
@@ -40,7 +41,6 @@ class TrackerService:
         self._settings = settings
         self._shown = shown
         self._snapshot = snapshot
-        self._open: dict[str, OpenClient] = {}
         self._senders: dict[tuple[str, str], TrackerSender] = {}
         self._retired: list[TrackerSender] = []
         """Of runs that are over."""
@@ -53,18 +53,11 @@ class TrackerService:
         senders = [*self._senders.values(), *self._retired]
         return tuple(
             _sum_of(tracker, [one.account for one in senders if one.tracker == tracker])
-            for tracker in self._open
+            for tracker in self._settings.trackers
         )
 
     def start(self) -> None:
-        """Import the trackers' packages; one that is missing is logged."""
-        for tracker in self._settings.trackers:
-            try:
-                self._open[tracker] = open_client_of(tracker)
-            except ImportError as error:
-                log.error(
-                    "nothing is sent to %s: install mp-agent[%s] (%s)", tracker, tracker, error
-                )
+        """Do nothing: each tracker is opened in its own thread, with what it is first sent."""
 
     def on_condition(self, event: StoredConditionEvent) -> None:
         """Send the start or end of a condition."""
@@ -74,14 +67,14 @@ class TrackerService:
 
     def tick(self, now_seconds: float) -> None:
         """Send what is due."""
-        if self._open and now_seconds >= self._next_seconds:
+        if self._settings.trackers and now_seconds >= self._next_seconds:
             self._next_seconds = now_seconds + INTERVAL_SECONDS
             self._send_metrics()
             self._retire({supervisor.run.name for supervisor in self._shown()})
 
     async def stop(self, deadline_seconds: float) -> None:
         """Send the last state, and let the trackers finish until the deadline."""
-        if self._open:
+        if self._settings.trackers:
             self._send_metrics()
         self._retire(())
         while late := [sender.tracker for sender in self._retired if not sender.closed]:
@@ -108,11 +101,11 @@ class TrackerService:
             self._last_step.pop(key[1], None)
 
     def _send(self, run: str, entry: Entry) -> None:
-        for tracker, open_client in self._open.items():
+        for tracker in self._settings.trackers:
             key = (tracker, run)
             if key not in self._senders:
                 tracked = TrackedRun(run, self._settings.log_dir)
-                self._senders[key] = TrackerSender(tracker, tracked, open_client)
+                self._senders[key] = TrackerSender(tracker, tracked, partial(open_client, tracker))
             self._senders[key].send(entry)
 
 

@@ -90,7 +90,10 @@ def test_prometheus_alone_needs_no_extra(without_extra):
 
 def test_trackers_are_known_by_name_and_need_their_package(monkeypatch):
     monkeypatch.setattr(kinds, "find_spec", lambda package: package != "mlflow" or None)
-    assert load_settings(trackers="wandb, tensorboard")[0].trackers == ("wandb", "tensorboard")
+    assert load_settings(trackers="wandb, tensorboard, wandb")[0].trackers == (
+        "wandb",
+        "tensorboard",
+    )
     with pytest.raises(SettingError, match=r"trackers has value .*'neptune' is unknown"):
         load_settings(trackers=["neptune"])
     with pytest.raises(SettingError, match=r"pip install 'mp-agent\[mlflow\]'"):
