@@ -14,7 +14,7 @@ from mp_agent.backtest.options import read_options, refuse
 from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError
 from mp_agent.export.formats import FORMATS, MissingExtraError
-from mp_agent.export.samples import Sample, samples_of
+from mp_agent.export.samples import ExportedNumber, samples_of
 
 
 @click.command("export")
@@ -72,12 +72,12 @@ def export_command(
         print(f"note: {note}", file=sys.stderr)
 
 
-def _samples(logs: "tuple[TrainingLog, ...] | list[TrainingLog]") -> Iterator[Sample]:
+def _samples(logs: "tuple[TrainingLog, ...] | list[TrainingLog]") -> Iterator[ExportedNumber]:
     for log in logs:
         yield from samples_of(log)
 
 
-def _write(form: str, path: Path, samples: Iterator[Sample]) -> int:
+def _write(form: str, path: Path, samples: Iterator[ExportedNumber]) -> int:
     """Write a partial file and move it to `path` once it is whole: all or nothing is left."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

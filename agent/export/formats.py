@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from mp_agent.errors import MpAgentError
-from mp_agent.export.samples import Sample
+from mp_agent.export.samples import ExportedNumber
 
 _ROWS_PER_GROUP = 100_000
 
@@ -18,19 +18,19 @@ class MissingExtraError(MpAgentError):
         super().__init__(f"{package} is missing: pip install 'mp-agent[export]'")
 
 
-def write_csv(path: Path, samples: Iterable[Sample]) -> int:
+def write_csv(path: Path, samples: Iterable[ExportedNumber]) -> int:
     """Write a file with a header line; return the number of samples."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(Sample._fields)
+        writer.writerow(ExportedNumber._fields)
         for sample in samples:
             writer.writerow(sample)
             count += 1
     return count
 
 
-def write_parquet(path: Path, samples: Iterable[Sample]) -> int:
+def write_parquet(path: Path, samples: Iterable[ExportedNumber]) -> int:
     """Write a Parquet file, compressed; return the number of samples.
 
     Raises MissingExtraError without pyarrow.
@@ -42,7 +42,7 @@ def write_parquet(path: Path, samples: Iterable[Sample]) -> int:
         raise MissingExtraError("pyarrow") from error
     texts = pa.dictionary(pa.int32(), pa.string())
     types = (texts, pa.int64(), pa.float64(), texts, texts, texts, pa.float64())
-    schema = pa.schema(list(zip(Sample._fields, types, strict=True)))
+    schema = pa.schema(list(zip(ExportedNumber._fields, types, strict=True)))
     remaining, count = iter(samples), 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         while rows := list(islice(remaining, _ROWS_PER_GROUP)):
@@ -55,7 +55,7 @@ def write_parquet(path: Path, samples: Iterable[Sample]) -> int:
     return count
 
 
-def write_tensorboard(path: Path, samples: Iterable[Sample]) -> int:
+def write_tensorboard(path: Path, samples: Iterable[ExportedNumber]) -> int:
     """Write scalars into a directory, each run in one of its own; return the number of samples.
 
     A tag is the name, then the layer and the labels, separated by `/`.
@@ -83,7 +83,7 @@ def write_tensorboard(path: Path, samples: Iterable[Sample]) -> int:
     return count
 
 
-FORMATS: Mapping[str, Callable[[Path, Iterable[Sample]], int]] = {
+FORMATS: Mapping[str, Callable[[Path, Iterable[ExportedNumber]], int]] = {
     "parquet": write_parquet,
     "csv": write_csv,
     "tensorboard": write_tensorboard,

@@ -11,7 +11,7 @@ from mp_agent.node.cluster.root import MergedTable
 from mp_agent.records.merged import MergedStep
 
 
-class Sample(NamedTuple):
+class ExportedNumber(NamedTuple):
     """One number of a run. Fields are the columns of the files."""
 
     run: str
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     value: float
 
 
-def samples_of(log: TrainingLog) -> Iterator[Sample]:
+def samples_of(log: TrainingLog) -> Iterator[ExportedNumber]:
     """Yield what a log holds, in the order of time; non-finite losses and norms are left out.
 
     Raises LogError for a log that is neither a flight record nor of a Prometheus.
@@ -43,7 +43,7 @@ def samples_of(log: TrainingLog) -> Iterator[Sample]:
         )
 
 
-def _of_record(log: TrainingLog) -> Iterator[Sample]:
+def _of_record(log: TrainingLog) -> Iterator[ExportedNumber]:
     steps = {item.sequence: item for item in log.merged if isinstance(item, MergedStep)}
     for item in log.merged:
         if isinstance(item, MergedStep):
@@ -53,24 +53,30 @@ def _of_record(log: TrainingLog) -> Iterator[Sample]:
             for family, columns in item.families.items():
                 numbers.update({f"{family}.{name}": value for name, value in columns.items()})
             for name, value in numbers.items():
-                yield Sample(log.name, item.step, item.time_unix_seconds, name, "", "", value)
+                yield ExportedNumber(
+                    log.name, item.step, item.time_unix_seconds, name, "", "", value
+                )
         elif item.sequence in steps:
             yield from _of_layers(log.name, steps[item.sequence], item)
 
 
-def _of_layers(run: str, step: MergedStep, table: MergedTable) -> Iterator[Sample]:
+def _of_layers(run: str, step: MergedStep, table: MergedTable) -> Iterator[ExportedNumber]:
     for family, layers in table.families.items():
         for layer, row in zip(layers.names, layers.values, strict=True):
             for column, value in zip(layers.family.columns, row.tolist(), strict=True):
                 if not isnan(value):
                     name = f"{family}.{column.name}"
-                    yield Sample(run, step.step, step.time_unix_seconds, name, layer, "", value)
+                    yield ExportedNumber(
+                        run, step.step, step.time_unix_seconds, name, layer, "", value
+                    )
 
 
-def _of_scrapes(log: TrainingLog) -> Iterator[Sample]:
+def _of_scrapes(log: TrainingLog) -> Iterator[ExportedNumber]:
     for scrape, point in zip(log.scrapes, log.points, strict=True):
         for (name, pairs), value in scrape.readings:
             labels = dict(pairs)
             layer = labels.pop("layer", "")
             others = json.dumps(labels, sort_keys=True) if labels else ""
-            yield Sample(log.name, point.step, scrape.time_seconds, name, layer, others, value)
+            yield ExportedNumber(
+                log.name, point.step, scrape.time_seconds, name, layer, others, value
+            )

@@ -9,7 +9,7 @@ import mp_agent
 from mp_agent.integrations.condition_log import ConditionLog, numbers_of
 
 
-class MpAgentCallback(Callback):
+class MpAgentLightningCallback(Callback):
     """Attaches mp_agent when fitting begins, and writes conditions to the trainer's loggers.
 
     On each rank it marks validation as a phase. Steps need no help: Lightning's own number is found

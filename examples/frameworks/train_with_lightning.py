@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mp_agent.integrations.lightning import MpAgentCallback
+from mp_agent.integrations.lightning import MpAgentLightningCallback
 
 STEPS = 4
 
@@ -55,7 +55,7 @@ def main(directory: str) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[MpAgentCallback()],
+        callbacks=[MpAgentLightningCallback()],
     )
     trainer.fit(Regression(), DataLoader(rows, batch_size=2))
 

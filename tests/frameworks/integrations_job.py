@@ -71,7 +71,7 @@ def train_with_lightning(directory: Path) -> None:
     from lightning.pytorch import Callback, Trainer
     from lightning.pytorch.loggers import CSVLogger
 
-    from mp_agent.integrations.lightning import MpAgentCallback
+    from mp_agent.integrations.lightning import MpAgentLightningCallback
     from tests.frameworks.lightning_job import Automatic, batches
 
     class Fault(Callback):
@@ -92,7 +92,7 @@ def train_with_lightning(directory: Path) -> None:
             val_check_interval=2,
             limit_val_batches=1,
             log_every_n_steps=1,
-            callbacks=[Fault(), MpAgentCallback(**settings_of(directory, run))],
+            callbacks=[Fault(), MpAgentLightningCallback(**settings_of(directory, run))],
         )
 
     begun = trainer_for("begun", SAVED_STEP)
