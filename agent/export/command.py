@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def export_command(
         print(f"note: {note}", file=sys.stderr)
 
 
-def _samples(logs: "tuple[TrainingLog, ...] | list[TrainingLog]") -> Iterator[ExportedNumber]:
+def _samples(logs: Sequence[TrainingLog]) -> Iterator[ExportedNumber]:
     for log in logs:
         yield from samples_of(log)
 

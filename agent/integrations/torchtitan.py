@@ -53,7 +53,7 @@ class _Steps:
     def _new_tokens(self) -> int:
         """Return this rank's tokens since the last call; ranks that share them share the count."""
         dims = self._trainer.parallel_dims
-        total = int(self._trainer.ntokens_seen) // (dims.tp * dims.pp)
+        total = int(self._trainer.ntokens_seen // (dims.tp * dims.pp))
         before = self._tokens if self._tokens is not None else total
         self._tokens = total
         return total - before

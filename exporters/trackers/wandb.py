@@ -1,5 +1,6 @@
 """Weights & Biases: a run of its own, in the group of the run's name."""
 
+import secrets
 from collections.abc import Mapping
 
 import wandb
@@ -19,7 +20,7 @@ class WandbClient:
             job_type="mp_agent",
             dir=str(run.directory),
             # Its own run: WANDB_RUN_ID is that of the script.
-            id=wandb.util.generate_id(),
+            id=secrets.token_hex(4),
             reinit="create_new",
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, save_code=False

@@ -19,7 +19,7 @@ from tests.agent.records.samples import make_event
 metrics = pytest.importorskip("torchtitan.components.metrics", reason="torchtitan is not installed")
 
 
-class Logged(metrics.BaseLogger):  # type: ignore[name-defined, misc]
+class Logged(metrics.BaseLogger):  # type: ignore[name-defined]
     def __init__(self) -> None:
         self.lines: list[tuple[dict[str, Any], int]] = []
 

@@ -34,8 +34,9 @@ def test_every_series_of_the_run_is_in_the_table(server, tmp_path: Path) -> None
                     file.write(f"{metric}{{{own}}} {scale * at} {when}\n")
         file.write("# EOF\n")
     (tmp_path / "data").mkdir()
-    command = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", text, tmp_path / "data"]
-    subprocess.run([server("promtool"), *command], check=True, stdout=subprocess.DEVNULL)
+    command = ("tsdb", "create-blocks-from", "openmetrics", "--quiet")
+    files = (str(text), str(tmp_path / "data"))
+    subprocess.run([server("promtool"), *command, *files], check=True, stdout=subprocess.DEVNULL)
     with prometheus_over(server("prometheus"), tmp_path) as url:
         options = ("--run", "llama", "--start", str(times[0]), "--end", str(times[-1]))
         output = ("--to", "csv", "--output", str(tmp_path / "run.csv"))
