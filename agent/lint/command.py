@@ -20,7 +20,6 @@ from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE, RULES
 from mp_agent.output import write_whole
 
-
 _INTERNAL_ERROR = 3
 
 
