@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import traceback
@@ -14,7 +13,7 @@ from typing import TypeVar
 from mp_agent.lint.finding import CodeFinding
 from mp_agent.lint.interpret.interpreter import trace_function, trace_module
 from mp_agent.lint.interpret.modules import RELEVANT, ModuleInfo, module_info
-from mp_agent.lint.interpret.project import Project, absolute_name, module_name
+from mp_agent.lint.interpret.project import Project, imported_names, module_name
 from mp_agent.lint.interpret.trace import Trace
 from mp_agent.lint.results import InternalError
 from mp_agent.lint.rule import Problem, Rule
@@ -73,7 +72,7 @@ def check_file(path: str, project: Project) -> FileResult:
             return result
         module = _module(path, source, project)
         result.module = module.name
-        result.imports = set(_imports(module))
+        result.imports = set(imported_names(module))
         result.sixteen_bits = bool(module.identifiers & _SIXTEEN_BITS)
         for trace in _traces(module, project, result):
             result.candidates.extend(_candidates(trace, result))
@@ -175,13 +174,3 @@ def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> CodeFindi
         span = type(span)(line, span.column, span.end_line + moved, span.end_column)
         edits = ()
     return CodeFinding(shown, span, rule.code, rule.severity, problem.message, edits, cell)
-
-
-def _imports(module: ModuleInfo) -> Iterator[str]:
-    for node in module.imports:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        else:
-            base = absolute_name(node.module or "", node.level, module)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)

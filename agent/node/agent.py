@@ -14,6 +14,7 @@ from mp_agent.node.http.scrapers import ScrapeLog
 from mp_agent.node.http.server import Exposure, MetricsServer
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.node.registry import RunRegistry
+from mp_agent.node.run.script_check import ScriptChecks
 from mp_agent.node.services import Services
 from mp_agent.node.shutdown import Shutdown
 from mp_agent.node.transport.root_address import advertised
@@ -48,7 +49,8 @@ class NodeAgent:
         )
         self._registry.listeners.append(self._otlp.on_condition)
         discovery = ServiceDiscovery(settings, lambda: self._push_service.links, self._own_endpoint)
-        self._services = Services([self._push_service, discovery, self._otlp, flight])
+        checks = ScriptChecks(lambda: self._registry.runs)
+        self._services = Services([self._push_service, discovery, self._otlp, flight, checks])
         self._server = MetricsServer(
             self._expose,
             [*self._push_service.routes(), *discovery.routes(), *self._snapshot_provider.routes()],

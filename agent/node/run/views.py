@@ -52,6 +52,7 @@ def run_export(
             run_view(member, account, state.conditions, time_unix_seconds),
             thresholds=state.thresholds,
             attempts=state.attempts,
+            script=state.script_findings,
             standing_seconds=state.standstill.seconds(now_seconds),
             longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
             longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),
@@ -87,7 +88,7 @@ def run_view(
     progress, identity = account.progress, member.attempt.identity
     return RunView(
         identity=identity,
-        facts=_facts(member),
+        facts=run_facts(member),
         nodes=member.node_count,
         active=member.end is EndReason.RUNNING,
         end_reason=member.end,
@@ -154,7 +155,7 @@ def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
     return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
 
 
-def _facts(member: ClusterMember) -> Mapping[str, str]:
+def run_facts(member: ClusterMember) -> Mapping[str, str]:
     """Return the facts of the lowest rank that has a schema.
 
     Where no wrapper declared the parameters, `strategy` says what their digests showed.
