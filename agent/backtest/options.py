@@ -46,10 +46,21 @@ def read_options(
         format=log_format,
         columns=dict(_column(text) for text in columns),
         run=run,
-        start_unix_seconds=_time("--start", start),
-        end_unix_seconds=_time("--end", end),
-        scrape_seconds=_seconds("--scrape-interval", scrape_interval),
+        **_period(start, end, scrape_interval),
     )
+
+
+def period_options(start: str, end: str, scrape_interval: str) -> ReadOptions:
+    """Return the options by which a Prometheus is read. Raises click.UsageError."""
+    return ReadOptions(**_period(start, end, scrape_interval))
+
+
+def _period(start: str, end: str, scrape_interval: str) -> dict[str, Any]:
+    return {
+        "start_unix_seconds": _time("--start", start),
+        "end_unix_seconds": _time("--end", end),
+        "scrape_seconds": _seconds("--scrape-interval", scrape_interval),
+    }
 
 
 def values_of(assignments: Iterable[str]) -> Values:
