@@ -70,9 +70,7 @@ def summary(report: CheckReport) -> dict[str, Any]:
         *(f"{one.path}: not checked: {one.reason}" for one in report.skipped),
         *(f"{one.path}: {one.message}" for one in report.errors),
     ]
-    findings = [
-        f"{one.path}:{one.span.line}: {one.code} {one.message}" for one in report.findings
-    ]
+    findings = [f"{one.path}:{one.span.line}: {one.code} {one.message}" for one in report.findings]
     return {
         "files": report.files - len(report.skipped),
         "counts": report.counts(),

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import torch
+from script_job_step import make_step
 from torch import nn
 
 import mp_agent
-from script_job_step import make_step
 
 
 def main() -> None:

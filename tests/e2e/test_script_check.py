@@ -24,9 +24,9 @@ def test_a_mistake_in_a_file_that_the_script_imports_becomes_a_condition(tmp_pat
     ) as job:
         status = wait_until(job.agent, seconds=120, what=f"the node agent\n{job.log_tail()}")
         values = wait_until(
-            lambda: found
-            if (found := scrape(status)).get(f"condition_active{{{LINT},info}}")
-            else None,
+            lambda: (
+                found if (found := scrape(status)).get(f"condition_active{{{LINT},info}}") else None
+            ),
             seconds=300,
             what="the condition",
         )

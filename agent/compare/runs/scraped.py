@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.backtest.log.training_log import ReadOptions
-from mp_agent.backtest.readers.prometheus import Series, period_of, runs_in, samples
+from mp_agent.backtest.readers.prometheus import period_of, runs_in, samples
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.compare.runs.series import RunSeries, RunStep
 from mp_agent.errors import CompareError, LogError

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -75,11 +76,11 @@ class ScriptChecks:
         known = {run.run_dir for run in runs}
         self._sessions = {path: one for path, one in self._sessions.items() if path in known}
         for run in runs:
-            if run.seen and run.is_root and self._sessions.get(run.run_dir) != run.session:
-                if script := run.script:
-                    self._sessions[run.run_dir] = run.session
-                    self._begin(run, script, now_seconds)
-                    return
+            wanted = run.seen and run.is_root and self._sessions.get(run.run_dir) != run.session
+            if wanted and (script := run.script):
+                self._sessions[run.run_dir] = run.session
+                self._begin(run, script, now_seconds)
+                return
 
     async def stop(self, deadline_seconds: float) -> None:
         """End the check that is under way."""
@@ -89,15 +90,17 @@ class ScriptChecks:
 
     def _begin(self, run: Run, script: str, now_seconds: float) -> None:
         try:
-            output = tempfile.TemporaryFile()
-            process = subprocess.Popen(
-                [sys.executable, *_COMMAND, script],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env=_environment(),
-            )
+            with ExitStack() as stack:
+                output = stack.enter_context(tempfile.TemporaryFile())
+                process = subprocess.Popen(
+                    [sys.executable, *_COMMAND, script],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd="/",
+                    env=_environment(),
+                )
+                stack.pop_all()
         except (OSError, ValueError) as error:
             _failed(run, str(error))
             return
