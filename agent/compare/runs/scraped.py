@@ -101,7 +101,7 @@ def _scrapes(address: str, run: str, start: float, end: float, interval: float) 
 def _lifetime(address: str, run: str, start: float, end: float) -> tuple[float, float]:
     """Return the part of a period in which the run has samples, a little more on both sides."""
     coarse = max((end - start) / _COARSE_POINTS, 1.0)
-    query = f"max(max_over_time({_STEP}{{run={quoted(run)}}}[{coarse:.3f}s]))"
+    query = f"max(max_over_time({_STEP}{{run={quoted(run)}}}[{round(1000 * coarse)}ms]))"
     times = [at for at, _, _ in samples(address, query, start, end + coarse, coarse)]
     if not times:
         return start, end

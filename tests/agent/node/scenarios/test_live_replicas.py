@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mp_agent.alerting.alertmanager import render_alertmanager
-from tests.agent.node.agent_process import StartAgent, wait_for_status
+from mp_agent.ring import locations
+from tests.agent.node.agent_process import StartAgent
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 from tools.servers.running import Prometheus, alertmanager, prometheus, read_json
@@ -41,7 +42,12 @@ def test_two_live_replicas_count_once_and_page_once(
     rank = start_rank()
     rank.steps(20, loss=2.0, gradients={"sum_squares": 4.0})
     start()
-    address = wait_for_status(run_dir).url.removeprefix("http://")
+
+    def serving() -> str:
+        status = locations.read_status(run_dir)
+        return status.url.removeprefix("http://") if status and status.port else ""
+
+    address = wait_until(serving, seconds=90, what="the node agent")
     with ExitStack() as stack:
         webhook = stack.enter_context(WebhookReceiver())
         routes = render_alertmanager("Tested.", webhook_url=webhook.url, time_scale=0.1)
