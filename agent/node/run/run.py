@@ -17,7 +17,7 @@ from mp_agent.node.run.admission import admit, poll_name_conflicts
 from mp_agent.node.run.launches import by_launch
 from mp_agent.node.run.ring_finder import RingFinder, remove_ring
 from mp_agent.node.run.state import RunState
-from mp_agent.node.run.views import ServiceCounts, run_export, run_facts
+from mp_agent.node.run.views import SCRIPT_FACT, ServiceCounts, run_export, run_facts
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.merged import MergedStep
@@ -100,7 +100,7 @@ class Run:
     @property
     def script(self) -> str:
         """Path of the main script that the job wants checked; "" for none."""
-        return run_facts(self._state.member).get("script", "")
+        return run_facts(self._state.member).get(SCRIPT_FACT, "")
 
     @property
     def script_findings(self) -> ScriptFindings | None:

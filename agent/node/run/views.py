@@ -18,6 +18,8 @@ from mp_agent.records.steps import EndReason
 from mp_agent.records.views import AgentView, ExportAccount, RankView, RunView, TransportView
 from mp_agent.version import __version__
 
+SCRIPT_FACT = "script"
+"""Path of the main script: a matter between the ranks and this node, and never exported."""
 _NANOSECONDS = 1e9
 
 
@@ -88,7 +90,7 @@ def run_view(
     progress, identity = account.progress, member.attempt.identity
     return RunView(
         identity=identity,
-        facts=run_facts(member),
+        facts={name: fact for name, fact in run_facts(member).items() if name != SCRIPT_FACT},
         nodes=member.node_count,
         active=member.end is EndReason.RUNNING,
         end_reason=member.end,

@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ALERT = "MpAgentNonFiniteUpdate"
 UPDATES = 3
+SAMPLES = 10
+"""Before the updates: Prometheus extrapolates what rises by up to one sample in so many."""
 
 
 def fired(watching: Prometheus) -> list[dict[str, Any]]:
@@ -71,16 +73,16 @@ def test_two_live_replicas_count_once_and_page_once(
         for one in pair:
             one.scrape([address])
         both = replica("both", federated=[one.url for one in pair])
-        steps = 'mp_agent_steps_total{run="llama"}'
+        samples = f'count_over_time(mp_agent_steps_total{{run="llama"}}[5m]) >= {SAMPLES}'
         wait_until(
-            lambda: len(both.query(steps)) == 2, seconds=90, what="both replicas' series in one"
+            lambda: len(both.query(samples)) == 2, seconds=90, what="both replicas' series in one"
         )
         rank.steps(UPDATES, loss=2.0, gradients={"sum_squares": 4.0, "nan_elements": 1.0})
         for one in (*pair, both):
             (alert,) = wait_until(
                 lambda one=one: fired(one), seconds=90, what=f"alert at {one.url}"
             )
-            assert float(alert["value"]) == UPDATES
+            assert UPDATES <= float(alert["value"]) < 1.5 * UPDATES
             assert "replica" not in alert["labels"]
         paged = wait_until(lambda: webhook.firing(run="llama", alertname=ALERT), seconds=90)
         assert len(paged) == 1
