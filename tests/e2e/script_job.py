@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import torch
-from script_job_step import make_step
+from script_job_step import make_step  # type: ignore[import-not-found]
 from torch import nn
 
 import mp_agent

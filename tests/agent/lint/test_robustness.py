@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mp_agent.cli import main
 from mp_agent.lint import analysis
 from mp_agent.lint.api import check_paths
+from mp_agent.lint.interpret.interpreter import trace_function
 from mp_agent.lint.interpret.modules import FunctionInfo
 from mp_agent.lint.interpret.project import Project
 from mp_agent.lint.interpret.trace import Trace
@@ -180,12 +181,10 @@ def test_a_rule_that_raises_stops_neither_the_others_nor_itself_elsewhere(
 def test_an_analysis_that_raises_leaves_the_other_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traced = analysis.trace_function
-
     def trace(function: FunctionInfo, project: Project, followed: set[str]) -> Trace:
         if function.qualified_name == "broken":
             raise KeyError("node")
-        return traced(function, project, followed)
+        return trace_function(function, project, followed)
 
     monkeypatch.setattr(analysis, "trace_function", trace)
     (tmp_path / "a.py").write_text(TWO_RULES)

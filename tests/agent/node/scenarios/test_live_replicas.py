@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,7 @@ def test_two_live_replicas_count_once_and_page_once(
         )
         rank.steps(UPDATES, loss=2.0, gradients={"sum_squares": 4.0, "nan_elements": 1.0})
         for one in (*pair, both):
-            (alert,) = wait_until(
-                lambda one=one: fired(one), seconds=90, what=f"alert at {one.url}"
-            )
+            (alert,) = wait_until(partial(fired, one), seconds=90, what=f"alert at {one.url}")
             assert UPDATES <= float(alert["value"]) < 1.5 * UPDATES
             assert "replica" not in alert["labels"]
         paged = wait_until(lambda: webhook.firing(run="llama", alertname=ALERT), seconds=90)
