@@ -21,7 +21,7 @@ _FINDINGS = Example(
     not_yet=(4,),
 )
 
-_MENDED = Example(
+_FIXED = Example(
     title="a rule without findings",
     minutes=12,
     tracks=(Track(metrics.LINT_FINDINGS, (0,), _RULE),),
@@ -35,7 +35,7 @@ PRECISION_LINT = Condition(
     confirm="Run mp-agent check on the script: it shows the lines. mp-agent check --explain and "
     "the code of the rule say what is wrong and how to write it instead.",
     remedies=(
-        "Mend the lines before the next start, or silence them with a comment "
+        "Fix the lines before the next start, or silence them with a comment "
         "# mp-agent: ignore if they are right.",
     ),
     why="The check needs no run: it sees a mistake before the first overflow shows it.",
@@ -49,5 +49,5 @@ PRECISION_LINT = Condition(
         ),
     ),
     firing=(_FINDINGS,),
-    quiet=(_MENDED,),
+    quiet=(_FIXED,),
 )
