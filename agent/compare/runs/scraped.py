@@ -133,7 +133,7 @@ def _steps(scrapes: list[_Scrape]) -> tuple[dict[int, RunStep], float]:
 
 
 def _risen(scrape: _Scrape, counts: dict[str, float]) -> Iterator[str]:
-    """Yield the marks whose counter rose since the scrape before; a lower one began anew."""
+    """Yield the marks whose counter rose since the scrape before; a lower one began again."""
     for mark, name in _COUNTERS.items():
         value = scrape.values.get(name)
         if value is None:

@@ -13,9 +13,9 @@ from typing import IO
 
 import msgspec
 
-import mp_agent
 from mp_agent.node.run.run import Run
 from mp_agent.records.views import ScriptFindings
+from mp_agent.ring import locations
 
 log = logging.getLogger("mp_agent.node")
 
@@ -147,7 +147,7 @@ def _environment() -> dict[str, str]:
     """Return this process's variables, with the mp_agent that runs here on the import path."""
     environment = dict(os.environ)
     environment.pop("MP_AGENT_ATTACH", None)
-    found = str(Path(mp_agent.__file__).parents[1])
+    found = str(Path(locations.__file__).parents[2])
     paths = filter(None, (environment.get("PYTHONPATH"), found))
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
