@@ -192,6 +192,11 @@ class Settings(BaseSettings):
         ge=2**20,
         description="Maximum total size in bytes of the flight records of a run.",
     )
+    check_script: bool = Field(
+        False,
+        description="Let the node agent check the main script, and what it imports of its "
+        "project, once per start, as `mp-agent check` does.",
+    )
     thresholds: Thresholds = Field(
         default_factory=dict, description="Overrides of the conditions' thresholds, by name."
     )

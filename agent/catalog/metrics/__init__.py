@@ -10,6 +10,7 @@ from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRI
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
 from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
+from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
@@ -30,6 +31,7 @@ METRICS: tuple[Metric, ...] = (
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
     *CONDITION_METRICS,
+    *CODE_METRICS,
     *LAYER_METRICS,
     *RANK_METRICS,
     *AGENT_METRICS,
