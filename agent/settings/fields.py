@@ -94,6 +94,11 @@ class Settings(BaseSettings):
         description="Measure weights, their updates and the optimizer's state when layers are "
         "measured.",
     )
+    measure_distribution: bool = Field(
+        True,
+        description="Measure how the gradients are distributed over the exponents, and what FP16 "
+        "loses of them at the loss scale, when layers are measured.",
+    )
     update_copy_mib: float = Field(
         1024.0,
         ge=0,

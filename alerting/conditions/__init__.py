@@ -31,6 +31,9 @@ from mp_agent.alerting.conditions.loss_scale.loss_scale_low_and_falling import (
     LOSS_SCALE_LOW_AND_FALLING,
 )
 from mp_agent.alerting.conditions.loss_scale.overflow_ratio_high import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.optimizer.adam_epsilon_unsafe import ADAM_EPSILON_UNSAFE
+from mp_agent.alerting.conditions.optimizer.second_moment_stale import SECOND_MOMENT_STALE
+from mp_agent.alerting.conditions.optimizer.updates_lost import UPDATES_LOST
 from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
 from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
@@ -66,6 +69,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
     "ranks": (RANK_NONFINITE, RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE),
     "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED),
     "agent": (COVERAGE_LOW, TELEMETRY_DEGRADED),
+    "optimizer": (SECOND_MOMENT_STALE, UPDATES_LOST, ADAM_EPSILON_UNSAFE),
 }
 """Rule group to its conditions, in the order in which they are rendered."""
 

@@ -10,6 +10,8 @@ from mp_agent.catalog.metric import Metric
 _STEPS_PER_MINUTE = 60
 _CONSTANT: Mapping[Metric, float] = {
     metrics.RUN_ACTIVE: 1,
+    metrics.ADAM_BELOW_EPSILON: 0.01,
+    metrics.ADAM_EPSILON_LOST: 0,
     metrics.CLIP_SCALED_STEPS: 0,
     metrics.COVERAGE: 1,
     metrics.GRAD_FINITE: 1,
@@ -18,6 +20,7 @@ _CONSTANT: Mapping[Metric, float] = {
     metrics.GRAD_NORM_WINDOW_MAX: 1.9,
     metrics.LAYERS_DEAD: 0,
     metrics.LAYERS_EXPLODING: 0,
+    metrics.LAYERS_MOMENT_STALE: 0,
     metrics.LAYERS_UNDERFLOWING: 0,
     metrics.LOSS_LOST_STEPS: 0,
     metrics.LOSS_MEDIAN: 2,

@@ -48,6 +48,9 @@ _SEVERITIES = {
     "MpAgentRankStalled": (_C,),
     "MpAgentCoverageLow": (_W,),
     "MpAgentTelemetryDegraded": (_W,),
+    "MpAgentSecondMomentStale": (_W,),
+    "MpAgentUpdatesLost": (_W,),
+    "MpAgentAdamEpsilonUnsafe": (_W,),
 }
 
 _HOLD_SECONDS = {
@@ -77,6 +80,8 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentOverflowRatioHigh", _C): {0.1, 500},
     ("MpAgentOverflowRatioHigh", _W): {0.01, 0.001, 500},
     ("MpAgentRunStalled", _W): {10},
+    ("MpAgentUpdatesLost", _W): {0.5},
+    ("MpAgentAdamEpsilonUnsafe", _W): {0.5},
 }
 """Numbers that a level must compare against, by its severity."""
 
@@ -104,6 +109,8 @@ _COUNTED = {
     "layer_dead_abs_max": 1e-10,
     "layer_dead_samples": 3,
     "layer_zero_rise": 0.2,
+    "moment_rms_high": 2.3,
+    "moment_rms_samples": 2,
 }
 """Numbers that the node agent compares against, step by step."""
 

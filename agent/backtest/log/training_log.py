@@ -24,6 +24,7 @@ class Quantity(Enum):
     REPLICAS = "a comparison of replicas"
     LIFE = "when the run paused, restarted and ended, and why"
     AGENT = "the node agents' own account"
+    OPTIMIZER = "the weights' updates and the optimizer's state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

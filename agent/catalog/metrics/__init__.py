@@ -10,6 +10,8 @@ from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRI
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
 from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
+from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
+from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
@@ -29,8 +31,10 @@ METRICS: tuple[Metric, ...] = (
     *LOSS_SCALE_METRICS,
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
+    *UPDATE_METRICS,
     *CONDITION_METRICS,
     *LAYER_METRICS,
+    *UPDATE_LAYER_METRICS,
     *RANK_METRICS,
     *AGENT_METRICS,
     *EXPORT_METRICS,

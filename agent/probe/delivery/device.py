@@ -197,7 +197,9 @@ class DeviceDelivery:
         """Return the other families of a step: those that have arrived, or that are here."""
         if self.wants_all_layers:
             return self._arrived.get(step.sequence, {})
-        return {name: (totals.numpy(), rows.numpy()) for name, (totals, rows) in step.sampled.items()}
+        return {
+            name: (totals.numpy(), rows.numpy()) for name, (totals, rows) in step.sampled.items()
+        }
 
     def _send_sampled(self, step: ObservedStep) -> None:
         """Send the other families ahead of the layers and the step that they belong to."""

@@ -54,7 +54,10 @@ class StepRecorder:
         )
         self._measures = Measurement()
         self._step_measurement = StepMeasurement(
-            self._measures, self._schedule, registry.note_unsupported
+            self._measures,
+            self._schedule,
+            registry.note_unsupported,
+            distribution=settings.measure_distribution,
         )
         self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(self._schedule, traits, registry.note_unsupported)

@@ -37,9 +37,7 @@ class WeightUpdates:
         """Copy the weights of optimizers that are about to step, unless that was done."""
         if not self._enabled:
             return
-        self._kept = {
-            label: kept for label, kept in self._kept.items() if kept[0] == step.sequence
-        }
+        self._kept = {label: kept for label, kept in self._kept.items() if kept[0] == step.sequence}
         room = self._limit_bytes - sum(
             copy.nbytes for _, copies in self._kept.values() for copy in copies if copy is not None
         )
