@@ -48,6 +48,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentRunVanished": (_LIFE,),
     "MpAgentCoverageLow": (_RANKS,),
     "MpAgentTelemetryDegraded": (frozenset((_Q.AGENT,)),),
+    "MpAgentHeadroomVanishing": (frozenset((_Q.DISTRIBUTION,)),),
     "MpAgentSecondMomentStale": (_OPTIMIZER,),
     "MpAgentUpdatesLost": (_OPTIMIZER,),
     "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),

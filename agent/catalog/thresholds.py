@@ -110,6 +110,26 @@ THRESHOLDS = (
         meaning="share of underflowing layers from which learning suffers",
     ),
     Threshold(
+        name="layer_flushed",
+        value=0.31,
+        unit="1",
+        meaning="share of a layer's gradient elements below FP16's smallest number that is "
+        "underflow",
+    ),
+    Threshold(
+        name="fp16_flushed",
+        value=0.05,
+        unit="1",
+        meaning="share of the non-zero gradients that FP16 rounds to zero from which a larger "
+        "loss scale is needed",
+    ),
+    Threshold(
+        name="fp16_headroom_bits",
+        value=1.0,
+        unit="{bit}",
+        meaning="headroom below which the next doubling of the loss scale overflows",
+    ),
+    Threshold(
         name="moment_rms_high",
         value=2.3,
         unit="{factor}",

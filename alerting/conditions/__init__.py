@@ -10,6 +10,7 @@ from mp_agent.alerting.conditions.gradients.gradient_at_floor import GRADIENT_AT
 from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
 from mp_agent.alerting.conditions.gradients.gradient_vanishing import GRADIENT_VANISHING
+from mp_agent.alerting.conditions.gradients.headroom_vanishing import HEADROOM_VANISHING
 from mp_agent.alerting.conditions.gradients.layer_gradient_dead import LAYER_GRADIENT_DEAD
 from mp_agent.alerting.conditions.gradients.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradients.nonfinite_gradients import GRADIENT_NONFINITE
@@ -56,6 +57,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         GRADIENT_NONFINITE,
         CLIPPING_BEFORE_UNSCALE,
         NOTHING_TRAINED,
+        HEADROOM_VANISHING,
     ),
     "loss": (LOSS_NONFINITE, LOSS_SPIKE, LOSS_DIVERGING, LEARNING_RATE_JUMP),
     "loss-scale": (

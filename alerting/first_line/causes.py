@@ -80,6 +80,7 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
         "MpAgentGradientVanishing",
         "MpAgentGradientUnderflow",
     ),
+    "MpAgentHeadroomVanishing": ("MpAgentGradientExplosion", "MpAgentGradientUnderflow"),
     "MpAgentSecondMomentStale": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
     "MpAgentAdamEpsilonUnsafe": ("MpAgentGradientVanishing", "MpAgentNothingTrained"),
 }

@@ -24,6 +24,7 @@ class Quantity(Enum):
     REPLICAS = "a comparison of replicas"
     LIFE = "when the run paused, restarted and ended, and why"
     AGENT = "the node agents' own account"
+    DISTRIBUTION = "how gradients are distributed"
     OPTIMIZER = "the weights' updates and the optimizer's state"
 
 

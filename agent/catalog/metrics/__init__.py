@@ -5,6 +5,10 @@ from mp_agent.catalog.metrics.agent.agent import AGENT_METRICS
 from mp_agent.catalog.metrics.agent.export import EXPORT_METRICS
 from mp_agent.catalog.metrics.agent.flight import FLIGHT_METRICS
 from mp_agent.catalog.metrics.agent.transport import TRANSPORT_METRICS
+from mp_agent.catalog.metrics.gradients.distribution import (
+    DISTRIBUTION_LAYER_METRICS,
+    DISTRIBUTION_METRICS,
+)
 from mp_agent.catalog.metrics.gradients.gradients import GRADIENT_METRICS
 from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRICS
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
@@ -32,9 +36,11 @@ METRICS: tuple[Metric, ...] = (
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
     *UPDATE_METRICS,
+    *DISTRIBUTION_METRICS,
     *CONDITION_METRICS,
     *LAYER_METRICS,
     *UPDATE_LAYER_METRICS,
+    *DISTRIBUTION_LAYER_METRICS,
     *RANK_METRICS,
     *AGENT_METRICS,
     *EXPORT_METRICS,

@@ -214,7 +214,9 @@ class DeviceDelivery:
                     arrays.append(values_N[start : start + prod(shape)].reshape(shape))
                     start += prod(shape)
                 found[name] = arrays[0], arrays[1]
-            self._arrived[step.sequence] = found
+            oldest = step.sequence - _LAYER_HISTORY_STEPS
+            kept = {sequence: own for sequence, own in self._arrived.items() if sequence > oldest}
+            self._arrived = {**kept, step.sequence: found}
 
         def lose() -> None:
             self._writer.count(records_dropped=1)

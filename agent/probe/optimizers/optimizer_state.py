@@ -35,14 +35,15 @@ class OptimizerState:
         weight = part_of(slot, slot.parameter)
         if weight is None or not (weight.is_floating_point() or weight.is_complex()):
             return None
-        found = self.state.get(slot.parameter, {}) if slot.parameter in self.state else {}
-        moments = "exp_avg_sq" if "exp_avg_sq" in found else "square_avg"
+        found = self._of(slot)
+        moments = "square_avg" if "square_avg" in found else "exp_avg_sq"
+        shape, device = weight.shape, weight.device
 
         def like(value: object) -> torch.Tensor | None:
             part = part_of(slot, value)
-            usable = part is not None and part.shape == weight.shape
-            usable = usable and part.device == weight.device  # type: ignore[union-attr]
-            return part if usable else None
+            if part is None or part.shape != shape or part.device != device:
+                return None
+            return part
 
         return LayerTensors(
             weight=weight,
@@ -58,13 +59,18 @@ class OptimizerState:
     def rule(self, slot: LayerSlot) -> UpdateRule:
         """Return the numbers with which a layer was stepped."""
         group = self.groups.get(id(slot.parameter), {})
-        found = self.state.get(slot.parameter, {}) if slot.parameter in self.state else {}
+        found = self._of(slot)
         epsilon = group.get("eps")
         return UpdateRule(
             learning_rate=snapshot_of(group.get("lr")),
             correction=_correction(found.get("step"), group.get("betas")),
             epsilon=float(epsilon) if isinstance(epsilon, float | int) else None,
         )
+
+    def _of(self, slot: LayerSlot) -> Mapping[str, Any]:
+        """Return a layer's state; none of Adadelta's, which adds epsilon within the root."""
+        found = self.state.get(slot.parameter, {})
+        return {} if "acc_delta" in found else found
 
 
 def _correction(step: object, betas: object) -> Scalar:
@@ -75,7 +81,7 @@ def _correction(step: object, betas: object) -> Scalar:
     beta = scalar_of(betas[1])
     if beta is None:
         return 1.0
-    correction = 1.0 - beta**steps
+    correction = 1.0 - beta ** (steps.double() if isinstance(steps, torch.Tensor) else steps)
     return correction if isinstance(correction, torch.Tensor) or correction > 0.0 else 1.0
 
 

@@ -63,6 +63,12 @@ mp_agent_moment_rms_layer_max mp_agent_layers_moment_stale mp_agent_moment_stale
 mp_agent_learning_rate_max mp_agent_learning_rate_min mp_agent_layer_weight_norm
 mp_agent_layer_update_relative mp_agent_layer_updates_lost_ratio mp_agent_layer_moment_rms
 mp_agent_layer_learning_rate
+mp_agent_grad_mean mp_agent_grad_deviation mp_agent_grad_exponent_elements
+mp_agent_grad_fp16_flushed_ratio mp_agent_grad_fp16_subnormal_ratio
+mp_agent_grad_fp16_near_overflow_ratio mp_agent_grad_fp16_overflow_at_double_ratio
+mp_agent_grad_fp16_headroom_low mp_agent_loss_scale_best mp_agent_layer_grad_deviation
+mp_agent_layer_grad_fp16_flushed_ratio
+mp_agent_formats_info
 """.split()
 
 FORBIDDEN_LABELS = {"job", "instance", "namespace", "pod", "node", "cluster"}

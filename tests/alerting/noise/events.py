@@ -15,8 +15,8 @@ class Step:
 
     of_rank: step columns that one rank has otherwise. norm_of_rank: norms of reduced gradients, on
     ranks where they differ although they should not. of_layer: gradient columns that one layer has
-    otherwise. optimizer: what every layer has otherwise
-    of the optimizer's columns, per element. step: the trainer's own count, if it gives one.
+    otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
+    per element. step: the trainer's own count, if it gives one.
     """
 
     seconds: float = 4.0
@@ -33,6 +33,7 @@ class Step:
     norm_of_rank: Mapping[int, float] = field(default_factory=dict)
     of_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     optimizer: Mapping[str, float] = field(default_factory=dict)
+    distribution: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,6 +221,20 @@ def _one_layer(random: Random) -> Events:
     yield from training.forever(of_layer={"head.weight": large})
 
 
+def _flushed(random: Random) -> Events:
+    """Two fifths of all gradients are below FP16's smallest number at the loss scale."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    yield from training.forever(distribution={"flushed_elements": 0.4})
+
+
+def _wide_range(random: Random) -> Events:
+    """Some gradients are lost while the largest are at FP16's limit."""
+    training, before = _trained(random, scaler=Scaler(), norm=14.0, norm_spread=0.05)
+    yield from before
+    yield from training.forever(distribution={"flushed_elements": 0.1})
+
+
 def _shifted_data(random: Random) -> Events:
     """The gradients of new data are six times as large, and Adam's beta2 is 0.999."""
     training, before = _trained(random, clip=None)
@@ -634,6 +648,22 @@ FAULTS = (
         script=_diverged,
         ranks=4,
         expected={"MpAgentReplicaDivergence": "critical"},
+    ),
+    Scenario(
+        name="flushed",
+        what="two fifths of all gradients below FP16's smallest number",
+        script=_flushed,
+        facts=FP16,
+        expected={"MpAgentGradientUnderflow": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="wide-range",
+        what="small gradients are lost while the largest are at FP16's limit",
+        script=_wide_range,
+        facts=FP16,
+        expected={"MpAgentHeadroomVanishing": "info"},
+        minutes=60,
     ),
     Scenario(
         name="shifted-data",

@@ -24,6 +24,7 @@ from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.records.columns import (
+    DISTRIBUTION,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
     OPTIMIZER,
@@ -299,13 +300,19 @@ class _Rank:
         sampled = self.sequence % (10 if self.sequence <= 100 else 100) == 0
         if sampled:
             updates = _updates(step, ratio, _ELEMENTS * len(self.layers))
-            families = {**record.families, OPTIMIZER.name: updates[None, :]}
+            spread = _distribution(step, _ELEMENTS * len(self.layers))
+            families = {
+                **record.families,
+                OPTIMIZER.name: updates[None, :],
+                DISTRIBUTION.name: spread[None, :],
+            }
             record = replace(record, families=families)
         self.ring.write_step(record)
         if sampled:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
             updates = np.stack([_updates(step, ratio, _ELEMENTS)] * len(self.layers))
-            families = {GRADIENTS.name: rows, OPTIMIZER.name: updates}
+            spread = np.stack([_distribution(step, _ELEMENTS)] * len(self.layers))
+            families = {GRADIENTS.name: rows, OPTIMIZER.name: updates, DISTRIBUTION.name: spread}
             self.ring.write_layers(LayerTable(sequence=self.sequence, families=families))
         self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
 
@@ -335,6 +342,7 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
 _BETA2 = 0.999
 _OPTIMIZER_INDEX = {name: index for index, name in enumerate(OPTIMIZER.names)}
+_DISTRIBUTION_INDEX = {name: index for index, name in enumerate(DISTRIBUTION.names)}
 _GRADIENT_INDEX = {name: index for index, name in enumerate(GRADIENT_COLUMN_NAMES)}
 
 
@@ -396,6 +404,21 @@ def _updates(step: Step, squared_ratio: float, elements: float) -> FloatArray:
     }
     own = {name: share * elements for name, share in step.optimizer.items()}
     return _row(_OPTIMIZER_INDEX, {**columns, **own}, nan)
+
+
+def _distribution(step: Step, elements: float) -> FloatArray:
+    """Return how gradients are distributed: FP16 has lost what it would lose."""
+    columns = {
+        "elements": elements,
+        "nonfinite_elements": step.inf_elements + step.nan_elements,
+        "sum": 0.0,
+        "sum_squares": step.norm**2,
+        "nonzero_elements": 0.99 * elements,
+    }
+    if step.scale is not None:
+        columns |= {"fp16_elements": 0.99 * elements, "flushed_elements": 0.0}
+    own = {name: share * elements for name, share in step.distribution.items()}
+    return _row(_DISTRIBUTION_INDEX, {**columns, **own}, nan)
 
 
 def _row(index: Mapping[str, int], columns: Mapping[str, float], absent: float) -> FloatArray:

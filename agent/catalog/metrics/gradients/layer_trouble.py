@@ -71,9 +71,10 @@ LAYER_TROUBLE_METRICS = (
         unit="1",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        thresholds=("layer_zero_rise",),
+        thresholds=("layer_zero_rise", "layer_flushed"),
         help="Share of the layers whose gradient has far more zeros than in their first "
-        "samples; absent before those exist.",
+        "samples, or is largely below FP16's smallest number at the loss scale in force; absent "
+        "before there are such samples.",
         read=_underflowing,
     ),
     Metric(
