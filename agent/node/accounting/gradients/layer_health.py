@@ -134,7 +134,7 @@ class LayerHealth(Tracker):
                 and not (flushed is None or index is None)
             ):
                 self.memory.flushed[index] = flushed / elements > thresholds["layer_flushed"]
-                self.memory.flushing_known = True
+                self.memory.flush_known[index] = True
 
     def troubled(self, thresholds: Mapping[str, float]) -> TroubledLayers:
         """Return which layers are dead and which underflow."""
@@ -159,7 +159,7 @@ class LayerHealth(Tracker):
             for name, row in zip(memory.names, memory.exploding_samples, strict=True)
             if row >= samples
         ]
-        judged = len(memory.names) if memory.flushing_known else sum(memory.early_full)
+        judged = sum(map(any, zip(memory.early_full, memory.flush_known, strict=True)))
         return TroubledLayers(
             dead=len(dead),
             dead_names=tuple(dead[:NAMED_AT_MOST]),

@@ -29,7 +29,7 @@ class LayerHealthState:
     elements: list[float] = field(default_factory=list)
     flushed: list[bool] = field(default_factory=list)
     """Whether most of the gradient is below FP16's smallest number at the loss scale in force."""
-    flushing_known: bool = False
+    flush_known: list[bool] = field(default_factory=list)
     """Whether that was ever measured."""
 
     def add_layer(self, name: str, elements: float) -> None:
@@ -47,6 +47,7 @@ class LayerHealthState:
         self.exploding_samples.append(0)
         self.elements.append(elements)
         self.flushed.append(False)
+        self.flush_known.append(False)
 
     def add_missing_columns(self) -> None:
         """Fill the columns that a ledger of an earlier version lacks."""
@@ -55,7 +56,8 @@ class LayerHealthState:
         for column in (self.usual_norms, self.elements):
             column += [0.0] * (layers - len(column))
         self.exploding_samples += [0] * (layers - len(self.exploding_samples))
-        self.flushed += [False] * (layers - len(self.flushed))
+        for flags in (self.flushed, self.flush_known):
+            flags += [False] * (layers - len(flags))
 
     def begin_attempt(self) -> None:
         """Reset the consecutive samples; what is usual for a layer outlives a restart."""
@@ -76,3 +78,4 @@ class LayerHealthState:
         self.usual_norms[index] = 0.0
         self.exploding_samples[index] = 0
         self.flushed[index] = False
+        self.flush_known[index] = False
