@@ -123,11 +123,15 @@ def test_nothing_is_measured_between_samples_nor_when_switched_off(watch):
     assert "optimizer" not in second.families
     watched.close()
 
-    watched, loop = watch(layer_interval=1, measure_updates=False), Loop(torch.optim.SGD, lr=0.1)
-    loop.step()
-    contents = watched.read()
-    assert "optimizer" not in contents.records[0].families
-    assert list(contents.layers[0].families) == ["gradients"]
+    for switched_off in ("measure_updates", "measure_distribution"):
+        watched, loop = watch(**{switched_off: False}), Loop(torch.optim.SGD, lr=0.1)
+        loop.step()
+        contents = watched.read()
+        of_other = {"measure_updates": "distribution", "measure_distribution": "optimizer"}
+        expected = {"gradients", of_other[switched_off]}
+        assert set(contents.records[0].families) == expected
+        assert set(contents.layers[0].families) == expected
+        watched.close()
 
 
 def test_layers_beyond_the_memory_for_copies_have_a_norm_and_no_update(watch):
