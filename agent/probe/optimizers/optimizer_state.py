@@ -60,11 +60,14 @@ class OptimizerState:
         """Return the numbers with which a layer was stepped."""
         group = self.groups.get(id(slot.parameter), {})
         found = self._of(slot)
-        epsilon = group.get("eps")
+        epsilon, rate = group.get("eps"), snapshot_of(group.get("lr"))
+        correction = _correction(found.get("step"), group.get("betas"))
+        if not isinstance(epsilon, float | int) or not _lies_with(slot, correction):
+            epsilon, correction = None, 1.0
         return UpdateRule(
-            learning_rate=snapshot_of(group.get("lr")),
-            correction=_correction(found.get("step"), group.get("betas")),
-            epsilon=float(epsilon) if isinstance(epsilon, float | int) else None,
+            learning_rate=rate if _lies_with(slot, rate) else None,
+            correction=correction,
+            epsilon=epsilon,
         )
 
     def _of(self, slot: LayerSlot) -> Mapping[str, Any]:
@@ -83,6 +86,11 @@ def _correction(step: object, betas: object) -> Scalar:
         return 1.0
     correction = 1.0 - beta ** (steps.double() if isinstance(steps, torch.Tensor) else steps)
     return correction if isinstance(correction, torch.Tensor) or correction > 0.0 else 1.0
+
+
+def _lies_with(slot: LayerSlot, scalar: Scalar | None) -> bool:
+    """Return whether a number can be used beside a layer without waiting for another device."""
+    return not isinstance(scalar, torch.Tensor) or scalar.device == slot.parameter.device
 
 
 def part_of(slot: LayerSlot, value: object) -> torch.Tensor | None:

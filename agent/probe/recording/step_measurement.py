@@ -111,12 +111,12 @@ class StepMeasurement:
         """Add how gradients are distributed, unless their scale cannot be read where they are."""
         if measured.label in step.unread_scales:
             return
-        plan = measured.plan
+        plan, scale = measured.plan, step.scalars.get("loss_scale")
+        if isinstance(scale, torch.Tensor) and accelerator.is_on_host(plan.device):
+            scale = None  # reading it would wait for its device
         rows_LC = torch.stack(
             [
-                distribution_row(
-                    gradient, measured.inverse_scale, step.scalars.get("loss_scale"), plan.device
-                )
+                distribution_row(gradient, measured.inverse_scale, scale, plan.device)
                 for gradient in measured.gradients
             ]
         )

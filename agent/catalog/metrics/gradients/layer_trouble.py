@@ -42,8 +42,8 @@ LAYER_TROUBLE_METRICS = (
         scope=Scope.RUN,
         labels=("family",),
         help="The trainer's step on which layers, and statistics that are not measured on every "
-        "step, were last measured: their gauges keep the values of that step. Label family is "
-        "gradients.",
+        "step, were last measured: their gauges keep the values of that step. Label family says "
+        "of what: gradients, distribution or optimizer.",
         read=_sampled_step,
     ),
     Metric(
