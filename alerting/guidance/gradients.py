@@ -103,7 +103,7 @@ GRADIENTS = {
             "One layer has far larger gradients than all others, such as an output layer or an "
             "embedding: it keeps the scale low for the rest.",
             "Gradients shrink with depth: residual paths or normalization are missing.",
-            "A loss term with a small weight beside one with a large weight.",
+            "A loss term with a small weight in addition to one with a large weight.",
         ),
         false_positives=(
             "Layers whose gradients are tiny and do not matter, such as biases before a "

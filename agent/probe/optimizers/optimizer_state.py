@@ -89,7 +89,7 @@ def _correction(step: object, betas: object) -> Scalar:
 
 
 def _lies_with(slot: LayerSlot, scalar: Scalar | None) -> bool:
-    """Return whether a number can be used beside a layer without waiting for another device."""
+    """Return whether using a number with a layer makes nothing wait for another device."""
     return not isinstance(scalar, torch.Tensor) or scalar.device == slot.parameter.device
 
 

@@ -7,7 +7,6 @@ from math import nan
 
 import torch
 
-from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.probe.statistics.table import bounded_tensor
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
@@ -28,8 +27,8 @@ _LOWEST, _HIGHEST = float(EXPONENTS[0]), float(EXPONENTS[-1] + _WIDTH)
 
 def distribution_row(
     gradient: torch.Tensor | None,
-    inverse_scale: Scalar,
-    loss_scale: Scalar | None,
+    inverse_scale: float | torch.Tensor,
+    loss_scale: float | torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:
     """Return the columns [C] of `DISTRIBUTION` for one layer, as float64 on `device`.
@@ -114,7 +113,7 @@ def _count(mask_N: torch.Tensor) -> torch.Tensor:
     return mask_N.sum(dtype=torch.float64)
 
 
-def _on(device: torch.device, value: Scalar) -> torch.Tensor:
+def _on(device: torch.device, value: float | torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(device, torch.float64, non_blocking=True).reshape(())
     return torch.full((), value, dtype=torch.float64, device=device)

@@ -10,7 +10,6 @@ from math import nan
 
 import torch
 
-from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.statistics.table import bounded_tensor
 from mp_agent.records.columns import OPTIMIZER
 
@@ -54,8 +53,8 @@ class UpdateRule:
     update has none.
     """
 
-    learning_rate: Scalar | None = None
-    correction: Scalar = 1.0
+    learning_rate: float | torch.Tensor | None = None
+    correction: float | torch.Tensor = 1.0
     epsilon: float | None = None
 
 
@@ -169,7 +168,7 @@ def _count(mask_N: torch.Tensor) -> torch.Tensor:
     return mask_N.sum(dtype=torch.float64)
 
 
-def _filled(like: torch.Tensor, value: Scalar) -> torch.Tensor:
+def _filled(like: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
     """Return a number as a 0-dim float64 on a tensor's device."""
     if isinstance(value, torch.Tensor):
         return value.to(like.device, torch.float64, non_blocking=True).reshape(())
