@@ -43,6 +43,8 @@ def read_options(
     start: str,
     end: str,
     scrape_interval: str,
+    *,
+    every_series: bool = False,
 ) -> ReadOptions:
     """Return the options by which logs are read. Raises click.UsageError, naming the culprit."""
     return ReadOptions(
@@ -50,6 +52,7 @@ def read_options(
         columns=dict(_column(text) for text in columns),
         run=run,
         **_period(start, end, scrape_interval),
+        every_series=every_series,
     )
 
 

@@ -39,13 +39,13 @@ def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Se
     Raises LogError where it cannot be asked, and where there is no run.
     """
     start, end = period_of(options, now_seconds)
-    names = _names()
+    pattern = "mp_agent_.+" if options.every_series else "|".join(sorted(_names() - {"up"}))
     runs = runs_in(source, start, end)
     wanted = [run for run in runs if not options.run or run == options.run]
     if not wanted:
         known = ", ".join(runs[:20]) or "none"
         raise LogError(f"has no series of run {options.run or 'any'} in that time; runs: {known}")
-    logs = (_log(source, run, names, start, end, options.scrape_seconds) for run in wanted)
+    logs = (_log(source, run, pattern, start, end, options.scrape_seconds) for run in wanted)
     return [log for log in logs if log is not None]
 
 
@@ -71,9 +71,9 @@ def _names() -> frozenset[str]:
 
 
 def _log(
-    source: str, run: str, names: frozenset[str], start: float, end: float, interval: float
+    source: str, run: str, pattern: str, start: float, end: float, interval: float
 ) -> TrainingLog | None:
-    pattern = "|".join(sorted(names - {"up"}))
+    """Return a run's series whose names match `pattern`; None where there are none."""
     table: dict[float, dict[Series, float]] = {}
     for query in (f'{{__name__=~"{pattern}",run={quoted(run)}}}', "up"):
         if query == "up":
