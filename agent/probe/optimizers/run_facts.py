@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from mp_agent.probe.optimizers.formats import format_name, formats_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 
 _PATH_LENGTH_MAX = 4096
-_SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(slots=True)
@@ -34,12 +34,13 @@ def facts_of(
     script = (("script", traits.script),) if traits.script else ()
     return (
         ("strategy", strategies.pop() if len(strategies) == 1 else "mixed"),
-        ("precision", _precision(traits.autocast_dtype or first.compute_dtype)),
+        ("precision", format_name(traits.autocast_dtype or first.compute_dtype)),
         ("scaler", traits.scaler_name),
         ("measuring_point", traits.measuring_point),
         ("device", str(first.device)),
         ("gpu_uuid", _gpu_uuid(first.device)),
         *script,
+        *formats_of(plans, traits.autocast_dtype),
     )
 
 
@@ -52,10 +53,6 @@ def main_script() -> str:
     except (OSError, ValueError):  # the working directory is gone; a name that is no text
         return ""
     return path if len(path) <= _PATH_LENGTH_MAX else ""
-
-
-def _precision(dtype: torch.dtype) -> str:
-    return _SHORT_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _gpu_uuid(device: torch.device) -> str:

@@ -231,6 +231,41 @@ def _one_layer(random: Random) -> Events:
     yield from training.forever(of_layer={"head.weight": large})
 
 
+def _flushed(random: Random) -> Events:
+    """Two fifths of all gradients are below FP16's smallest number at the loss scale."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    yield from training.forever(distribution={"flushed_elements": 0.4})
+
+
+def _wide_range(random: Random) -> Events:
+    """Some gradients are lost while the largest are at FP16's limit."""
+    training, before = _trained(random, scaler=Scaler(), norm=14.0, norm_spread=0.05)
+    yield from before
+    yield from training.forever(distribution={"flushed_elements": 0.1})
+
+
+def _shifted_data(random: Random) -> Events:
+    """The gradients of new data are six times as large, and Adam's beta2 is 0.999."""
+    training, before = _trained(random, clip=None)
+    yield from before
+    yield from training.forever(norm=6.0)
+
+
+def _rounded_away(random: Random) -> Events:
+    """The weights are in BF16, and the learning rate has decayed below their spacing."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(optimizer={"rounded_elements": 1.0, "lost_updates": 0.9})
+
+
+def _half_state(random: Random) -> Events:
+    """Adam's state is in FP16 with an epsilon of 1e-8."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(optimizer={"lost_epsilon_elements": 1.0})
+
+
 def _straggler(random: Random) -> Events:
     """Rank 2 needs twice as long as the others before it can reduce."""
     training, before = _trained(random)
@@ -631,5 +666,42 @@ FAULTS = (
         script=_diverged,
         ranks=4,
         expected={"MpAgentReplicaDivergence": "critical"},
+    ),
+    Scenario(
+        name="flushed",
+        what="two fifths of all gradients below FP16's smallest number",
+        script=_flushed,
+        facts=FP16,
+        expected={"MpAgentGradientUnderflow": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="wide-range",
+        what="small gradients are lost while the largest are at FP16's limit",
+        script=_wide_range,
+        facts=FP16,
+        expected={"MpAgentHeadroomVanishing": "info"},
+        minutes=60,
+    ),
+    Scenario(
+        name="shifted-data",
+        what="gradients six times as large, which Adam's second moment follows slowly",
+        script=_shifted_data,
+        expected={"MpAgentSecondMomentStale": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="rounded-away",
+        what="nine in ten updates of BF16 weights change nothing",
+        script=_rounded_away,
+        expected={"MpAgentUpdatesLost": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="half-state",
+        what="Adam's state in FP16 with an epsilon of 1e-8",
+        script=_half_state,
+        expected={"MpAgentAdamEpsilonUnsafe": "warning"},
+        minutes=60,
     ),
 )
