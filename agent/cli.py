@@ -2,12 +2,14 @@
 
 import click
 
+from mp_agent.advice.command import recommend_command
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.rules.command import rules_command
 from mp_agent.backtest.command import backtest_command
 from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
+from mp_agent.evaluate.command import evaluate_command
 from mp_agent.export.command import export_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.lint.command import check_command
@@ -53,6 +55,8 @@ for command in (
     dump_command,
     postmortem_command,
     compare_command,
+    recommend_command,
+    evaluate_command,
     backtest_command,
     tune_command,
     export_command,
