@@ -32,6 +32,7 @@ __all__ = [
     "ConditionEvent",
     "__version__",
     "check",
+    "checkpoint_requested",
     "compare_precision",
     "declare",
     "init",
@@ -39,6 +40,7 @@ __all__ = [
     "on_condition",
     "phase",
     "shutdown",
+    "stop_requested",
 ]
 
 ConditionCallback = TypeVar("ConditionCallback", bound=Callable[[ConditionEvent], object])
@@ -124,6 +126,26 @@ def on_condition(callback: ConditionCallback) -> ConditionCallback:
     if (api := _load()) is not None:
         api.on_condition(callback)
     return callback
+
+
+def checkpoint_requested() -> bool:
+    """Return whether the guard has asked for a checkpoint since the last call.
+
+    True once per request, at the same step on every rank, so that it may be asked of each in the
+    training loop; False without the policy `request_checkpoint`. Never raises.
+    """
+    api = _loaded()
+    return False if api is None else bool(api.checkpoint_requested())
+
+
+def stop_requested() -> bool:
+    """Return whether the guard has asked the training to stop.
+
+    True from the same step on every rank; False without the policy `request_stop`. The guard ends
+    nothing by itself. Never raises.
+    """
+    api = _loaded()
+    return False if api is None else bool(api.stop_requested())
 
 
 def _loaded() -> ModuleType | None:

@@ -4,10 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe import hooks, placement
+from mp_agent.probe.guard.agreement import Agreement
+from mp_agent.probe.guard.requests import Requests
+from mp_agent.probe.guard.training_guard import TrainingGuard
+from mp_agent.probe.hooks import updates
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
@@ -25,7 +30,8 @@ class Probe:
     """Watches one process. Nothing that it is asked to do raises.
 
     create_ring: called once the rank is known, see `RingConnection`. on_step: called at the end of
-    each step of the run. ranks_in_run: the number of ranks that train together.
+    each step of the run. ranks_in_run: the number of ranks that train together. group: returns the
+    process group of these; None for the job's own.
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class Probe:
         *,
         on_step: Callable[[], None] = lambda: None,
         ranks_in_run: Callable[[], int] = placement.world_size,
+        group: Callable[[], dist.ProcessGroup | None] = lambda: None,
     ) -> None:
         reports = self._reports = ProbeReports()
         self._guard = Guard(
@@ -56,16 +63,26 @@ class Probe:
             connection=self._connection,
         )
         self._tracker = StepTracker(context, self._guard, on_step)
+        self._updates = _guard_of_updates(settings, context, group)
+        self._updates_guard = Guard(on_failure=reports.count_failure)
+        """Of its own: ranks wait for each other in it, so it goes on where the probe gives up."""
         self._patches: hooks.Patches | None = None
 
     def attach(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         """Install the hooks. `model` and `optimizer` settle which ones are the run's, if given."""
         self._registry.settle(model, optimizer)
-        self._patches = hooks.install(self._tracker, self._guard)
+        patches = self._patches = hooks.Patches()
+        if self._updates is not None:
+            updates.install_on_scalers(patches, self._updates, self._updates_guard)
+        hooks.install(patches, self._tracker, self._guard)
+        if self._updates is not None:
+            updates.install_on_optimizers(patches, self._updates, self._updates_guard)
 
     def detach(self) -> None:
         """Remove all hooks. Not to be called from within an optimizer's step."""
-        self._guard.closed = True
+        if self._updates is not None:
+            self._updates_guard.run("the guard's end", self._updates.close)
+        self._guard.closed = self._updates_guard.closed = True
         if self._patches is not None:
             self._patches.restore()
 
@@ -83,6 +100,11 @@ class Probe:
     ) -> None:
         """Use what the trainer reports of the step under way."""
         self._guard.run("observe", self._tracker.observe, loss, step, lr, tokens)
+
+    @property
+    def requests(self) -> Requests | None:
+        """What the guard asks of the training loop; None without a guard."""
+        return None if self._updates is None else self._updates.requests
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -108,3 +130,13 @@ class Probe:
     def _enter_phase(self, name: object) -> None:
         self._tracker.collect()
         self._phases.enter(str(name))
+
+
+def _guard_of_updates(
+    settings: Settings, context: TrackerContext, group: Callable[[], dist.ProcessGroup | None]
+) -> TrainingGuard | None:
+    """Return the guard that the settings ask for; None without policies."""
+    if not settings.guard:
+        return None
+    agreement = Agreement(group)
+    return TrainingGuard(settings.guard, context, agreement, dry_run=settings.guard_dry_run)

@@ -13,6 +13,7 @@ from mp_agent.settings.kinds import (
     AbsolutePath,
     Address,
     Exporters,
+    GuardPolicies,
     HeaderSecret,
     Texts,
     Thresholds,
@@ -188,6 +189,15 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Overrides of the alerts' windows, severities and selectors, in the syntax "
         "of `mp-agent rules --set`: `{stall_window: 20m, MpAgentLossSpike: off}`.",
+    )
+    guard: GuardPolicies = Field(
+        default_factory=dict,
+        description="Policies by which the guard acts on updates that would harm the training: "
+        "names, `true` for skip_nonfinite and clip_spikes, or a table with parameters, "
+        "`{clip_spikes: {factor: 3}}`; empty: no guard.",
+    )
+    guard_dry_run: bool = Field(
+        False, description="Only log and count what the guard would have done."
     )
     time_scale: float = Field(
         1.0,

@@ -63,5 +63,22 @@ def members_of(process_group: object, *, named: bool) -> Members | None:
     return Members(ranks, "" if named or whole else f"-ranks{describe_ranks(ranks)}")
 
 
+def group_of(process_group: object) -> dist.ProcessGroup | None:
+    """Return the process group by which the members can agree; None for that of the whole job.
+
+    Raises SettingError for a mesh of several dimensions that is only a part of the job.
+    """
+    if isinstance(process_group, DeviceMesh):
+        if process_group.mesh.numel() == world_size():
+            return None
+        if process_group.ndim == 1:
+            return process_group.get_group()
+        raise SettingError(
+            f"process_group has value {process_group!r}: with a guard a mesh that is a part of the "
+            "job must have one dimension"
+        )
+    return process_group if isinstance(process_group, dist.ProcessGroup) else None
+
+
 def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(ranks))

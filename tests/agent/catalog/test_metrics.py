@@ -57,6 +57,7 @@ mp_agent_grad_exploded_unclipped_steps_total mp_agent_grad_nonfinite_repeated_st
 mp_agent_grad_norm_below_steps mp_agent_grad_norm_usual mp_agent_grad_norm_usual_peak
 mp_agent_layers_exploding mp_agent_learning_rate_jumps_total mp_agent_loss_best
 mp_agent_loss_lost_steps mp_agent_loss_rising_steps mp_agent_untrained_steps
+mp_agent_guard_actions_total
 """.split()
 
 FORBIDDEN_LABELS = {"job", "instance", "namespace", "pod", "node", "cluster"}
