@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mp_agent.errors import SettingError
 from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConditionEvent",
+    "GlobalStatistics",
     "__version__",
     "check",
     "checkpoint_requested",
     "compare_precision",
     "declare",
+    "global_statistics",
     "init",
     "observe",
     "on_condition",
@@ -126,6 +129,18 @@ def on_condition(callback: ConditionCallback) -> ConditionCallback:
     if (api := _load()) is not None:
         api.on_condition(callback)
     return callback
+
+
+def global_statistics() -> GlobalStatistics | None:
+    """Return the newest statistics of the run that the ranks have merged, on any rank.
+
+    With `init(reduction="process_group")`, every `reduction_interval` steps; a step or two behind
+    the step under way, on a GPU four more. None before the first ones, or without the setting. The
+    numbers are those that the node agents export. Never raises.
+    """
+    api = _loaded()
+    found: GlobalStatistics | None = None if api is None else api.global_statistics()
+    return found
 
 
 def checkpoint_requested() -> bool:

@@ -199,6 +199,15 @@ class Settings(BaseSettings):
     guard_dry_run: bool = Field(
         False, description="Only log and count what the guard would have done."
     )
+    reduction: Literal["agents", "process_group"] = Field(
+        "agents",
+        description="Who merges the ranks' columns: agents: the node agents alone; process_group: "
+        "the ranks as well, by collectives of a group of their own, so that "
+        "`mp_agent.global_statistics()` has them on every rank.",
+    )
+    reduction_interval: int = Field(
+        10, ge=1, description="Steps between two reductions by the ranks."
+    )
     time_scale: float = Field(
         1.0,
         gt=0,

@@ -47,10 +47,15 @@ class UsualNorm:
         return torch.where(learned, (self._mean + above).exp(), inf)
 
     def observe(self, norm: torch.Tensor) -> None:
-        """Add a norm, a spike as if it were at the limit; NaN, Inf and 0 say nothing."""
+        """Add a norm, one far above the usual one as if it were `factor` times as large.
+
+        NaN, Inf and 0 say nothing.
+        """
         usable = torch.isfinite(norm) & (norm > 0.0)
-        bounded = torch.minimum(torch.where(usable, norm, 1.0), self.limit)
-        difference = bounded.log() - self._mean
+        difference = torch.where(usable, norm, 1.0).log() - self._mean
+        learned = self._steps >= self._warmup_steps
+        bound = torch.where(learned, torch.full_like(self._mean, self._log_factor), inf)
+        difference = torch.minimum(difference, bound)
         weight = torch.clamp((self._steps + 1.0).reciprocal(), min=1.0 / self._memory_steps)
         weight = torch.where(usable, weight, 0.0)
         self._mean = self._mean + weight * difference

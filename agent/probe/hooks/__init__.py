@@ -24,7 +24,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
 from mp_agent.probe.isolation.guard import Guard
 
-__all__ = ["Events", "Patches", "install"]
+__all__ = ["Events", "Patches", "install", "teardown"]
 
 _POINTS = (
     autocast,

@@ -74,10 +74,23 @@ def group_of(process_group: object) -> dist.ProcessGroup | None:
         if process_group.ndim == 1:
             return process_group.get_group()
         raise SettingError(
-            f"process_group has value {process_group!r}: with a guard a mesh that is a part of the "
-            "job must have one dimension"
+            f"process_group has value {process_group!r}: with a guard or a reduction a mesh that "
+            "is a part of the job must have one dimension"
         )
     return process_group if isinstance(process_group, dist.ProcessGroup) else None
+
+
+def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return a new gloo group of the same ranks; None in a job of one rank.
+
+    Waits for the others, all of which have to call it.
+    """
+    if world_size() == 1 or not dist.is_initialized():
+        return None
+    if group is None:
+        return dist.new_group(backend="gloo")
+    ranks = dist.get_process_group_ranks(group)
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
 
 def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:

@@ -36,7 +36,8 @@ class _Reference:
     def observe(self, norm: float) -> None:
         if not 0.0 < norm < inf:
             return
-        difference = log(min(norm, self.limit)) - self.mean
+        bound = inf if self.steps < WARMUP else log(FACTOR)
+        difference = min(log(norm) - self.mean, bound)
         weight = max(1.0 / (self.steps + 1), 1.0 / MEMORY)
         self.mean += weight * difference
         self.variance = (1.0 - weight) * (self.variance + weight * difference**2)
