@@ -179,5 +179,10 @@ def _guard_of_updates(
     """Return the guard that the settings ask for; None without policies."""
     if not settings.guard:
         return None
-    agreement = Agreement(group)
-    return TrainingGuard(settings.guard, context, agreement, dry_run=settings.guard_dry_run)
+    return TrainingGuard(
+        settings.guard,
+        context,
+        Agreement(group),
+        dry_run=settings.guard_dry_run,
+        fused_kernels=settings.fused_kernels,
+    )

@@ -17,10 +17,10 @@ import torch
 from benchmarks.guard.cases import CASES, PLANTED_STEP, Case
 from benchmarks.guard.healthy import healthy_table
 from benchmarks.guard.plot import page, panel
-from benchmarks.guard.training import STRATEGIES, train_on_ranks
+from benchmarks.guard.training import MEASURED_STEPS, STRATEGIES, train_on_ranks
 from benchmarks.machine import describe, markdown
 
-CONVERGED = 0.5
+CONVERGED = 0.8
 """A training has converged whose last loss is below this part of the one before what is planted."""
 TABLE, CURVES = Path("docs/guard-results.md"), Path("docs/images/guard.svg")
 
@@ -37,7 +37,11 @@ def main() -> None:
     options = parser.parse_args()
     cases = [case for case in CASES if not options.cases or case.name in options.cases]
     strategies = options.strategy or list(STRATEGIES)
-    courses = {strategy: train_on_ranks(cases, strategy, options.seeds) for strategy in strategies}
+    courses = {}
+    for strategy in strategies:
+        courses[strategy] = train_on_ranks(cases, strategy, options.seeds)
+        for case in cases:
+            print(*_row(case, strategy, courses[strategy], options.seeds), sep=" | ", flush=True)
     table = markdown(
         ("what is planted", "training", "converged without", "converged with", "median loss"),
         [
@@ -61,7 +65,7 @@ def main() -> None:
 _HEAD = (
     "Written by `python -m benchmarks.guard --write`, which trains each case from several seeds "
     "with and without the [guard](guard.md). A training has converged if its last held-out loss "
-    "is below half of the loss before the step at which the trouble was planted.\n\n"
+    "is below 80 % of the loss before the step at which the trouble was planted.\n\n"
 )
 
 
@@ -79,7 +83,9 @@ def _row(case: Case, strategy: str, courses: Courses, seeds: int) -> tuple[str, 
 
 
 def _converged(course: Sequence[float]) -> bool:
-    return isfinite(course[-1]) and course[-1] < CONVERGED * course[PLANTED_STEP - 1]
+    return (
+        isfinite(course[-1]) and course[-1] < CONVERGED * course[PLANTED_STEP // MEASURED_STEPS - 1]
+    )
 
 
 def _median(courses: Sequence[Sequence[float]]) -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-STEPS = 160
-PLANTED_STEP = 60
+STEPS = 100
+PLANTED_STEP = 30
 FEATURES = 8
 
 

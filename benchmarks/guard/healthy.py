@@ -13,7 +13,7 @@ import mp_agent
 from benchmarks.machine import markdown
 from mp_agent.ring.reader import RingReader
 
-STEPS = 150
+STEPS = 120
 SEEDS = 2
 VOCABULARY, LENGTH = 16, 12
 
@@ -85,7 +85,9 @@ def _train(
         tokens = (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
-        nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        targets = tokens[:, 1:].flatten()
+        loss: torch.Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     actions = 0
     if directory is not None:

@@ -73,7 +73,7 @@ def _switch(module: nn.Module, wide: Callable[..., Any]) -> Callable[[], None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return wide(module, original, args, kwargs)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
     def undo() -> None:
         if vars(module).get("forward") is not forward:
@@ -81,7 +81,7 @@ def _switch(module: nn.Module, wide: Callable[..., Any]) -> Callable[[], None]:
         if own is None:
             del module.forward
         else:
-            module.forward = own  # type: ignore[method-assign]
+            module.forward = own
 
     return undo
 

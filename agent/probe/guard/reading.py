@@ -27,8 +27,8 @@ _NAN, _INF = GRADIENT_POSITIONS["nan_elements"], GRADIENT_POSITIONS["inf_element
 class GradientReader:
     """Measures gradients as an optimizer is about to use them."""
 
-    def __init__(self, note_unsupported: Callable[[str], None]) -> None:
-        self._measurement = Measurement()
+    def __init__(self, note_unsupported: Callable[[str], None], *, fused_kernels: bool) -> None:
+        self._measurement = Measurement(note_unsupported, fused_kernels=fused_kernels)
         self._note_unsupported = note_unsupported
 
     def read(self, plan: MeasurementPlan, inverse_scale: Scalar, ranks: int) -> torch.Tensor:

@@ -42,13 +42,14 @@ class TrainingGuard:
         agreement: Agreement,
         *,
         dry_run: bool,
+        fused_kernels: bool = True,
     ) -> None:
         self.requests = Requests()
         self._policies = policies
         self._context = context
         self._agreement = agreement
         self._dry_run = dry_run
-        self._reader = GradientReader(context.note_unsupported)
+        self._reader = GradientReader(context.note_unsupported, fused_kernels=fused_kernels)
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, GuardedOptimizer] = (
             weakref.WeakKeyDictionary()
         )

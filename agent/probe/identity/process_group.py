@@ -72,7 +72,8 @@ def group_of(process_group: object) -> dist.ProcessGroup | None:
         if process_group.mesh.numel() == world_size():
             return None
         if process_group.ndim == 1:
-            return process_group.get_group()
+            found: dist.ProcessGroup = process_group.get_group()
+            return found
         raise SettingError(
             f"process_group has value {process_group!r}: with a guard or a reduction a mesh that "
             "is a part of the job must have one dimension"
@@ -87,10 +88,11 @@ def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """
     if world_size() == 1 or not dist.is_initialized():
         return None
-    if group is None:
-        return dist.new_group(backend="gloo")
-    ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    made: dist.ProcessGroup = dist.new_group(
+        ranks, backend="gloo", use_local_synchronization=ranks is not None
+    )
+    return made
 
 
 def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:

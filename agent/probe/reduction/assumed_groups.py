@@ -2,7 +2,7 @@
 
 from mp_agent.probe.reduction.layout import TensorGroup
 
-AGREED_STEPS = 4
+AGREED_STEPS = 3
 """Steps with equal rows after which ranks hold copies for good, as the node agents judge."""
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mp_agent.probe.reduction.assumed_groups import AssumedGroups
-from mp_agent.probe.reduction.layout import Layout, TensorGroup, groups_of
+from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup, groups_of
 from mp_agent.probe.reduction.packing import Packing
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.schema import Schema
@@ -113,12 +113,12 @@ class GroupReduction:
         )
         self._under_way = _UnderWay(sequence, self._packing, sums, extremes, works)
 
-    def _agreed_layout(self, group: dist.ProcessGroup) -> Layout:
+    def _agreed_layout(self, group: dist.ProcessGroup) -> GroupLayout:
         """Exchange the groups of all ranks. Waits for them: once, and when any has new ones."""
         own = [] if self._newest_schema is None else groups_of(self._newest_schema)
         everyone: list[list[TensorGroup]] = [[] for _ in range(dist.get_world_size(group))]
         dist.all_gather_object(everyone, own, group=group)
-        return Layout.of(everyone)
+        return GroupLayout.of(everyone)
 
     def _take_up(self) -> None:
         """Wait for what is under way, which mostly is over, and make it the latest."""

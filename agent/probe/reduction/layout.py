@@ -34,13 +34,13 @@ class TensorGroup(NamedTuple):
         return self.joint or not self.optimizer
 
 
-class Layout(NamedTuple):
+class GroupLayout(NamedTuple):
     """The groups of all ranks, in the same order on each."""
 
     groups: tuple[TensorGroup, ...]
 
     @classmethod
-    def of(cls, groups_of_ranks: Iterable[Sequence[TensorGroup]]) -> "Layout":
+    def of(cls, groups_of_ranks: Iterable[Sequence[TensorGroup]]) -> "GroupLayout":
         """Return the layout of what each rank has."""
         found = {TensorGroup(*group) for groups in groups_of_ranks for group in groups}
         return cls(tuple(sorted(found)))

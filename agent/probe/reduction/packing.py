@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mp_agent.probe.reduction.assumed_groups import AssumedGroups
 from mp_agent.probe.reduction.exact_sum import PARTS, IntArray, parts_of, value_of
-from mp_agent.probe.reduction.layout import Layout, TensorGroup
+from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS, Column
 from mp_agent.records.global_statistics import GlobalStatistics
@@ -35,7 +35,7 @@ class Packing:
     the largest; -Inf where a rank has no value, smallest values negated.
     """
 
-    def __init__(self, layout: Layout, assumed: AssumedGroups, *, is_first_rank: bool) -> None:
+    def __init__(self, layout: GroupLayout, assumed: AssumedGroups, *, is_first_rank: bool) -> None:
         self.layout = layout
         self._assumed = assumed
         self._is_first_rank = is_first_rank
@@ -149,6 +149,23 @@ class Packing:
             if highs is not None and not self._assumed.independent(group):
                 return highs
         return [self._merged(sums, extremes, place, column) for place, column in places]
+
+    def _equal_row(
+        self, sums: IntArray, extremes: FloatArray, places: Sequence[int], rows: int
+    ) -> list[float] | None:
+        """Return the row that all ranks have; None where any two differ."""
+        row: list[float] = []
+        for place in places:
+            count, high = int(sums[_HEADER + place * _SUM]), float(extremes[1 + 2 * place])
+            if count not in (0, rows) or (count and high != -float(extremes[2 + 2 * place])):
+                return None
+            row.append(high if count else nan)
+        return row
+
+    def _is_whole(self, group: TensorGroup, rows: int, world_size: int) -> bool:
+        if not group.assumed:
+            return rows == group.shard_count
+        return rows == world_size or not self._assumed.independent(group)
 
     def _merged(self, sums: IntArray, extremes: FloatArray, place: int, column: Column) -> float:
         at = _HEADER + place * _SUM

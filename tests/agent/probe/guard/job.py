@@ -54,7 +54,7 @@ def _train(rank: int, world_size: int, strategy: str, directory: Path) -> list[t
     if strategy == "ddp":
         model = DistributedDataParallel(model)
     if strategy == "fsdp2":
-        model = fully_shard(model)
+        fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     probe.attach()
     weights = []

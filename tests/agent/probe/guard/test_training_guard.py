@@ -24,7 +24,7 @@ def _train(
     weights = []
     for step in range(steps):
 
-        def closure(step: int = step) -> torch.Tensor:
+        def closure(step: int = step) -> float:
             optimizer.zero_grad()
             loss = make_loss(model, step)
             loss.backward()
@@ -34,7 +34,7 @@ def _train(
                     parameter.grad.view(-1)[0] = torch.nan
                 if step == SPIKING:
                     parameter.grad.mul_(1e4)
-            return loss
+            return float(loss.detach())
 
         if with_closure:
             optimizer.step(closure)

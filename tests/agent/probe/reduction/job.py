@@ -122,10 +122,10 @@ def _wrapped(strategy: str, world_size: int) -> nn.Module:
     if strategy == "ddp":
         return DistributedDataParallel(model)
     if strategy == "fsdp2":
-        return fully_shard(model)
+        fully_shard(model)
     if strategy == "hsdp":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        return fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     if strategy == "tp":
         mesh = init_device_mesh("cpu", (world_size,))
         return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
