@@ -36,7 +36,7 @@ _WRAPS: dict[str, Wrap] = {
 
 
 def train(case: Case, strategy: str, seed: int, *, guarded: bool, directory: Path) -> list[float]:
-    """Return the loss over held-out data after every `MEASURED_STEPS` steps; NaN once the weights are lost."""
+    """Return the loss over held-out data every `MEASURED_STEPS` steps; NaN once lost."""
     torch.manual_seed(seed)
     inner = make_model(case.overflows_from)
     wide = inner[0]
