@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._pytree import tree_map
 
 from mp_agent.catalog.guard import Values
 from mp_agent.probe.guard.outcome import Outcome
 from mp_agent.probe.guard.trouble import TroubleTrigger
+from mp_agent.probe.optimizers.plan import fsdp_dtype
 
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names under which wrappers hold the module, which names of modules leave out."""
@@ -39,9 +41,11 @@ class PrecisionSwitch:
             return False
         if model is None or not self.trigger.observe(is_trouble=outcome.is_trouble):
             return False
+        if not (found := list(self._found_in(model))):
+            return False
         self._is_switched, self._quiet_steps = True, 0
         if not self._dry_run:
-            self._restore = [_switch(module, self._wide) for module in self._found_in(model)]
+            self._restore = [_switch(module, self._wide) for module in found]
         return True
 
     def switch_back(self) -> None:
@@ -51,7 +55,9 @@ class PrecisionSwitch:
             self._restore.pop()()
 
     def _found_in(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Yield the outermost modules of which the name matches."""
+        """Yield the outermost modules of which the name matches; none where FSDP sets the dtype."""
+        if _is_mixed_by_fsdp(model):
+            return
         if "*" in self._patterns:
             yield model
             return
@@ -62,6 +68,15 @@ class PrecisionSwitch:
             if plain and not is_within and any(fnmatchcase(plain, p) for p in self._patterns):
                 found.append(name)
                 yield module
+
+
+def _is_mixed_by_fsdp(model: nn.Module) -> bool:
+    """Return whether weights are narrower while modules compute than they are in between."""
+    modules = list(model.modules())
+    if fsdp_dtype(modules) not in (None, torch.float32):
+        return True
+    wrapped = [module for module in modules if isinstance(module, FullyShardedDataParallel)]
+    return any(module.mixed_precision.param_dtype is not None for module in wrapped)
 
 
 def _switch(module: nn.Module, wide: Callable[..., Any]) -> Callable[[], None]:

@@ -67,10 +67,16 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
 
         return untraced(update)
 
-    for owner in family(GradScaler):
+    def wrap_methods(owner: type[GradScaler]) -> None:
         for name, wrap in (("step", wrap_step), ("update", wrap_update)):
             if name in vars(owner):
                 patches.replace(owner, name, wrap)
+
+    for owner in family(GradScaler):
+        wrap_methods(owner)
+    patches.on_new_subclass(
+        GradScaler, lambda owner: guard.run("new GradScaler", wrap_methods, owner)
+    )
 
 
 def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> None:

@@ -64,6 +64,10 @@ def test_modules_with_narrow_weights_compute_as_before():
     assert torch.equal(model(torch.ones(1, 4, dtype=torch.bfloat16)), expected)
 
 
+def test_a_name_that_no_module_has_is_no_action():
+    assert not _switch(modules="head").observe(BAD, make_model())
+
+
 def test_a_dry_run_switches_nothing():
     model = make_model()
     assert _switch(dry_run=True).observe(BAD, model)
