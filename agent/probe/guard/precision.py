@@ -116,8 +116,11 @@ def _in_fp32(
 def _in_bf16(
     module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    """Compute with autocast to BF16 in place of the one that is on; as before where none is."""
     weights = [each for each in module.parameters() if each.is_floating_point()]
     device = weights[0].device.type if weights else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return forward(*args, **kwargs)
     with torch.autocast(device, dtype=torch.bfloat16):
         return forward(*args, **kwargs)
 

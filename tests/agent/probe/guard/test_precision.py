@@ -53,8 +53,10 @@ def test_the_whole_model_is_switched_by_a_star_and_named_as_without_wrappers():
 def test_modules_can_compute_under_autocast_to_bf16():
     model, switch = make_model(), _switch(dtype="bf16", modules="0")
     assert switch.observe(BAD, model)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert model(torch.ones(1, 4)).dtype == torch.float16
+        assert model[0](torch.ones(1, 4)).dtype == torch.bfloat16
     assert model(torch.ones(1, 4)).dtype == torch.float32
-    assert model[0](torch.ones(1, 4)).dtype == torch.bfloat16
 
 
 def test_modules_with_narrow_weights_compute_as_before():
