@@ -40,6 +40,8 @@ def read_options(
     start: str,
     end: str,
     scrape_interval: str,
+    *,
+    every_series: bool = False,
 ) -> ReadOptions:
     """Return the options by which logs are read. Raises click.UsageError, naming the culprit."""
     return ReadOptions(
@@ -49,6 +51,7 @@ def read_options(
         start_unix_seconds=_time("--start", start),
         end_unix_seconds=_time("--end", end),
         scrape_seconds=_seconds("--scrape-interval", scrape_interval),
+        every_series=every_series,
     )
 
 

@@ -144,7 +144,7 @@ class ExportAccount:
     exporter: str
     failures: int
     rejected: int = 0
-    """Data points, log records and spans that the receiver rejected permanently."""
+    """Data points, log records, spans and numbers that were dropped or rejected permanently."""
     last_success_unix_seconds: float | None
     """None before the first."""
 

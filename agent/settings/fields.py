@@ -17,6 +17,7 @@ from mp_agent.settings.kinds import (
     HeaderSecret,
     Texts,
     Thresholds,
+    Trackers,
 )
 
 ENV_PREFIX = "MP_AGENT_"
@@ -109,6 +110,11 @@ class Settings(BaseSettings):
         20_000, ge=100, description="Maximum number of series that one node agent exports."
     )
     exporters: Exporters = Field(("prometheus",), description="Enabled exporters.")
+    trackers: Trackers = Field(
+        (),
+        description="Experiment trackers to which the root agent sends metrics of the run and "
+        "conditions: wandb, mlflow, tensorboard.",
+    )
     otlp_span_events: bool = Field(
         False, description="Send critical conditions by OTLP as span events in addition to logs."
     )

@@ -41,14 +41,14 @@ def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Se
     start = options.start_unix_seconds or end - _RANGE_SECONDS
     if not start < end:
         raise LogError(f"the range begins at {start:.0f}, which is not before its end at {end:.0f}")
-    names = _names()
+    pattern = "mp_agent_.+" if options.every_series else "|".join(sorted(_names() - {"up"}))
     found = ask(source, "label/run/values", {"match[]": _STEP, "start": start, "end": end})
     runs = [run for run in found if isinstance(run, str)] if isinstance(found, list) else []
     wanted = [run for run in runs if not options.run or run == options.run]
     if not wanted:
         known = ", ".join(runs[:20]) or "none"
         raise LogError(f"has no series of run {options.run or 'any'} in that time; runs: {known}")
-    logs = (_log(source, run, names, start, end, options.scrape_seconds) for run in wanted)
+    logs = (_log(source, run, pattern, start, end, options.scrape_seconds) for run in wanted)
     return [log for log in logs if log is not None]
 
 
@@ -59,9 +59,9 @@ def _names() -> frozenset[str]:
 
 
 def _log(
-    source: str, run: str, names: frozenset[str], start: float, end: float, interval: float
+    source: str, run: str, pattern: str, start: float, end: float, interval: float
 ) -> TrainingLog | None:
-    pattern = "|".join(sorted(names - {"up"}))
+    """Return a run's series whose names match `pattern`; None where there are none."""
     table: dict[float, dict[_Series, float]] = {}
     for query in (f'{{__name__=~"{pattern}",run={quoted(run)}}}', "up"):
         if query == "up":

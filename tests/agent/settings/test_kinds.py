@@ -112,3 +112,15 @@ def test_no_policy_is_no_guard(nothing):
 def test_a_wrong_policy_is_named(wrong):
     with pytest.raises(SettingError, match=r"^guard has value "):
         load_settings(guard=wrong)
+
+
+def test_trackers_are_known_by_name_and_need_their_package(monkeypatch):
+    monkeypatch.setattr(kinds, "find_spec", lambda package: package != "mlflow" or None)
+    assert load_settings(trackers="wandb, tensorboard, wandb")[0].trackers == (
+        "wandb",
+        "tensorboard",
+    )
+    with pytest.raises(SettingError, match=r"trackers has value .*'neptune' is unknown"):
+        load_settings(trackers=["neptune"])
+    with pytest.raises(SettingError, match=r"pip install 'mp-agent\[mlflow\]'"):
+        load_settings(trackers=["mlflow"])
