@@ -15,6 +15,7 @@ from mp_agent.node.http.scrapers import ScrapeLog
 from mp_agent.node.http.server import Exposure, MetricsServer
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.node.registry import RunRegistry
+from mp_agent.node.run.script_check import ScriptChecks
 from mp_agent.node.services import Services
 from mp_agent.node.shutdown import Shutdown
 from mp_agent.node.transport.root_address import advertised
@@ -55,8 +56,9 @@ class NodeAgent:
         )
         self._registry.listeners += [self._otlp.on_condition, self._trackers.on_condition]
         discovery = ServiceDiscovery(settings, lambda: self._push_service.links, self._own_endpoint)
+        checks = ScriptChecks(lambda: self._registry.runs)
         self._services = Services(
-            [self._push_service, discovery, self._otlp, self._trackers, flight]
+            [self._push_service, discovery, self._otlp, self._trackers, flight, checks]
         )
         self._server = MetricsServer(
             self._expose,

@@ -16,7 +16,7 @@ from mp_agent.probe.hooks import updates
 from mp_agent.probe.identity.process_group import own_group
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
-from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
 from mp_agent.probe.reduction.group_reduction import GroupReduction
 from mp_agent.probe.reports import ProbeReports
@@ -55,7 +55,7 @@ class Probe:
         )
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
-        traits = ObservedTraits()
+        traits = ObservedTraits(script=main_script() if settings.check_script else "")
         recorder = ContainedRecorder(self._guard.contain, self._registry, traits, settings)
         self._create_ring = create_ring
         self._connection = RingConnection(

@@ -24,6 +24,9 @@ class Quantity(Enum):
     REPLICAS = "a comparison of replicas"
     LIFE = "when the run paused, restarted and ended, and why"
     AGENT = "the node agents' own account"
+    CODE = "what a check of the code found"
+    DISTRIBUTION = "how gradients are distributed"
+    OPTIMIZER = "the weights' updates and the optimizer's state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
