@@ -15,6 +15,9 @@ A gradient's way goes through these packages downwards, from the hook to the rin
 7. `delivery` brings the step into the ring (`mp_agent.ring`): at once from the host, by transfers
    with checksums from a device. `accelerator` has all calls to the runtime of a device.
 
+Where the user asks for it, `guard` acts on updates, after they were measured, and `reduction` has
+the ranks merge their records by themselves.
+
 Around it: `api` implements the public functions; `attachment` ties the probe to this process, with
 its ring (`rank_ring`), its node agent and its exit (`processes`); `identity` finds out which rank
 this is; `reports` has what the probe reports of itself; `command` is `mp-agent run`.

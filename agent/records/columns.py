@@ -183,6 +183,23 @@ STEP_COLUMNS = (
         Algebra.OWN,
         "share of the time of recent steps that the probe took on the device",
     ),
+    *(
+        Column(
+            f"guard_{action}",
+            Algebra.MAX,
+            f"1 if the guard {meaning}, 0.5 if it would have but for a dry run",
+        )
+        for action, meaning in (
+            ("skip_update", "skipped the update"),
+            ("clip_gradients", "scaled the gradients down"),
+            ("lower_learning_rate", "lowered the learning rate"),
+            ("raise_loss_scale", "raised the loss scale"),
+            ("widen_precision", "switched modules to a wider precision"),
+            ("request_checkpoint", "asked for a checkpoint"),
+            ("request_stop", "asked the training to stop"),
+            ("none_left", "was to act, and had acted too often to do so"),
+        )
+    ),
 )
 """What a rank knows of a step as a whole."""
 

@@ -21,6 +21,7 @@ from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
 from mp_agent.catalog.metrics.run.waiting import WAITING_METRICS
+from mp_agent.catalog.metrics.training.guard import GUARD_METRICS
 from mp_agent.catalog.metrics.training.learning import LEARNING_METRICS
 from mp_agent.catalog.metrics.training.loss import LOSS_METRICS
 from mp_agent.catalog.metrics.training.loss_scale import LOSS_SCALE_METRICS
@@ -33,6 +34,7 @@ METRICS: tuple[Metric, ...] = (
     *GRADIENT_METRICS,
     *NORM_METRICS,
     *LEARNING_METRICS,
+    *GUARD_METRICS,
     *LOSS_SCALE_METRICS,
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
