@@ -375,3 +375,20 @@ def shutdown() -> None:
     """
     if (api := _loaded()) is not None:
         api.shutdown()
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Attach to a notebook's kernel, for `%load_ext mp_agent`; `%unload_ext mp_agent` detaches.
+
+    The address of the status page is printed after the cell in which training begins.
+    """
+    from mp_agent.integrations.ipython import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Detach from a notebook's kernel."""
+    from mp_agent.integrations.ipython import unload
+
+    unload(ipython)

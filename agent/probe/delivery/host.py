@@ -27,7 +27,8 @@ class HostDelivery:
             self._write_layers(step)
         scalars = {name: float(value) for name, value in step.scalars.items()}
         totals_GC = None if step.totals_GC is None else step.totals_GC.numpy()
-        self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
+        sampled = {name: totals.numpy() for name, (totals, _) in step.sampled.items()}
+        self._writer.write_step(record_of(step, scalars, totals_GC, sampled), complete=complete)
 
     def collect(self) -> None:
         """Do nothing: what was offered is written."""
@@ -47,6 +48,9 @@ class HostDelivery:
 
     def _write_layers(self, step: ObservedStep) -> None:
         if step.rows_LC is not None:
-            rows = step.rows_LC.numpy()
-            families = {GRADIENTS.name: rows if self._order is None else rows[self._order]}
+            rows = {GRADIENTS.name: step.rows_LC.numpy()}
+            rows |= {name: own.numpy() for name, (_, own) in step.sampled.items()}
+            families = {
+                name: own if self._order is None else own[self._order] for name, own in rows.items()
+            }
             self._writer.write_layers(LayerTable(sequence=step.sequence, families=families))
