@@ -73,7 +73,7 @@ def _recommended_rows(
             "–" if plan.clip_norm is None else f"{plan.clip_norm:g}",
             "–" if speed is None else percent(speed.eligible_ratio),
             "–" if speed is None else f"{speed.least_ratio:.2f} to {speed.most_ratio:.2f}",
-            f"{-100 * saved:+.0f} %",
+            f"{round(-100 * saved) + 0:+d} %",
         )
 
 
