@@ -6,7 +6,7 @@ from collections import Counter
 import torch.distributed as dist
 
 from mp_agent.catalog.guard import Action
-from mp_agent.probe.guard.outcome import Outcome
+from mp_agent.probe.guard.outcome import UpdateOutcome
 
 log = logging.getLogger("mp_agent")
 
@@ -21,7 +21,7 @@ class ActionLog:
         self._prefix = "guard (dry run)" if dry_run else "guard"
         self._lines: Counter[Action] = Counter()
 
-    def updated(self, outcome: Outcome, step: int) -> None:
+    def updated(self, outcome: UpdateOutcome, step: int) -> None:
         """Log what was done with an update."""
         if outcome.is_skipped:
             cause = "gradients are not finite" if outcome.is_nonfinite else _spike(outcome)
@@ -47,7 +47,7 @@ class ActionLog:
         log.warning("%s, step %d: %s%s", self._prefix, step, text, end)
 
 
-def _spike(outcome: Outcome) -> str:
+def _spike(outcome: UpdateOutcome) -> str:
     return f"the gradient norm {outcome.norm:.4g} is above {outcome.limit:.4g}"
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.optim import Optimizer
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.outcome import Outcome, Outcomes
+from mp_agent.probe.guard.outcome import Outcomes, UpdateOutcome
 from mp_agent.probe.guard.update import GuardedUpdate
 from mp_agent.probe.guard.verdict import Judge, UpdateVerdict
 
@@ -20,7 +20,7 @@ class GuardedOptimizer:
         self._outcomes = Outcomes()
         self._update: GuardedUpdate | None = None
 
-    def judge(self, agreed: torch.Tensor, ranks: int) -> tuple[UpdateVerdict, list[Outcome]]:
+    def judge(self, agreed: torch.Tensor, ranks: int) -> tuple[UpdateVerdict, list[UpdateOutcome]]:
         """Return the verdict on the next update, and the outcomes that are due."""
         verdict = self._judge.judge(agreed, ranks)
         return verdict, self._outcomes.add(verdict)

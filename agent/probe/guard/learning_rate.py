@@ -1,7 +1,7 @@
 """Lowers the learning rate of some updates, and lets it come back."""
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.outcome import Outcome
+from mp_agent.probe.guard.outcome import UpdateOutcome
 from mp_agent.probe.guard.trouble import TroubleTrigger
 
 
@@ -14,7 +14,7 @@ class RateReduction:
         self._hold_steps = int(values["hold_steps"])
         self._steps_left = 0
 
-    def observe(self, outcome: Outcome) -> bool:
+    def observe(self, outcome: UpdateOutcome) -> bool:
         """Add an update; return whether the rate is lowered from now on."""
         self._steps_left = max(self._steps_left - 1, 0)
         begins = self.trigger.observe(is_trouble=outcome.is_trouble)

@@ -13,7 +13,7 @@ LAG_STEPS = 2
 arrived would not act on the same step. The host waits only where it is further ahead."""
 
 
-class Outcome(NamedTuple):
+class UpdateOutcome(NamedTuple):
     """A verdict, read; the fields are those of `UpdateVerdict`."""
 
     norm: float
@@ -43,20 +43,20 @@ class Outcomes:
     def __init__(self) -> None:
         self._copies: deque[accelerator.HostCopy] = deque()
 
-    def add(self, verdict: UpdateVerdict) -> list[Outcome]:
+    def add(self, verdict: UpdateVerdict) -> list[UpdateOutcome]:
         """Take the next verdict; return those that the slower policies get to see now."""
         numbers = torch.stack([value.to(torch.float64) for value in verdict])
         self._copies.append(accelerator.HostCopy(numbers))
         lag = 0 if accelerator.is_on_host(numbers.device) else LAG_STEPS
-        due: list[Outcome] = []
+        due: list[UpdateOutcome] = []
         while len(self._copies) > lag:
             due.append(_read(self._copies.popleft().numbers()))
         return due
 
 
-def _read(numbers: list[float]) -> Outcome:
+def _read(numbers: list[float]) -> UpdateOutcome:
     norm, limit, nonfinite, scaler_skip, spike, skipped, coefficient, none_left, failed = numbers
-    return Outcome(
+    return UpdateOutcome(
         norm=norm,
         limit=limit,
         is_nonfinite=bool(nonfinite),

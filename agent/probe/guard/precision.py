@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._pytree import tree_map
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.outcome import Outcome
+from mp_agent.probe.guard.outcome import UpdateOutcome
 from mp_agent.probe.guard.trouble import TroubleTrigger
 from mp_agent.probe.optimizers.plan import fsdp_dtype
 
@@ -32,7 +32,7 @@ class PrecisionSwitch:
         self._is_switched = False
         self._restore: list[Callable[[], None]] = []
 
-    def observe(self, outcome: Outcome, model: nn.Module | None) -> bool:
+    def observe(self, outcome: UpdateOutcome, model: nn.Module | None) -> bool:
         """Add an update; return whether modules are switched from now on."""
         if self._is_switched:
             self._quiet_steps = 0 if outcome.is_trouble else self._quiet_steps + 1

@@ -6,7 +6,7 @@ from torch import nn
 
 from mp_agent.catalog.guard import Action, Values
 from mp_agent.probe.guard.learning_rate import RateReduction
-from mp_agent.probe.guard.outcome import Outcome
+from mp_agent.probe.guard.outcome import UpdateOutcome
 from mp_agent.probe.guard.precision import PrecisionSwitch
 from mp_agent.probe.guard.requests import Requests
 from mp_agent.probe.guard.trouble import TroubleTrigger
@@ -32,7 +32,7 @@ class SlowPolicies:
         """What the learning rate of the next update is multiplied by."""
         return 1.0 if self._rate is None else self._rate.factor
 
-    def observe(self, outcome: Outcome, model: nn.Module | None) -> list[Action]:
+    def observe(self, outcome: UpdateOutcome, model: nn.Module | None) -> list[Action]:
         """Add an update, and act; return what is done."""
         actions: list[Action] = []
         trouble = outcome.is_trouble

@@ -14,7 +14,7 @@ from mp_agent.probe.guard.action_log import ActionLog
 from mp_agent.probe.guard.agreement import Agreement
 from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
 from mp_agent.probe.guard.loss_scale import ScaleFloor
-from mp_agent.probe.guard.outcome import Outcome
+from mp_agent.probe.guard.outcome import UpdateOutcome
 from mp_agent.probe.guard.reading import GradientReader, failed, skipped_by_scaler
 from mp_agent.probe.guard.requests import Requests
 from mp_agent.probe.guard.slow_policies import SlowPolicies
@@ -178,7 +178,7 @@ class TrainingGuard:
             self._follow(outcome, scalars)
         return verdict
 
-    def _follow(self, outcome: Outcome, scalars: dict[str, Scalar]) -> None:
+    def _follow(self, outcome: UpdateOutcome, scalars: dict[str, Scalar]) -> None:
         """Let the slower policies act on what has become of an update."""
         sequence = self._context.step.sequence
         if outcome.is_failed:

@@ -4,9 +4,9 @@ import pytest
 
 from mp_agent.catalog.guard import POLICIES_BY_NAME
 from mp_agent.probe.guard.learning_rate import RateReduction
-from mp_agent.probe.guard.outcome import Outcome
+from mp_agent.probe.guard.outcome import UpdateOutcome
 
-CALM = Outcome(
+CALM = UpdateOutcome(
     norm=1.0,
     limit=4.0,
     is_nonfinite=False,
