@@ -46,6 +46,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentRunFailed": (_LIFE,),
     "MpAgentRunRestarting": (_LIFE,),
     "MpAgentRunVanished": (_LIFE,),
+    "MpAgentPrecisionLint": (frozenset((_Q.CODE,)),),
     "MpAgentCoverageLow": (_RANKS,),
     "MpAgentTelemetryDegraded": (frozenset((_Q.AGENT,)),),
     "MpAgentHeadroomVanishing": (frozenset((_Q.DISTRIBUTION,)),),

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from mp_agent.probe import hooks, placement
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
-from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
@@ -45,7 +45,7 @@ class Probe:
         )
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
-        traits = ObservedTraits()
+        traits = ObservedTraits(script=main_script() if settings.check_script else "")
         recorder = ContainedRecorder(self._guard.contain, self._registry, traits, settings)
         self._connection = RingConnection(create_ring, self._guard, reports, recorder, self._phases)
         context = TrackerContext(

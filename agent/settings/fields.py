@@ -16,6 +16,7 @@ from mp_agent.settings.kinds import (
     HeaderSecret,
     Texts,
     Thresholds,
+    Trackers,
 )
 
 ENV_PREFIX = "MP_AGENT_"
@@ -124,6 +125,11 @@ class Settings(BaseSettings):
         20_000, ge=100, description="Maximum number of series that one node agent exports."
     )
     exporters: Exporters = Field(("prometheus",), description="Enabled exporters.")
+    trackers: Trackers = Field(
+        (),
+        description="Experiment trackers to which the root agent sends metrics of the run and "
+        "conditions: wandb, mlflow, tensorboard.",
+    )
     otlp_span_events: bool = Field(
         False, description="Send critical conditions by OTLP as span events in addition to logs."
     )
@@ -201,6 +207,11 @@ class Settings(BaseSettings):
         256 * 2**20,
         ge=2**20,
         description="Maximum total size in bytes of the flight records of a run.",
+    )
+    check_script: bool = Field(
+        False,
+        description="Let the node agent check the main script, and what it imports of its "
+        "project, once per start, as `mp-agent check` does.",
     )
     thresholds: Thresholds = Field(
         default_factory=dict, description="Overrides of the conditions' thresholds, by name."

@@ -39,6 +39,7 @@ from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
 from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
 from mp_agent.alerting.conditions.ranks.replica_divergence import REPLICA_DIVERGENCE
+from mp_agent.alerting.conditions.run.precision_lint import PRECISION_LINT
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
 from mp_agent.alerting.conditions.run.run_restarting import RUN_RESTARTING
 from mp_agent.alerting.conditions.run.run_stalled import RUN_STALLED
@@ -69,7 +70,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         OVERFLOW_RATIO_HIGH,
     ),
     "ranks": (RANK_NONFINITE, RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE),
-    "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED),
+    "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED, PRECISION_LINT),
     "agent": (COVERAGE_LOW, TELEMETRY_DEGRADED),
     "optimizer": (SECOND_MOMENT_STALE, UPDATES_LOST, ADAM_EPSILON_UNSAFE),
 }

@@ -34,6 +34,7 @@ _SEVERITIES = {
     "MpAgentClippingBeforeUnscale": (_W,),
     "MpAgentLearningRateJump": (_W,),
     "MpAgentRunRestarting": (_C,),
+    "MpAgentPrecisionLint": (_I,),
     "MpAgentLossScaleAtFloor": (_C,),
     "MpAgentLossScaleConsecutiveDecreases": (_W,),
     "MpAgentLossScaleFarBelowInitial": (_C,),

@@ -14,6 +14,7 @@ from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRI
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
 from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
+from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
 from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
@@ -38,6 +39,7 @@ METRICS: tuple[Metric, ...] = (
     *UPDATE_METRICS,
     *DISTRIBUTION_METRICS,
     *CONDITION_METRICS,
+    *CODE_METRICS,
     *LAYER_METRICS,
     *UPDATE_LAYER_METRICS,
     *DISTRIBUTION_LAYER_METRICS,

@@ -75,6 +75,13 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptCheck:
+    """The main script, of this text, is checked."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
     """Scrapes fail for so long, while the training goes on."""
 
@@ -104,7 +111,19 @@ class Fault:
     """Says that from now on the job is broken, so that the time to the alert can be measured."""
 
 
-Event = Step | Pause | End | Kill | Relaunch | Count | Unreachable | CutOff | Vanish | Fault
+Event = (
+    Step
+    | Pause
+    | End
+    | Kill
+    | Relaunch
+    | Count
+    | ScriptCheck
+    | Unreachable
+    | CutOff
+    | Vanish
+    | Fault
+)
 Script = Callable[[Random], Iterator[Event]]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import exp
 from random import Random
 
+from mp_agent.lint.rules.scaling.clip_without_unscale import CLIP_WITHOUT_UNSCALE
 from mp_agent.records.steps import EndReason, Phase
 from tests.alerting.noise.events import (
     LAYERS,
@@ -17,6 +18,7 @@ from tests.alerting.noise.events import (
     Pause,
     Relaunch,
     Scenario,
+    ScriptCheck,
     Step,
     Vanish,
 )
@@ -202,6 +204,14 @@ def _clipped_scaled(random: Random) -> Events:
         step = training.step()
         seen = {"clip_max_norm": 1.0, "clip_norm": step.norm * (step.scale or 1.0)}
         yield replace(step, of_rank={0: seen})
+
+
+def _mistake_in_code(random: Random) -> Events:
+    """The bad example of a rule is the main script; the run itself is healthy."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    yield ScriptCheck(CLIP_WITHOUT_UNSCALE.bad)
+    yield from training.forever()
 
 
 def _left_out(random: Random) -> Events:
@@ -432,6 +442,14 @@ FAULTS = (
         script=_clipped_scaled,
         facts=FP16,
         expected={"MpAgentClippingBeforeUnscale": "warning"},
+    ),
+    Scenario(
+        name="mistake-in-code",
+        what="a script that clips before unscale_ is checked",
+        script=_mistake_in_code,
+        facts=FP16,
+        expected={"MpAgentPrecisionLint": "info"},
+        minutes=35,
     ),
     Scenario(
         name="left-out",

@@ -20,6 +20,7 @@ import numpy as np
 
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.lint.script import check_script
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
@@ -32,6 +33,7 @@ from mp_agent.records.columns import (
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, LayerTable, Phase, StepRecord
+from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -46,6 +48,7 @@ from tests.alerting.noise.events import (
     Pause,
     Relaunch,
     Scenario,
+    ScriptCheck,
     Step,
     Unreachable,
     Vanish,
@@ -144,6 +147,7 @@ class _Player:
         self.recording = Recording(scenario, ceil(scenario.minutes * 60 / SCRAPE_SECONDS))
         self._scenario = scenario
         self._alive = alive
+        self._directory = directory
         self._nodes = [_Node(number, scenario, directory) for number in range(scenario.nodes)]
         self._ranks: dict[int, _Rank] = {}
         self._attempt = 0
@@ -179,6 +183,13 @@ class _Player:
                 self._launch()
             case Count(counts):
                 self._ranks[0].ring.count(**counts)
+            case ScriptCheck(source):
+                script = self._directory / "train.py"
+                script.write_text(source)
+                report = check_script(str(script))
+                self._nodes[0].run.script_findings = ScriptFindings(
+                    files=report.files, counts=report.counts()
+                )
             case Unreachable(seconds):
                 self._unreachable_until = self._seconds + seconds
             case CutOff(node):
