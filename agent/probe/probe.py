@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import hooks, placement
+from mp_agent.probe.activations.sampling import ActivationSampling
+from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
@@ -46,7 +49,9 @@ class Probe:
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits()
-        recorder = ContainedRecorder(self._guard.contain, self._registry, traits, settings)
+        recorder = self._recorder = ContainedRecorder(
+            self._guard.contain, self._registry, traits, settings, self._activations(settings)
+        )
         self._connection = RingConnection(create_ring, self._guard, reports, recorder, self._phases)
         context = TrackerContext(
             registry=self._registry,
@@ -66,6 +71,7 @@ class Probe:
     def detach(self) -> None:
         """Remove all hooks. Not to be called from within an optimizer's step."""
         self._guard.closed = True
+        self._recorder.close()
         if self._patches is not None:
             self._patches.restore()
 
@@ -100,6 +106,16 @@ class Probe:
     def flush(self) -> None:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._tracker.flush)
+
+    def _activations(self, settings: Settings) -> StepActivations | None:
+        if not settings.activations:
+            return None
+        sampling = ActivationSampling(
+            self._guard.run,
+            lambda: self._phases.in_forward,
+            resolve(settings.thresholds)["fp16_near_overflow"],
+        )
+        return StepActivations(sampling, self._registry.note_unsupported)
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

@@ -236,7 +236,44 @@ GRADIENTS = ColumnFamily(
     counts_when_skipped=False,
 )
 
-FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS,)
+
+
+def _activation(
+    name: str, algebra: Algebra, meaning: str, *, signed: bool = False
+) -> Column:
+    return Column(name, algebra, meaning, Tier.SAMPLED, signed=signed)
+
+
+ACTIVATIONS = ColumnFamily(
+    name="activations",
+    row="elements of the outputs of modules, of every rank's own part of the batch",
+    columns=(
+        _activation("elements", Algebra.SUM, "elements looked at"),
+        _activation("sum", Algebra.SUM, "sum of the finite elements", signed=True),
+        _activation("sum_squares", Algebra.SUM, "sum of squares of the finite elements"),
+        _activation("abs_max", Algebra.MAX, "largest magnitude among the finite elements"),
+        _activation("zero_elements", Algebra.SUM, "elements equal to zero (either sign)"),
+        _activation("nan_elements", Algebra.SUM, "elements that are NaN"),
+        _activation("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
+        _activation(
+            "near_overflow_elements",
+            Algebra.SUM,
+            "finite elements of FP16 outputs with a magnitude above `fp16_near_overflow`",
+        ),
+        _activation(
+            "nonfinite_call",
+            Algebra.MIN,
+            "which call of a module in the step, counted from 0, was the first with an output that "
+            "is not finite; absent without any",
+        ),
+    ),
+    key="elements",
+    required=("elements", "abs_max"),
+    size="elements",
+)
+"""Rows count with elements that are not finite: the other statistics leave those out."""
+
+FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS, ACTIVATIONS)
 """All of them. When there are too many series, the layers of the last family give way first."""
 
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)

@@ -89,6 +89,11 @@ class Settings(BaseSettings):
         ge=1,
         description="Steps between two measurements of every layer (10 in the first 100 steps).",
     )
+    activations: bool = Field(
+        False,
+        description="Measure the outputs of modules on the steps on which layers are measured, by "
+        "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
+    )
     overhead_budget: float = Field(
         0.01,
         gt=0,

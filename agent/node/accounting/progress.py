@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
+from mp_agent.node.accounting.activations import NonfiniteOutputTracker
 from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
 from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.incidents import IncidentTracker
@@ -39,6 +40,7 @@ class Progress:
     latest: LatestStep = field(default_factory=LatestStep)
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)
+    outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:

@@ -8,15 +8,16 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
+from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
 from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
-from mp_agent.records.steps import FloatArray, LayerTable
+from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
@@ -53,8 +54,9 @@ class DeviceDelivery:
         self.wants_all_layers = gradients_device == device
         step_size = len(STEP_COLUMN_NAMES) + DEVICE_SCALARS
         layer_slots = 0
+        self._own = OwnShares(schema)
         if self.wants_all_layers:
-            step_size += len(schema.shares) * columns
+            step_size += self._own.parameter_shares * columns
             layer_slots = _LAYER_SLOTS
         self._writer = writer
         self._schedule = schedule
@@ -69,7 +71,16 @@ class DeviceDelivery:
             if self._ring is None
             else self._ring.steps
         )
-        self._layers = TransferSlots.pinned(layer_slots, len(schema.layers) * columns, device)
+        self._layers = TransferSlots.pinned(
+            layer_slots, self._own.parameter_layers * columns, device
+        )
+        self._own_slots = TransferSlots.pinned(
+            _LAYER_SLOTS if self._own.numbers else 0, self._own.numbers, device
+        )
+        self._own_rows: dict[int, OwnRows] = {}
+        """By step, what has arrived of it and is in no table yet."""
+        self._with_layers: set[int] = set()
+        """Steps of which a table of gradients is on its way."""
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
         self._open: ObservedStep | None = None
 
@@ -112,6 +123,8 @@ class DeviceDelivery:
         for stream in step.streams:
             if stream != accelerator.current_stream(self._device):
                 accelerator.wait_for_stream(self._device, stream)
+        if step.own_rows:
+            self._send_own(step)
         if step.rows_LC is not None and self.wants_all_layers:
             self._keep_layers(step.sequence, step.rows_LC)
         payload_N, names = self._pack(step)
@@ -178,10 +191,14 @@ class DeviceDelivery:
             if step.rows_LC is not None:
                 parts = [unread.layer_rows for unread in step.unread_scales]
                 rows_LC = unscaled(step.rows_LC.numpy(), scales, parts)
+        own = self._own_rows.get(step.sequence, {})
         if rows_LC is not None:
             ordered = rows_LC if self._order is None else rows_LC[self._order]
             self._write_layers(step.sequence, ordered)
-        self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
+        elif own and step.sequence not in self._with_layers:
+            self._write_layers(step.sequence, None)
+        record = self._own.step(record_of(step, scalars, totals_GC), own)
+        self._writer.write_step(record, complete=complete)
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
         wanted = self._schedule.wanted_for_trouble(torch.from_numpy(totals_GC))
@@ -195,17 +212,41 @@ class DeviceDelivery:
         shape = rows_LC.shape
 
         def publish(values_N: FloatArray) -> None:
+            self._with_layers.discard(sequence)
             self._write_layers(sequence, values_N.reshape(shape))
+
+        def lose() -> None:
+            self._with_layers.discard(sequence)
+            self._writer.count(records_dropped=1)
+
+        self._with_layers.add(sequence)
+        if not self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
+            lose()
+
+    def _send_own(self, step: ObservedStep) -> None:
+        """Send the rows of families that are not of parameters, ahead of the step's numbers."""
+        fitting = self._own.fitting(step.own_rows)
+        if not fitting:
+            return
+        parts = [
+            rows_MC.to(self._device, non_blocking=True).reshape(-1) for rows_MC in fitting.values()
+        ]
+
+        def keep(values_N: FloatArray) -> None:
+            for sequence in [each for each in self._own_rows if each < step.sequence]:
+                del self._own_rows[sequence]
+            self._own_rows[step.sequence] = self._own.split(values_N, iter(fitting))
 
         def lose() -> None:
             self._writer.count(records_dropped=1)
 
-        if not self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
+        if not self._transfers.send(self._own_slots, torch.cat(parts), keep, lose):
             lose()
 
-    def _write_layers(self, sequence: int, rows_LC: FloatArray) -> None:
-        families = {GRADIENTS.name: rows_LC}
-        self._writer.write_layers(LayerTable(sequence=sequence, families=families))
+    def _write_layers(self, sequence: int, rows_LC: FloatArray | None) -> None:
+        table = self._own.table(sequence, rows_LC, self._own_rows.get(sequence, {}))
+        if table is not None:
+            self._writer.write_layers(table)
 
 
 def _host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.steps import LayerTable
+from mp_agent.records.schema import Schema
 from mp_agent.ring.writer import RingWriter
 
 
@@ -13,10 +13,13 @@ class HostDelivery:
 
     pending = 0
 
-    def __init__(self, writer: RingWriter, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, writer: RingWriter, schema: Schema, order: Sequence[int] | None = None
+    ) -> None:
         """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         self.wants_all_layers = False
         self._writer = writer
+        self._own = OwnShares(schema)
         self._order = None if order is None else list(order)
         self._open: ObservedStep | None = None
 
@@ -27,7 +30,8 @@ class HostDelivery:
             self._write_layers(step)
         scalars = {name: float(value) for name, value in step.scalars.items()}
         totals_GC = None if step.totals_GC is None else step.totals_GC.numpy()
-        self._writer.write_step(record_of(step, scalars, totals_GC), complete=complete)
+        record = self._own.step(record_of(step, scalars, totals_GC), _own_rows(step))
+        self._writer.write_step(record, complete=complete)
 
     def collect(self) -> None:
         """Do nothing: what was offered is written."""
@@ -46,7 +50,12 @@ class HostDelivery:
         """Do nothing: nothing is on its way."""
 
     def _write_layers(self, step: ObservedStep) -> None:
-        if step.rows_LC is not None:
-            rows = step.rows_LC.numpy()
-            families = {GRADIENTS.name: rows if self._order is None else rows[self._order]}
-            self._writer.write_layers(LayerTable(sequence=step.sequence, families=families))
+        rows_LC = None if step.rows_LC is None else step.rows_LC.numpy()
+        if rows_LC is not None and self._order is not None:
+            rows_LC = rows_LC[self._order]
+        if table := self._own.table(step.sequence, rows_LC, _own_rows(step)):
+            self._writer.write_layers(table)
+
+
+def _own_rows(step: ObservedStep) -> OwnRows:
+    return {name: rows_MC.numpy() for name, rows_MC in step.own_rows.items()}

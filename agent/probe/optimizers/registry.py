@@ -55,6 +55,11 @@ class OptimizerRegistry:
         return self.roles.first
 
     @property
+    def model(self) -> nn.Module | None:
+        """The module tree of the first optimizer's parameters, while it lives."""
+        return self._plan_maker.root
+
+    @property
     def known(self) -> tuple[WatchedOptimizer, ...]:
         """All of them, in the order in which they came."""
         return tuple(self.roles.watched)

@@ -58,6 +58,8 @@ class OpenStep:
     """Optimizers whose gradients as they stand now were clipped."""
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    own_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By family that is not of parameters, the rows [M, C] of its own layers."""
     unread_scales: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per optimizer, 1 / the factor by which its statistics are still multiplied, on a device."""
     timers: list[DeviceTimer] = field(default_factory=list)
@@ -181,6 +183,8 @@ class ObservedStep:
     shares: int
     totals_GC: torch.Tensor | None
     rows_LC: torch.Tensor | None
+    own_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By family that is not of parameters, the rows [M, C] of its own layers."""
     unread_scales: Sequence[UnreadScale] = ()
     streams: Collection[Hashable] = ()
     timers: Sequence[DeviceTimer] = ()
@@ -208,6 +212,7 @@ def observed_step(
         shares=sum(shares.values()),
         totals_GC=_joined(step.totals, shares),
         rows_LC=_joined(step.rows, layers),
+        own_rows=dict(step.own_rows),
         unread_scales=[
             UnreadScale(
                 inverse_scale=step.unread_scales[label],

@@ -38,6 +38,11 @@ class PhaseMarks:
         """Whether training has begun and neither a backward nor an optimizer is running."""
         return self._training is Phase.FORWARD
 
+    @property
+    def in_forward(self) -> bool:
+        """Whether the rank is in a forward pass of training, as far as is known."""
+        return self._shown()[0] is Phase.FORWARD
+
     def training(self, phase: Phase, sequence: int) -> None:
         """Set the phase of training; it shows unless the user has named one."""
         self._training, self._sequence = phase, sequence
