@@ -47,6 +47,8 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentRunVanished": (_LIFE,),
     "MpAgentCoverageLow": (_RANKS,),
     "MpAgentTelemetryDegraded": (frozenset((_Q.AGENT,)),),
+    "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
+    "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

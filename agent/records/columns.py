@@ -75,6 +75,9 @@ class ColumnFamily:
     """Whether replicas of a share are expected to have equal rows."""
     counts_when_skipped: bool = True
     """Whether rows of a step count whose update GradScaler skipped."""
+    of_parameters: bool = True
+    """Whether rows are of parameters, and of their shares; other families have shares of their own,
+    and take no room where nothing of them is measured."""
 
     def __post_init__(self) -> None:
         for column in self.columns:
@@ -237,10 +240,7 @@ GRADIENTS = ColumnFamily(
 )
 
 
-
-def _activation(
-    name: str, algebra: Algebra, meaning: str, *, signed: bool = False
-) -> Column:
+def _activation(name: str, algebra: Algebra, meaning: str, *, signed: bool = False) -> Column:
     return Column(name, algebra, meaning, Tier.SAMPLED, signed=signed)
 
 
@@ -270,6 +270,7 @@ ACTIVATIONS = ColumnFamily(
     key="elements",
     required=("elements", "abs_max"),
     size="elements",
+    of_parameters=False,
 )
 """Rows count with elements that are not finite: the other statistics leave those out."""
 

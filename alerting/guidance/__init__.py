@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mp_agent.alerting.guidance.activations import ACTIVATIONS
 from mp_agent.alerting.guidance.gradients import GRADIENTS
 from mp_agent.alerting.guidance.loss import LOSS
 from mp_agent.alerting.guidance.loss_scale import LOSS_SCALE
@@ -9,7 +10,14 @@ from mp_agent.alerting.guidance.ranks import RANKS
 from mp_agent.alerting.guidance.record import Guidance
 from mp_agent.alerting.guidance.runs import RUNS
 
-GUIDANCE: Mapping[str, Guidance] = {**GRADIENTS, **LOSS, **LOSS_SCALE, **RANKS, **RUNS}
+GUIDANCE: Mapping[str, Guidance] = {
+    **GRADIENTS,
+    **LOSS,
+    **LOSS_SCALE,
+    **RANKS,
+    **RUNS,
+    **ACTIVATIONS,
+}
 """By name of the condition."""
 
 __all__ = ["GUIDANCE", "Guidance"]

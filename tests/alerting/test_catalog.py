@@ -48,6 +48,8 @@ _SEVERITIES = {
     "MpAgentRankStalled": (_C,),
     "MpAgentCoverageLow": (_W,),
     "MpAgentTelemetryDegraded": (_W,),
+    "MpAgentActivationNonFinite": (_C,),
+    "MpAgentActivationNearOverflow": (_W,),
 }
 
 _HOLD_SECONDS = {
@@ -104,6 +106,7 @@ _COUNTED = {
     "layer_dead_abs_max": 1e-10,
     "layer_dead_samples": 3,
     "layer_zero_rise": 0.2,
+    "fp16_near_overflow": 60_000,
 }
 """Numbers that the node agent compares against, step by step."""
 

@@ -24,6 +24,7 @@ class Quantity(Enum):
     REPLICAS = "a comparison of replicas"
     LIFE = "when the run paused, restarted and ended, and why"
     AGENT = "the node agents' own account"
+    ACTIVATIONS = "outputs of modules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from math import nan
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -21,12 +21,8 @@ _TENSORS_AT_MOST = 16
 """Tensors of one output that are measured."""
 
 
-class Run(Protocol):
-    """Runs a function isolated from training, as `Guard.run` does."""
-
-    def __call__(
-        self, kind: str, function: Callable[..., None], *args: Any, **kwargs: Any
-    ) -> None: ...
+Run = Callable[..., None]
+"""`Guard.run`: a kind of failure, a function, and its arguments."""
 
 
 class _OutputHook:
@@ -67,7 +63,7 @@ class ActivationSampling:
         self._calls = 0
 
     def begin(self, modules: OutputModules) -> None:
-        """Hook the modules; what was measured before is forgotten."""
+        """Put hooks on the modules; what was measured before is forgotten."""
         self.end()
         self._rows, self._calls, self.streams = {}, 0, set()
         self._modules = len(modules.names)

@@ -36,9 +36,7 @@ def output_row(output: torch.Tensor, call: int, near_overflow: float) -> torch.T
         for piece in pieces(values, _HOST_CHUNK_ELEMENTS):
             tally.add(piece)
         return torch.tensor(tally.row(call), dtype=torch.float64, device="cpu")
-    rows = [
-        _row_on_device(piece, call, limit) for piece in pieces(values, _DEVICE_CHUNK_ELEMENTS)
-    ]
+    rows = [_row_on_device(piece, call, limit) for piece in pieces(values, _DEVICE_CHUNK_ELEMENTS)]
     return folded(ACTIVATIONS, rows)
 
 

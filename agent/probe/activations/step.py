@@ -34,7 +34,7 @@ class StepActivations:
         return self._layers
 
     def begin(self, model: nn.Module | None) -> None:
-        """Hook the modules for the next forward pass."""
+        """Put hooks on the modules for the next forward pass."""
         self.layers(model)
         if model is not None and self._modules is not None and self._modules.names:
             self._sampling.begin(self._modules)

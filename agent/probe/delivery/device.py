@@ -15,7 +15,7 @@ from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.device_part import HostPart
@@ -80,7 +80,7 @@ class DeviceDelivery:
         self._own_rows: dict[int, OwnRows] = {}
         """By step, what has arrived of it and is in no table yet."""
         self._with_layers: set[int] = set()
-        """Steps of which a table of gradients is on its way."""
+        """Steps that are on their way, and of which a table of gradients was sent."""
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
         self._open: ObservedStep | None = None
 
@@ -197,6 +197,7 @@ class DeviceDelivery:
             self._write_layers(step.sequence, ordered)
         elif own and step.sequence not in self._with_layers:
             self._write_layers(step.sequence, None)
+        self._with_layers.discard(step.sequence)
         record = self._own.step(record_of(step, scalars, totals_GC), own)
         self._writer.write_step(record, complete=complete)
 
@@ -212,7 +213,6 @@ class DeviceDelivery:
         shape = rows_LC.shape
 
         def publish(values_N: FloatArray) -> None:
-            self._with_layers.discard(sequence)
             self._write_layers(sequence, values_N.reshape(shape))
 
         def lose() -> None:
@@ -244,7 +244,8 @@ class DeviceDelivery:
             lose()
 
     def _write_layers(self, sequence: int, rows_LC: FloatArray | None) -> None:
-        table = self._own.table(sequence, rows_LC, self._own_rows.get(sequence, {}))
+        families = {} if rows_LC is None else {GRADIENTS.name: rows_LC}
+        table = self._own.table(sequence, families, self._own_rows.get(sequence, {}))
         if table is not None:
             self._writer.write_layers(table)
 

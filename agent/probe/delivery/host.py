@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
 from mp_agent.probe.step.open_step import ObservedStep, record_of
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.schema import Schema
 from mp_agent.ring.writer import RingWriter
 
@@ -50,10 +51,12 @@ class HostDelivery:
         """Do nothing: nothing is on its way."""
 
     def _write_layers(self, step: ObservedStep) -> None:
-        rows_LC = None if step.rows_LC is None else step.rows_LC.numpy()
-        if rows_LC is not None and self._order is not None:
-            rows_LC = rows_LC[self._order]
-        if table := self._own.table(step.sequence, rows_LC, _own_rows(step)):
+        families = {}
+        if step.rows_LC is not None:
+            rows = step.rows_LC.numpy()
+            families = {GRADIENTS.name: rows if self._order is None else rows[self._order]}
+        table = self._own.table(step.sequence, families, _own_rows(step))
+        if table is not None:
             self._writer.write_layers(table)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mp_agent.records.columns import FAMILIES, GRADIENTS
+from mp_agent.records.columns import FAMILIES
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
@@ -65,14 +65,14 @@ class OwnShares:
             families[name][index] = list(_united(name, rows_MC))
         return replace(record, families=families)
 
-    def table(self, sequence: int, rows_LC: FloatArray | None, own: OwnRows) -> LayerTable | None:
+    def table(
+        self, sequence: int, parameters: Mapping[str, FloatArray], own: OwnRows
+    ) -> LayerTable | None:
         """Return the layers of a step; None where nothing of them was measured.
 
-        rows_LC: the gradients of the parameters' layers.
+        parameters: rows [L, C] of the parameters' layers, by family.
         """
-        families = {}
-        if rows_LC is not None:
-            families[GRADIENTS.name] = _padded(rows_LC, self._layers)
+        families = {name: _padded(rows_LC, self._layers) for name, rows_LC in parameters.items()}
         for name, rows_MC in self.fitting(own).items():
             table_LC = families[name] = np.full((self._layers, rows_MC.shape[1]), nan)
             table_LC[self._places[name][1]] = rows_MC

@@ -12,7 +12,7 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import STEP_COLUMN_NAMES
+from mp_agent.records.columns import FAMILIES, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.writer import RingWriter
 
@@ -77,7 +77,9 @@ class RingSchema:
         own = self.own_families
         schema = Schema(
             step_columns=STEP_COLUMN_NAMES,
-            families=family_columns(),
+            families=family_columns(
+                family for family in FAMILIES if family.of_parameters or family.name in own
+            ),
             shares=(*shares, *(_own_share(family, writer.identity) for family in own)),
             layers=(*_layers_of(plans), *_own_layers(own, len(shares))),
             facts=facts_of(plans, self._traits),
@@ -142,9 +144,7 @@ class _Beginning:
 
 def _own_share(family: str, rank: RankIdentity) -> Share:
     """Return the share of rows that every rank has of its own part of the batch."""
-    return Share(
-        group=family, shard_index=rank.rank, shard_count=rank.world_size, family=family
-    )
+    return Share(group=family, shard_index=rank.rank, shard_count=rank.world_size, family=family)
 
 
 def _own_layers(own: Mapping[str, tuple[str, ...]], shares: int) -> Iterator[Layer]:

@@ -85,6 +85,6 @@ class LayerSchedule:
 
 def _is_looked_into(steps_in_a_row: int) -> bool:
     """Return whether the layers are measured after so many steps of trouble."""
-    if not 0 < steps_in_a_row:
+    if steps_in_a_row <= 0:
         return False
     return steps_in_a_row <= _TROUBLE_STEPS_IN_A_ROW or steps_in_a_row % _EARLY_INTERVAL == 0

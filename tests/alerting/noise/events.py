@@ -15,7 +15,8 @@ class Step:
 
     of_rank: step columns that one rank has otherwise. norm_of_rank: norms of reduced gradients, on
     ranks where they differ although they should not. of_layer: gradient columns that one layer has
-    otherwise. step: the trainer's own count, if it gives one.
+    otherwise. of_output: columns of activations that the outputs of modules have otherwise.
+    step: the trainer's own count, if it gives one.
     """
 
     seconds: float = 4.0
@@ -31,6 +32,7 @@ class Step:
     of_rank: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     norm_of_rank: Mapping[int, float] = field(default_factory=dict)
     of_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    of_output: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,8 @@ class Scenario:
     tolerated: Mapping[str, str] = field(default_factory=dict)
     minutes: float = 50.0
     layers: tuple[str, ...] = LAYERS
+    modules: tuple[str, ...] = ()
+    """Those whose outputs are measured."""
 
     @property
     def healthy(self) -> bool:
