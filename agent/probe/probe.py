@@ -112,7 +112,7 @@ class Probe:
             return None
         sampling = ActivationSampling(
             self._guard.run,
-            lambda: self._phases.in_forward,
+            lambda: self._phases.in_training,
             resolve(settings.thresholds)["fp16_near_overflow"],
         )
         return StepActivations(sampling, self._registry.note_unsupported)

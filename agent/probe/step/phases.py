@@ -39,9 +39,9 @@ class PhaseMarks:
         return self._training is Phase.FORWARD
 
     @property
-    def in_forward(self) -> bool:
-        """Whether the rank is in a forward pass of training, as far as is known."""
-        return self._shown()[0] is Phase.FORWARD
+    def in_training(self) -> bool:
+        """Whether the rank neither evaluates nor saves, nor is in a phase that the user named."""
+        return not (self._entered or self._saves or self._signs)
 
     def training(self, phase: Phase, sequence: int) -> None:
         """Set the phase of training; it shows unless the user has named one."""
