@@ -27,13 +27,6 @@ class Threshold:
 
 THRESHOLDS = (
     Threshold(
-        name="fp16_near_overflow",
-        value=60_000.0,
-        unit="{activation}",
-        meaning="magnitude above which an element of an FP16 output counts as close to overflow, "
-        "which is at 65 504",
-    ),
-    Threshold(
         name="grad_norm_high",
         value=100.0,
         unit="{norm}",
@@ -324,6 +317,13 @@ THRESHOLDS = (
         value=10.0,
         unit="{step}",
         meaning="usual step times that a pause must exceed to be a stall",
+    ),
+    Threshold(
+        name="fp16_near_overflow",
+        value=60_000.0,
+        unit="{activation}",
+        meaning="magnitude above which an element of an FP16 output counts as close to overflow, "
+        "which is at 65 504",
     ),
 )
 

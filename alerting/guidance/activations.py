@@ -27,9 +27,9 @@ ACTIVATIONS = {
     "MpAgentActivationNearOverflow": Guidance(
         harm="Nothing is lost yet; a slightly larger output overflows and its step is lost. "
         "Investigate within hours.",
-        query='topk(10, mp_agent_layer_activation_abs_max{run="RUN"})',
-        reading="The modules with the largest outputs at the latest sampled step; FP16 ends at "
-        "65 504.",
+        query='increase(mp_agent_activation_near_overflow_elements_total{run="RUN"}[10m])',
+        reading="The elements of the last ten minutes, of the steps that were sampled. "
+        "mp_agent_layer_activation_abs_max shows the modules with the largest outputs.",
         causes=(
             "Residual streams that grow with depth and with training, without normalization.",
             "Attention logits or output logits that grow, as with a learning rate too high.",
