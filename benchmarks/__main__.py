@@ -3,7 +3,14 @@
 import subprocess
 import sys
 
-_BENCHMARKS = ("step_overhead", "gradient_loggers", "statistics_cost", "ring_cost", "otlp_cost")
+_BENCHMARKS = (
+    "step_overhead",
+    "gradient_loggers",
+    "statistics_cost",
+    "device_bandwidth",
+    "ring_cost",
+    "otlp_cost",
+)
 
 
 def main() -> None:

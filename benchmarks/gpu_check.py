@@ -5,10 +5,13 @@ Exits with the status of the tests; without CUDA it says why it has nothing to d
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 
-from benchmarks import statistics_cost, step_overhead
+from benchmarks import device_bandwidth, gradient_loggers, statistics_cost, step_overhead
+from benchmarks.training import GPT2_MEDIUM, SMALL, make_training
 
 TURNS = 20
 
@@ -30,7 +33,14 @@ def main() -> int:
     print(f"tests/gpu (numerics, no host sync, crashes): {verdict}\n")
     costs = [statistics_cost.measure(case, device, TURNS) for case in statistics_cost.CASES]
     print(f"{statistics_cost.table(costs, device)}\n")
-    print(step_overhead.table(device, TURNS))
+    print(f"{device_bandwidth.table(device, device_bandwidth.ELEMENTS, TURNS)}\n")
+    print(f"{step_overhead.table(make_training(device, SMALL), device, TURNS)}\n")
+    for precision in (torch.bfloat16, torch.float16):
+        training = make_training(device, GPT2_MEDIUM, precision)
+        print(f"{step_overhead.table(training, device, TURNS)}\n")
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+            seconds = gradient_loggers.measure(training, device, TURNS, Path(directory))
+        print(f"{gradient_loggers.table(seconds, device)}\n")
     return tests.returncode
 
 

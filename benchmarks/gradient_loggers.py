@@ -6,7 +6,8 @@ a turn to the bare one of its round, with the 90 % interval of the bootstrapped 
 `get_total_norm` give one norm per step (mp_agent all its columns, and layers when due), the others
 a value per parameter. Lightning and wandb take part where they are installed: `.[benchmarks]`.
 
-    python -m benchmarks.gradient_loggers [--device cuda] [--rounds N] [--threads N]
+    python -m benchmarks.gradient_loggers [--device cuda] [--model NAME] [--precision NAME]
+        [--rounds N] [--threads N]
 """
 
 import argparse
@@ -18,24 +19,17 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
 from benchmarks.machine import describe, markdown
-from benchmarks.step_overhead import interval, make_probe, transformer_training
+from benchmarks.step_overhead import interval, make_probe
+from benchmarks.training import Training, add_arguments, chosen_training
 
 STEPS_PER_TURN = 3
 HEADER = ("a training step with", "step", "ratio to bare", "90 % interval", "added, of mp_agent's")
-
-
-class Training(NamedTuple):
-    """What is trained, and one step of it, which calls its argument before clipping."""
-
-    model: nn.Module
-    step: Callable[[Callable[[], None]], None]
 
 
 Logger = Callable[[Training, Path], AbstractContextManager[Callable[[], None]]]
@@ -121,10 +115,10 @@ def _gradients(model: nn.Module) -> list[torch.Tensor]:
     return [each.grad for each in model.parameters() if each.grad is not None]
 
 
-def measure(device: torch.device, rounds: int, directory: Path) -> dict[str, list[float]]:
+def measure(
+    training: Training, device: torch.device, rounds: int, directory: Path
+) -> dict[str, list[float]]:
     """Return the seconds per step of each way's turns; the first round warms up."""
-    model, step = transformer_training(device)
-    training = Training(model, step)
     ways = {name: logger for name, logger in LOGGERS.items() if _there(name)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -188,15 +182,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, help="as many as torch takes by itself by default")
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        seconds = measure(arguments.device, arguments.rounds, Path(directory))
-    print(table(seconds, arguments.device))
+        training = chosen_training(arguments)
+        seconds = measure(training, arguments.device, arguments.rounds, Path(directory))
+    print(f"{training.what}: {table(seconds, arguments.device)}")
 
 
 if __name__ == "__main__":

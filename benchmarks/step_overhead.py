@@ -1,10 +1,10 @@
 """What the whole probe costs a training step, and the probe's own time per step.
 
-A transformer of about 5 M parameters is trained in one process, in turns of a few steps with the
-probe attached and a few without, in ABBA order; both see the same machine. A ratio is the median
-over pairs of turns, with the 90 % interval of the bootstrapped median.
+A transformer (of 5 M parameters by default) is trained in one process, in turns of a few steps with
+the probe attached and a few without, in ABBA order; both see the same machine. A ratio is the
+median over pairs of turns, with the 90 % interval of the bootstrapped median.
 
-    python -m benchmarks.step_overhead [--device cuda] [--pairs N]
+    python -m benchmarks.step_overhead [--device cuda] [--model NAME] [--precision NAME] [--pairs N]
 """
 
 import argparse
@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from benchmarks.machine import describe, markdown
+from benchmarks.training import Training, add_arguments, chosen_training
 from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
 STEPS_PER_TURN = 3
-BATCH, LENGTH, WIDTH, LAYERS, VOCABULARY = 16, 256, 256, 6, 512
 BOOTSTRAPS = 2000
 
 HEADER = ("what", "without", "with", "ratio", "90 % interval")
@@ -104,42 +104,8 @@ def compare(
     return Comparison(what, without[1:], with_probe[1:])
 
 
-def transformer_step(device: torch.device) -> Callable[[], None]:
-    """Return a training step of a transformer of 5 M parameters on random tokens."""
-    _, step = transformer_training(device)
-    return lambda: step(_nothing)
-
-
 def _nothing() -> None:
     pass
-
-
-def transformer_training(
-    device: torch.device,
-) -> tuple[nn.Module, Callable[[Callable[[], None]], None]]:
-    """Return a transformer of 5 M parameters, and a step of it on random tokens.
-
-    The step calls its argument once the gradients are there, before it clips them.
-    """
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, 0.0, batch_first=True)
-    model = nn.Sequential(
-        nn.Embedding(VOCABULARY, WIDTH),
-        nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False),
-        nn.Linear(WIDTH, VOCABULARY),
-    ).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
-
-    def step(log: Callable[[], None]) -> None:
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        log()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, step
 
 
 class _NoUpdate(torch.optim.Optimizer):
@@ -187,13 +153,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    add_arguments(parser)
     parser.add_argument("--pairs", type=int, default=24)
     arguments = parser.parse_args()
-    print(table(arguments.device, arguments.pairs))
+    print(table(chosen_training(arguments), arguments.device, arguments.pairs))
 
 
-def table(device: torch.device, pairs: int) -> str:
+def table(training: Training, device: torch.device, pairs: int) -> str:
     """Return the measurements with the machine's description, as Markdown."""
 
     def finish() -> None:
@@ -203,8 +169,8 @@ def table(device: torch.device, pairs: int) -> str:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         rows = [
             compare(
-                f"a training step: 5 M parameters, {BATCH} x {LENGTH} tokens",
-                transformer_step(device),
+                f"a training step: {training.what}",
+                lambda: training.step(_nothing),
                 Path(directory),
                 pairs,
                 STEPS_PER_TURN,

@@ -101,6 +101,11 @@ class Settings(BaseSettings):
         "device. Beyond it, layers are measured less often, then gradients only on every n-th "
         "step. 1 or more is no limit.",
     )
+    fused_kernels: bool = Field(
+        True,
+        description="Measure gradients on a GPU by Triton kernels where they can be compiled. "
+        "False, the same on all ranks of a run: by stock operations of torch.",
+    )
     window_seconds: float = Field(
         120.0, gt=0, description="Window for the largest and smallest gradient norm."
     )

@@ -1,6 +1,6 @@
 """Statistics of the gradients and weights of a plan, by the means of the device they lie on."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -9,16 +9,24 @@ from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.probe.statistics.table import folded_rows
+
+UNFUSED = "measuring gradients by fused kernels, which cannot be compiled"
 
 
 class Measurement:
     """Keeps the working memory of each device's statistics, of each stream its own.
 
     Streams need not wait for each other, so what one of them works on no other may touch.
+    note_unsupported: called with what a GPU's gradients have to be measured without.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, note_unsupported: Callable[[str], None], *, fused_kernels: bool = True
+    ) -> None:
+        self._note_unsupported = note_unsupported
+        self._fused_kernels = fused_kernels
         self._statistics: dict[Hashable, GradientStatistics] = {}
         self._constants = DeviceConstants()
 
@@ -59,6 +67,13 @@ class Measurement:
         found = self._statistics.get(stream)
         if found is None:
             found = accelerator.kept_per_stream(
-                self._statistics, stream, lambda: for_device(device)
+                self._statistics, stream, lambda: self._made(device)
             )
         return found
+
+    def _made(self, device: torch.device) -> GradientStatistics:
+        statistics = for_device(device, fused_kernels=self._fused_kernels)
+        stock = isinstance(statistics, PackedStatistics)
+        if device.type == "cuda" and stock and self._fused_kernels:
+            self._note_unsupported(UNFUSED)
+        return statistics

@@ -23,6 +23,8 @@ class KernelCompiler:
 
     def begin(self) -> None:
         """Start it where torch is built for GPUs; where it cannot be, the ranks compile."""
+        if not self._settings.fused_kernels:
+            return
         if torch.version.cuda is None and torch.version.hip is None:
             return
         try:

@@ -55,7 +55,9 @@ class StepRecorder:
             resolve(settings.thresholds),
             OverheadBudget(settings.overhead_budget),
         )
-        self._measures = Measurement()
+        self._measures = Measurement(
+            registry.note_unsupported, fused_kernels=settings.fused_kernels
+        )
         self._step_measurement = StepMeasurement(
             self._measures, self._schedule, registry.note_unsupported
         )

@@ -42,13 +42,13 @@ class GradientStatistics(Protocol):
         ...
 
 
-def for_device(device: torch.device) -> GradientStatistics:
+def for_device(device: torch.device, *, fused_kernels: bool = True) -> GradientStatistics:
     """Return statistics for gradients on `device`; its scratch is made at first use and kept.
 
     Call it once per device: each instance holds its own scratch. On CUDA it may wait until the
-    kernels are compiled; where that cannot be, stock operations do.
+    kernels are compiled; where that cannot be, or without `fused_kernels`, stock operations do.
     """
     if device.type == "cpu":
         return CpuStatistics()
-    launches = launchable(device)
+    launches = launchable(device) if fused_kernels else None
     return PackedStatistics(device) if launches is None else FusedStatistics(device, launches)

@@ -10,6 +10,7 @@ counts without a mask. Results stay on the device.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
@@ -22,6 +23,7 @@ from mp_agent.probe.statistics.packing import (
     make_packed_layout,
 )
 from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.sending import send
 from mp_agent.probe.statistics.smallest import put_in_order
 from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_columns
 
@@ -54,26 +56,44 @@ class PackedStatistics:
         self._scratch_shape = (scratch_rows, row_elements)
         self._scratches: dict[torch.dtype, torch.Tensor] = {}
         self._layouts: dict[tuple[torch.dtype, Forms], PackedLayout] = {}
+        self._layer_forms: Forms = ()
 
+    @torch.no_grad()
     def totals(
         self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [G, C]."""
-        return self._table(groups, inverse_scale, wanted_columns(layers=False))
+        pieces_by_group = [self._pieces(group) for group in groups]
+        flat = [piece for group in pieces_by_group for piece in group]
+        forms = tuple(map(_forms, pieces_by_group))
+        return self._table(forms, flat, inverse_scale, wanted_columns(layers=False))
 
+    @torch.no_grad()
     def layers(
         self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None."""
-        groups: list[tuple[torch.Tensor, ...]] = [() if t is None else (t,) for t in tensors]
-        return self._table(groups, inverse_scale, wanted_columns(layers=True))
+        found = [None if tensor is None else self._pieces((tensor,)) for tensor in tensors]
+        known = self._layer_forms if len(self._layer_forms) == len(found) else ((),) * len(found)
+        # What is None at this step alone keeps its place, so that the layout stays.
+        forms = tuple(
+            before if pieces is None else _forms(pieces)
+            for pieces, before in zip(found, known, strict=True)
+        )
+        self._layer_forms = forms
+        flat = [
+            piece
+            for pieces, form in zip(found, forms, strict=True)
+            for piece in ([None] * len(form) if pieces is None else pieces)
+        ]
+        return self._table(forms, flat, inverse_scale, wanted_columns(layers=True))
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the sum of the tensors' bits, modulo 2^48; what pads a row adds nothing."""
         flat = self._pieces(tensors)
         dtype = digest_dtype(flat)
-        layout = self._layout(dtype, [flat])
+        layout = self._layout(dtype, (_forms(flat),))
         total = torch.zeros((), dtype=torch.int64, device=self._device)
         for batch in layout.batches:
             bits_RW = self._filled(batch, flat, dtype).view(DIGEST_BITS[dtype])
@@ -81,36 +101,43 @@ class PackedStatistics:
                 total += self._widened(bits_RW[part], torch.int64).sum()
         return total.bitwise_and_(DIGEST_MASK).double()
 
-    @torch.no_grad()
     def _table(
         self,
-        groups: Sequence[Sequence[torch.Tensor]],
+        forms: Forms,
+        flat: Sequence[torch.Tensor | None],
         inverse_scale: float | torch.Tensor,
         wanted: frozenset[str],
     ) -> torch.Tensor:
+        """Return float64 [G, C] of pieces of these forms; one that is None has no elements."""
         with torch.autocast(self._device.type, enabled=False):
-            pieces_by_group = [self._pieces(group) for group in groups]
-            flat = [piece for group in pieces_by_group for piece in group]
-            any_double = any(piece.dtype is torch.float64 for piece in flat)
+            any_double = any(form.dtype is torch.float64 for group in forms for form in group)
             dtype = torch.float64 if any_double else torch.float32
-            layout = self._layout(dtype, pieces_by_group)
+            layout = self._layout(dtype, forms)
             rows = self._row_statistics(flat, layout, dtype, wanted)
             if isinstance(inverse_scale, torch.Tensor):
                 inverse_scale = inverse_scale.double()
-            results = by_name(rows.folded(layout), layout)
+            elements_G = self._elements(forms, flat, layout)
+            results = by_name(rows.folded(layout), elements_G)
             return torch.stack(in_order(results, wanted, inverse_scale, bounded_tensor), dim=1)
 
     def _pieces(self, group: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         limit = self._scratch_shape[0] * self._scratch_shape[1]
         return [piece for grad in group for piece in pieces(stored_values(grad), limit)]
 
-    def _layout(
-        self, dtype: torch.dtype, pieces_by_group: list[list[torch.Tensor]]
-    ) -> PackedLayout:
-        forms = tuple(
-            tuple(PieceForm(piece.dtype, piece.shape) for piece in group)
-            for group in pieces_by_group
-        )
+    def _elements(
+        self, forms: Forms, flat: Sequence[torch.Tensor | None], layout: PackedLayout
+    ) -> torch.Tensor:
+        """Return float64 [G], those of the pieces that are there."""
+        if all(piece is not None for piece in flat):
+            return layout.elements_G
+        pieces = iter(flat)
+        counts = [
+            float(sum(0 if (piece := next(pieces)) is None else piece.numel() for _ in group))
+            for group in forms
+        ]
+        return send(np.array(counts, dtype=np.float64), self._device)
+
+    def _layout(self, dtype: torch.dtype, forms: Forms) -> PackedLayout:
         layout = self._layouts.get((dtype, forms))
         if layout is None:
             if len(self._layouts) >= LAYOUTS_KEPT:
@@ -121,7 +148,7 @@ class PackedStatistics:
 
     def _row_statistics(
         self,
-        flat: list[torch.Tensor],
+        flat: Sequence[torch.Tensor | None],
         layout: PackedLayout,
         dtype: torch.dtype,
         wanted: frozenset[str],
@@ -136,7 +163,7 @@ class PackedStatistics:
     def _reduce(
         self,
         batch: Batch,
-        flat: list[torch.Tensor],
+        flat: Sequence[torch.Tensor | None],
         out: RawRows,
         wanted: frozenset[str],
     ) -> None:
@@ -151,11 +178,21 @@ class PackedStatistics:
             ordered_RW = put_in_order(scratch_RW, scratch_RW.view(out.smallest_R.dtype))
             torch.amin(ordered_RW, dim=1, out=out.smallest_R)
 
-    def _filled(self, batch: Batch, flat: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        """Return the rows of the scratch, with the pieces of a batch in them."""
-        torch._foreach_copy_(batch.targets, [flat[number] for number in batch.pieces])
-        if batch.tails:
-            torch._foreach_zero_(batch.tails)
+    def _filled(
+        self, batch: Batch, flat: Sequence[torch.Tensor | None], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return the rows of the scratch, with the pieces of a batch in them, zeros for None."""
+        targets, pieces, empty = [], [], list(batch.tails)
+        for target, number in zip(batch.targets, batch.pieces, strict=True):
+            if (piece := flat[number]) is None:
+                empty.append(target)
+            else:
+                targets.append(target)
+                pieces.append(piece)
+        if targets:
+            torch._foreach_copy_(targets, pieces)
+        if empty:
+            torch._foreach_zero_(empty)
         return self._scratch(dtype)[: batch.rows]
 
     def _scratch(self, dtype: torch.dtype) -> torch.Tensor:
@@ -179,6 +216,10 @@ class PackedStatistics:
             with torch.inference_mode(False):  # else training outside it could not write to it
                 self._scratches[dtype] = torch.empty(shape, dtype=dtype, device=self._device)
         return self._scratches[dtype]
+
+
+def _forms(pieces: Sequence[torch.Tensor]) -> tuple[PieceForm, ...]:
+    return tuple(PieceForm(piece.dtype, piece.shape) for piece in pieces)
 
 
 def _norm(matrix_RW: torch.Tensor, order: float, out_R: torch.Tensor) -> None:

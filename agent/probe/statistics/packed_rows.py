@@ -79,16 +79,16 @@ def _padded(table_SR: torch.Tensor, value: float) -> torch.Tensor:
     return torch.nn.functional.pad(table_SR, (0, 1), value=value)
 
 
-def by_name(groups: RowStatistics, layout: PackedLayout) -> dict[str, torch.Tensor]:
+def by_name(groups: RowStatistics, elements_G: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return [G] by column name, of the gradients as they are."""
     squares_G, nonzero_G, numbers_G, finite_G = groups.sums_SR
     peaks_G, negated_G = groups.maxima_MR
     return {
         "sum_squares": squares_G,
         "abs_max": peaks_G.clamp(min=0.0),
-        "zero_elements": layout.elements_G - nonzero_G,
+        "zero_elements": elements_G - nonzero_G,
         "nan_elements": nonzero_G - numbers_G,
         "inf_elements": numbers_G - finite_G,
-        "elements": layout.elements_G,
+        "elements": elements_G,
         "abs_min": -negated_G.masked_fill(negated_G == -torch.inf, torch.nan),
     }

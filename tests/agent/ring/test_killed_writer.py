@@ -90,7 +90,7 @@ def test_a_reader_beside_a_writer_at_full_speed_gets_whole_records_only(
     with child(train_forever(path, step_capacity)):
         wait_until(path.exists, what="the ring")
         follower = Follower(path)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while follower.taken < 2000 or follower.tables < 50:
             assert time.monotonic() < deadline, vars(follower)
             follower.poll()

@@ -38,7 +38,7 @@ def node(tmp_path: Path) -> StubRun:
 
 async def until(link: RootLink, holds: Callable[[], object], what: str) -> None:
     """Tick a link until something holds."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         link.tick(time.monotonic(), NOWHERE)

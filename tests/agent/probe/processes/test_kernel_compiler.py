@@ -55,6 +55,16 @@ def test_nothing_is_started_for_cpus(
     assert started == []
 
 
+def test_nothing_is_started_for_kernels_that_are_switched_off(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    compiler = KernelCompiler(Settings(fused_kernels=False))
+    compiler.begin()
+    compiler.poll()
+    assert started == []
+
+
 def test_a_process_that_cannot_be_made_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,7 +81,7 @@ def device_watch(watch, monkeypatch):
     monkeypatch.setattr(base, "DeviceTransfers", FakeMailbox)
     monkeypatch.setattr(accelerator, "is_supported", lambda device: True)
     monkeypatch.setattr(accelerator, "copy_to_host", lambda target, values: None)
-    monkeypatch.setattr(measurement, "for_device", lambda device: Statistics())
+    monkeypatch.setattr(measurement, "for_device", lambda device, fused_kernels: Statistics())
     monkeypatch.setattr(plan, "_holds_nothing", is_lazy)  # here the meta device holds numbers
     return watch
 

@@ -98,6 +98,17 @@ def test_groups_and_layers_of_all_gradients_together(statistics: GradientStatist
     assert_rows(statistics.layers(layers, 1.0), expected)
 
 
+def test_layers_that_are_none_now_and_then_leave_the_others_right(
+    statistics: GradientStatistics,
+) -> None:
+    """As of a mixture of experts, of which each step reaches others."""
+    layers = [*(make() for make in VALUES.values()), normal(20_000, dtype=torch.bfloat16)]
+    for step in range(4):
+        reached = [None if (number + step) % 3 == 0 else g for number, g in enumerate(layers)]
+        expected = [expected_row([] if layer is None else [layer]) for layer in reached]
+        assert_rows(statistics.layers(reached, 1.0), expected)
+
+
 def test_many_small_tensors_are_all_measured(statistics: GradientStatistics) -> None:
     tensors = [normal(1 + 37 * number % 9000, seed=number) for number in range(300)]
     groups = [tensors[:200], tensors[200:]]

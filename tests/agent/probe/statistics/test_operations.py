@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mp_agent.probe.statistics import packed, packing
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from tests.agent.probe.statistics.gradients import normal
@@ -71,6 +72,26 @@ def test_stock_operations_follow_the_number_of_elements(
     assert batches == -(-sum(-(-size // 64) for size in sizes) // 32)
     found = operations(lambda: statistics.layers(gradients, 1.0))
     assert found <= batches * OF_A_BATCH + levels * OF_A_LEVEL + OF_A_TABLE
+
+
+def test_gradients_that_are_none_now_and_then_keep_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+
+    def counted(*arguments: Any) -> packing.PackedLayout:
+        made.append(arguments)
+        return packing.make_packed_layout(*arguments)
+
+    monkeypatch.setattr(packed, "make_packed_layout", counted)
+    statistics = PackedStatistics(CPU, row_elements=64, scratch_rows=32)
+    gradients = [normal(100 + number) for number in range(40)]
+    for step in range(12):
+        statistics.layers(
+            [g if number % 7 != step % 7 else None for number, g in enumerate(gradients)], 1.0
+        )
+    # The second step sees the gradients that were None at the first.
+    assert len(made) == 2
 
 
 def test_batches_of_several_dtypes_are_copied_at_once_each() -> None:

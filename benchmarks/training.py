@@ -1,0 +1,83 @@
+"""Trainings to measure: transformers of two sizes, in FP32, BF16 or FP16."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a transformer and of its batch."""
+
+    name: str
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    batch: int
+    length: int
+    """Tokens of each sequence."""
+
+
+SMALL = Shape("5 M parameters", 256, 6, 8, 512, 16, 256)
+GPT2_MEDIUM = Shape("GPT-2 medium, 355 M parameters", 1024, 24, 16, 50_257, 8, 1024)
+SHAPES = {"small": SMALL, "gpt2-medium": GPT2_MEDIUM}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Training(NamedTuple):
+    """What is trained, and one step of it."""
+
+    what: str
+    model: nn.Module
+    step: Callable[[Callable[[], None]], None]
+    """Calls its argument once the gradients are there and unscaled, before it clips them."""
+
+
+def make_training(
+    device: torch.device, shape: Shape = SMALL, precision: torch.dtype = torch.float32
+) -> Training:
+    """Return a training of a transformer on random tokens; FP16 has a GradScaler."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        shape.width, shape.heads, 4 * shape.width, 0.0, batch_first=True
+    )
+    model = nn.Sequential(
+        nn.Embedding(shape.vocabulary, shape.width),
+        nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False),
+        nn.Linear(shape.width, shape.vocabulary),
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
+    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.length), device=device)
+
+    def step(log: Callable[[], None]) -> None:
+        with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
+            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.unscale_(optimizer)
+        log()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    dtype = next(name for name, each in PRECISIONS.items() if each is precision).upper()
+    what = f"{shape.name}, {dtype}, {shape.batch} x {shape.length} tokens"
+    return Training(what, model, step)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let users choose what is trained, and where."""
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--model", choices=SHAPES, default="small")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+
+
+def chosen_training(arguments: argparse.Namespace) -> Training:
+    """Return what was chosen."""
+    return make_training(arguments.device, SHAPES[arguments.model], PRECISIONS[arguments.precision])
