@@ -120,3 +120,11 @@ def test_the_earliest_nonfinite_call_counts():
 )
 def test_what_is_empty_or_no_number_is_not_measured(tensor):
     assert not measurable(tensor)
+
+
+def test_nothing_is_read_back_from_a_device(monkeypatch):
+    """On the meta device, where numbers do not exist, reading one would raise."""
+    monkeypatch.setattr(statistics, "_DEVICE_CHUNK_ELEMENTS", 8)
+    row = output_row(torch.empty(20, dtype=torch.float16, device="meta"), CALL, LIMIT)
+
+    assert (row.device.type, row.shape) == ("meta", (len(ACTIVATIONS.names),))
