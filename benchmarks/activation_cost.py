@@ -1,10 +1,10 @@
 """What measuring the outputs of modules costs the step on which it is done.
 
-A transformer of about 5 M parameters is trained, in turns of one step with its modules hooked and
-one without, in ABBA order. Every `layer_interval` steps there is one such step, so the share of
+A transformer (of 5 M parameters by default) is trained, in turns of one step with its modules hooked
+and one without, in ABBA order. Every `layer_interval` steps there is one such step, so the share of
 the whole training is the excess divided by that interval.
 
-    python -m benchmarks.activation_cost [--device cuda] [--pairs N]
+    python -m benchmarks.activation_cost [--device cuda] [--model gpt2-medium] [--pairs N]
 """
 
 import argparse
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe, markdown
-from benchmarks.step_overhead import HEADER, Comparison, transformer_training
+from benchmarks.step_overhead import HEADER, Comparison
+from benchmarks.training import Training, add_arguments, chosen_training
 from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.isolation.guard import Guard
@@ -26,10 +27,9 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def compare(device: torch.device, pairs: int) -> Comparison:
+def compare(training: Training, device: torch.device, pairs: int) -> Comparison:
     """Time steps with and without hooks on all modules."""
-    model, step = transformer_training(device)
-    modules = OutputModules(model)
+    modules = OutputModules(training.model)
     guard = Guard(on_failure=_nothing)
     sampling = ActivationSampling(guard.run, lambda: True, 60_000.0)
 
@@ -46,7 +46,7 @@ def compare(device: torch.device, pairs: int) -> Comparison:
 
     def sampled() -> None:
         sampling.begin(modules)
-        step(_nothing)
+        training.step(_nothing)
         assert sampling.take() is not None
 
     without: list[float] = []
@@ -56,10 +56,9 @@ def compare(device: torch.device, pairs: int) -> Comparison:
             if hooked:
                 with_hooks.append(seconds(sampled))
             else:
-                without.append(seconds(lambda: step(_nothing)))
-    return Comparison(
-        f"a step on which {len(modules.names)} modules are measured", without[1:], with_hooks[1:]
-    )
+                without.append(seconds(lambda: training.step(_nothing)))
+    what = f"a step on which {len(modules.names)} modules are measured: {training.what}"
+    return Comparison(what, without[1:], with_hooks[1:])
 
 
 def main() -> None:
@@ -67,10 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    add_arguments(parser)
     parser.add_argument("--pairs", type=int, default=12)
     arguments = parser.parse_args()
-    found = compare(arguments.device, arguments.pairs)
+    found = compare(chosen_training(arguments), arguments.device, arguments.pairs)
     excess = [b / a - 1.0 for a, b in zip(found.without, found.with_probe, strict=True)]
     interval = Settings().layer_interval
     amortised = sorted(excess)[len(excess) // 2] / interval

@@ -34,7 +34,7 @@ class _OutputHook:
         self._run, self._add, self._place = run, add, place
 
     def __call__(self, module: object, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return
         self._run("activations", self._add, self._place, output)
 

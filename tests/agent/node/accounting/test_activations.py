@@ -107,7 +107,7 @@ def test_elements_that_are_not_finite_or_close_to_it_are_counted(account):
     account.fold_step(merged_step(3))
 
     def total(name: str) -> float:
-        return account.counters.total(BY_PROMETHEUS_NAME[name], ())
+        return float(account.counters.total(BY_PROMETHEUS_NAME[name], ()))
 
     assert total("mp_agent_activation_nonfinite_elements_total") == 3.0
     assert total("mp_agent_activation_near_overflow_elements_total") == 5.0

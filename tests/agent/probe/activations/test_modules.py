@@ -1,5 +1,7 @@
 """Which modules are hooked, and under which names."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -39,10 +41,11 @@ def test_attention_is_whole_since_it_never_calls_its_projection():
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_what_is_compiled_is_reported_and_left_alone(in_place):
-    inner = nn.Linear(2, 2)
+    compiled: Any = nn.Linear(2, 2)
     if in_place:
-        inner.compile(backend="eager")
-    compiled = inner if in_place else torch.compile(inner, backend="eager")
+        compiled.compile(backend="eager")
+    else:
+        compiled = torch.compile(compiled, backend="eager")
     found = OutputModules(nn.Sequential(nn.Linear(2, 2), compiled))
 
     assert found.names == ("0",)

@@ -8,6 +8,7 @@ import torch
 
 from mp_agent.probe.activations import statistics
 from mp_agent.probe.activations.statistics import folded, measurable, output_row
+from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.records.columns import ACTIVATIONS
 
 LIMIT = 60_000.0
@@ -86,7 +87,7 @@ def test_the_way_of_a_device_gives_the_same_row(name):
     limit = LIMIT if output.dtype is torch.float16 else inf
     rows = [
         statistics._row_on_device(piece, CALL, limit)
-        for piece in statistics.pieces(statistics.stored_values(output), 128)
+        for piece in pieces(stored_values(output), 128)
     ]
 
     row = folded(ACTIVATIONS, rows)

@@ -5,6 +5,7 @@ import io
 import pickle
 from collections.abc import Callable
 from math import inf, nan
+from typing import Any
 
 import pytest
 import torch
@@ -274,7 +275,7 @@ def test_a_compiled_model_is_reported_and_compiles_alike(watch):
         graphs = testing.CompileCounter()
         model = Model()
         if kind == "model":
-            optimized = torch.compile(model, backend=graphs)
+            optimized: Any = torch.compile(model, backend=graphs)
             train(optimized, 3)
         else:
             # A new shape on a step on which modules are hooked compiles once more.
