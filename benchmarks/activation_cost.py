@@ -1,8 +1,8 @@
 """What measuring the outputs of modules costs the step on which it is done.
 
-A transformer (of 5 M parameters by default) is trained, in turns of one step with its modules hooked
-and one without, in ABBA order. Every `layer_interval` steps there is one such step, so the share of
-the whole training is the excess divided by that interval.
+A transformer (of 5 M parameters by default) is trained, in turns of one step with its modules
+hooked and one without, in ABBA order. Every `layer_interval` steps there is one such step, so the
+share of the whole training is the excess divided by that interval.
 
     python -m benchmarks.activation_cost [--device cuda] [--model gpt2-medium] [--pairs N]
 """
