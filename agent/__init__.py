@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from mp_agent.advice.plan import PrecisionPlan
+    from mp_agent.advice.report.model import Recommendation
     from mp_agent.compare.report.model import PrecisionReport
+    from mp_agent.evaluate.report.model import PlanEvaluation
     from mp_agent.lint.results import CheckReport
 
 __all__ = [
@@ -34,10 +37,12 @@ __all__ = [
     "check",
     "compare_precision",
     "declare",
+    "evaluate_plan",
     "init",
     "observe",
     "on_condition",
     "phase",
+    "recommend",
     "shutdown",
 ]
 
@@ -272,6 +277,97 @@ def compare_precision(
         )
 
 
+def recommend(
+    model: nn.Module,
+    batch: Any,
+    loss: nn.Module | Callable[[nn.Module, Any], Tensor] | None = None,
+    *,
+    goal: str = "speed",
+    capability: str | None = None,
+    steps: int = 8,
+    learning_rate: float = 1e-4,
+    tolerance: float = 0.05,
+    search_trials: int = 40,
+    progress: bool | None = None,
+) -> Recommendation:
+    """Recommend a precision for a model on this hardware, with the reason for each part.
+
+    The result has `plan` (precision, initial loss scale, modules to keep in FP32, Adam's epsilon,
+    the norm to clip at, and `settings` for `init`), `reasons`, `considered`, what was measured,
+    estimates of speed and memory, `code()` to paste and `as_json()`. Independent of `init`, in one
+    process.
+
+    `batch` and `loss` are those of `compare_precision`; a DataLoader or an iterator in place of the
+    batch gives one batch per step. `goal` is `speed`, `memory` or `stability`. `capability`, such
+    as "8.0", plans for a GPU that is not here. Gradients are measured in `steps` steps in FP32 with
+    AdamW at `learning_rate`. A precision passes if the mean absolute difference of the model's
+    outputs is below `tolerance` times their RMS, and nothing is NaN or Inf that is finite in FP32;
+    `search_trials` bounds the search for what to keep in FP32. `progress` shows a bar on standard
+    error; by default on terminals.
+
+    The model itself is never run or changed. Needs the memory of several copies: weights, gradients
+    and Adam's state in FP32.
+
+    Raises AdviceError (a ValueError), naming the argument, for wrong ones and for a model whose
+    loss or gradients are not finite in FP32; CompareError for models that cannot be copied.
+    """
+    from mp_agent.advice.api import recommend_plan
+    from mp_agent.compare.progress import progress_bar
+
+    with progress_bar(progress) as bar:
+        return recommend_plan(
+            model,
+            batch,
+            loss,
+            goal=goal,
+            capability=capability,
+            steps=steps,
+            learning_rate=learning_rate,
+            tolerance=tolerance,
+            search_trials=search_trials,
+            progress=bar,
+        )
+
+
+def evaluate_plan(
+    model: nn.Module,
+    batch: Any,
+    loss: nn.Module | Callable[[nn.Module, Any], Tensor] | None,
+    plan: PrecisionPlan,
+    *,
+    steps: int = 50,
+    warmup_steps: int = 5,
+    learning_rate: float = 1e-4,
+    progress: bool | None = None,
+) -> PlanEvaluation:
+    """Measure a precision plan against FP32: speed-up, memory saved, difference of the loss.
+
+    `plan` is that of `recommend(…).plan`; model, batch and loss are those of `recommend`. Copies of
+    the model are trained by turns with AdamW, from the same weights, batches and random numbers, in
+    FP32 and by the plan; a third one, in FP32 from weights that differ in their last bit, shows
+    what a difference of the loss means. The first `warmup_steps` of `steps` do not count for speed.
+    The result has `targets` with what was measured, `missed`, the losses and times of all steps,
+    `as_json()` and `as_html()`. Independent of `init`, in one process; the model is never run.
+
+    Raises AdviceError (a ValueError), naming the argument, for wrong ones; CompareError for models
+    that cannot be copied; and whatever the training itself raises.
+    """
+    from mp_agent.compare.progress import progress_bar
+    from mp_agent.evaluate.api import measure_plan
+
+    with progress_bar(progress) as bar:
+        return measure_plan(
+            model,
+            batch,
+            loss,
+            plan,
+            steps=steps,
+            warmup_steps=warmup_steps,
+            learning_rate=learning_rate,
+            progress=bar,
+        )
+
+
 def shutdown() -> None:
     """Write what is still open, mark this rank as completed and remove all hooks.
 
@@ -279,3 +375,20 @@ def shutdown() -> None:
     """
     if (api := _loaded()) is not None:
         api.shutdown()
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Attach to a notebook's kernel, for `%load_ext mp_agent`; `%unload_ext mp_agent` detaches.
+
+    The address of the status page is printed after the cell in which training begins.
+    """
+    from mp_agent.integrations.ipython import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Detach from a notebook's kernel."""
+    from mp_agent.integrations.ipython import unload
+
+    unload(ipython)

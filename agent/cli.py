@@ -2,12 +2,15 @@
 
 import click
 
+from mp_agent.advice.command import recommend_command
 from mp_agent.alerting.alertmanager.command import alertmanager_command
 from mp_agent.alerting.rules.command import rules_command
 from mp_agent.backtest.command import backtest_command
 from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
+from mp_agent.evaluate.command import evaluate_command
+from mp_agent.export.command import export_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.lint.command import check_command
 from mp_agent.node.commands.exec import exec_command
@@ -24,6 +27,25 @@ def main() -> None:
     """Watch the numbers inside distributed PyTorch training."""
 
 
+EXAMPLES = {
+    "alertmanager": "mp-agent alertmanager --output alertmanager/ --receiver slack",
+    "backtest": "mp-agent backtest trainer_state.json --details",
+    "check": "mp-agent check train.py src/",
+    "compare": "mp-agent compare precision.py:make_model --dtype bf16 --html comparison.html",
+    "dashboards": "mp-agent dashboards --output dashboards/",
+    "doctor": "mp-agent doctor --prometheus http://prometheus:9090 --run llama-7b",
+    "dump": "mp-agent dump --run llama-7b",
+    "exec": "mp-agent exec torchrun --nproc-per-node=8 train.py",
+    "export": "mp-agent export http://prometheus:9090 --run llama --start 6h --to parquet",
+    "node": "mp-agent node --dir /dev/shm/mp_agent-1000",
+    "postmortem": "mp-agent postmortem flight/llama-7b --html postmortem.html",
+    "rules": "mp-agent rules --set grad_norm_high=200 --output mp_agent.rules.yaml",
+    "run": "torchrun --nproc-per-node=8 -m mp_agent run train.py",
+    "top": "mp-agent top --url http://node-7:9464 --sort grad_abs_max",
+    "tune": "mp-agent tune runs/ --labels labels.yaml --output tuned.yaml",
+}
+"""What the help of each command ends with."""
+
 for command in (
     check_command,
     run_command,
@@ -33,11 +55,17 @@ for command in (
     dump_command,
     postmortem_command,
     compare_command,
+    recommend_command,
+    evaluate_command,
     backtest_command,
     tune_command,
+    export_command,
     rules_command,
     alertmanager_command,
     dashboards_command,
     top_command,
 ):
+    command.epilog = "\n\n".join(
+        filter(None, (command.epilog, f"Example: {EXAMPLES[str(command.name)]}"))
+    )
     main.add_command(command)

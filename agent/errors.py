@@ -5,6 +5,8 @@ MpAgentError
 ├── RingError         a ring file cannot be read: other version, truncated, foreign owner
 ├── ReportError       what another node agent sent cannot be read, or contradicts itself
 ├── FlightError       a flight record cannot be read: absent, truncated, other version
+├── CompareError      a model or two runs cannot be compared (also a ValueError)
+├── AdviceError       a precision cannot be recommended or measured (also a ValueError)
 ├── LogError          a training log cannot be read: absent, of no known format
 │   └── NothingToJudge  it holds no number that a condition looks at
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
@@ -33,6 +35,10 @@ class FlightError(MpAgentError):
 
 class CompareError(MpAgentError, ValueError):
     """A model or two runs cannot be compared; the message names the argument or the module."""
+
+
+class AdviceError(MpAgentError, ValueError):
+    """A precision cannot be recommended or measured; the message names the argument or field."""
 
 
 class LogError(MpAgentError):

@@ -134,6 +134,16 @@ DURATIONS = (
         meaning="how long an alert on layers continues after the sample that ended it",
     ),
     Duration(
+        name="headroom_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long gradients must not fit into FP16: several samples",
+    ),
+    Duration(
+        name="update_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long updates must be lost, or epsilon be unsafe: several samples",
+    ),
+    Duration(
         name="loss_trend_window",
         seconds=5 * _MINUTE,
         meaning="window whose mean loss is compared with that of the window before",

@@ -7,6 +7,7 @@ _BENCHMARKS = (
     "step_overhead",
     "gradient_loggers",
     "statistics_cost",
+    "sampled_groups",
     "device_bandwidth",
     "ring_cost",
     "otlp_cost",

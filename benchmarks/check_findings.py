@@ -19,9 +19,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--findings", type=Path, help="write every finding to this file")
     arguments = parser.parse_args()
-    lines: list[str] = []
-    print("| package | files | findings | by rule | not checked | s per 1000 files |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    if arguments.findings is not None:
+        arguments.findings.write_text("", encoding="utf-8")
+    print("| package | files | findings | by rule | not checked | errors | s per 1000 files |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for folder in arguments.folders:
         start = time.perf_counter()
         report = check_paths(folder, jobs=arguments.jobs)
@@ -29,14 +30,15 @@ def main() -> None:
         rules = ", ".join(f"{code} {count}" for code, count in report.counts().items())
         print(
             f"| {folder.name} | {report.files} | {len(report.findings)} | {rules} "
-            f"| {len(report.skipped)} | {seconds:.1f} |",
+            f"| {len(report.skipped)} | {len(report.errors)} | {seconds:.1f} |",
             flush=True,
         )
-        lines += [
-            f"{one.path}:{one.span.line}: {one.code} {one.message}" for one in report.findings
-        ]
-    if arguments.findings is not None:
-        arguments.findings.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if arguments.findings is not None:
+            with arguments.findings.open("a", encoding="utf-8") as file:
+                file.writelines(
+                    f"{one.path}:{one.span.line}: {one.code} {one.message}\n"
+                    for one in report.findings
+                )
 
 
 if __name__ == "__main__":

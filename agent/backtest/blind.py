@@ -14,6 +14,7 @@ _NORM = frozenset((_Q.GRAD_NORM,))
 _LOSS = frozenset((_Q.LOSS,))
 _LAYERS = frozenset((_Q.LAYERS,))
 _RANKS = frozenset((_Q.RANKS,))
+_OPTIMIZER = frozenset((_Q.OPTIMIZER,))
 _LIFE = frozenset((_Q.LIFE,))
 
 NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
@@ -45,8 +46,13 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentRunFailed": (_LIFE,),
     "MpAgentRunRestarting": (_LIFE,),
     "MpAgentRunVanished": (_LIFE,),
+    "MpAgentPrecisionLint": (frozenset((_Q.CODE,)),),
     "MpAgentCoverageLow": (_RANKS,),
     "MpAgentTelemetryDegraded": (frozenset((_Q.AGENT,)),),
+    "MpAgentHeadroomVanishing": (frozenset((_Q.DISTRIBUTION,)),),
+    "MpAgentSecondMomentStale": (_OPTIMIZER,),
+    "MpAgentUpdatesLost": (_OPTIMIZER,),
+    "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),
     "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
     "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
 }

@@ -1,5 +1,6 @@
 """What `mp-agent backtest` and `mp-agent tune` have in common."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,8 @@ from mp_agent.settings import load_settings
 WRONG_USE = 2
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _BAR_LOGS_MIN = 5
+_DAYS = re.compile(r"(\d+(?:\.\d+)?)d")
+_DAY_SECONDS = 86_400.0
 
 
 def log_options(command: _Command) -> _Command:
@@ -40,16 +43,30 @@ def read_options(
     start: str,
     end: str,
     scrape_interval: str,
+    *,
+    every_series: bool = False,
 ) -> ReadOptions:
     """Return the options by which logs are read. Raises click.UsageError, naming the culprit."""
     return ReadOptions(
         format=log_format,
         columns=dict(_column(text) for text in columns),
         run=run,
-        start_unix_seconds=_time("--start", start),
-        end_unix_seconds=_time("--end", end),
-        scrape_seconds=_seconds("--scrape-interval", scrape_interval),
+        **_period(start, end, scrape_interval),
+        every_series=every_series,
     )
+
+
+def period_options(start: str, end: str, scrape_interval: str) -> ReadOptions:
+    """Return the options by which a Prometheus is read. Raises click.UsageError."""
+    return ReadOptions(**_period(start, end, scrape_interval))
+
+
+def _period(start: str, end: str, scrape_interval: str) -> dict[str, Any]:
+    return {
+        "start_unix_seconds": _time("--start", start),
+        "end_unix_seconds": _time("--end", end),
+        "scrape_seconds": _seconds("--scrape-interval", scrape_interval),
+    }
 
 
 def values_of(assignments: Iterable[str]) -> Values:
@@ -102,13 +119,15 @@ def _time(option: str, text: str) -> float | None:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         pass
+    days = _DAYS.fullmatch(text)
     try:
-        return time.time() - parse_seconds(option, text)
+        seconds = float(days[1]) * _DAY_SECONDS if days else parse_seconds(option, text)
     except SettingError:
         raise click.UsageError(
-            f"{option} has value {text!r}; give 2026-01-31T10:00, Unix seconds, or 6h for six "
-            "hours ago"
+            f"{option} has value {text!r}; give 2026-01-31T10:00, Unix seconds, or 6h or 2d for "
+            "six hours or two days ago"
         ) from None
+    return time.time() - seconds
 
 
 def _seconds(option: str, text: str) -> float:

@@ -110,6 +110,51 @@ THRESHOLDS = (
         meaning="share of underflowing layers from which learning suffers",
     ),
     Threshold(
+        name="layer_flushed",
+        value=0.31,
+        unit="1",
+        meaning="share of a layer's gradient elements below FP16's smallest number that is "
+        "underflow",
+    ),
+    Threshold(
+        name="fp16_flushed",
+        value=0.05,
+        unit="1",
+        meaning="share of the non-zero gradients that FP16 rounds to zero from which a larger "
+        "loss scale is needed",
+    ),
+    Threshold(
+        name="fp16_headroom_bits",
+        value=1.0,
+        unit="{bit}",
+        meaning="headroom below which the next doubling of the loss scale overflows",
+    ),
+    Threshold(
+        name="moment_rms_high",
+        value=2.3,
+        unit="{factor}",
+        meaning="root of the mean of squared gradients divided by Adam's second moment, of a "
+        "layer, from which the moments are out of date",
+    ),
+    Threshold(
+        name="moment_rms_samples",
+        value=2.0,
+        unit="{sample}",
+        meaning="consecutive samples with such a root",
+    ),
+    Threshold(
+        name="updates_lost",
+        value=0.5,
+        unit="1",
+        meaning="share of the updates of 16-bit weights whose loss in rounding stops learning",
+    ),
+    Threshold(
+        name="adam_below_epsilon",
+        value=0.5,
+        unit="1",
+        meaning="share of elements whose second moment is below epsilon that is unsafe",
+    ),
+    Threshold(
         name="loss_scale_low",
         value=128.0,
         unit="{scale}",

@@ -7,12 +7,13 @@ from typing import NoReturn
 import click
 from rich.console import Console
 
+from mp_agent.backtest.options import period_options
 from mp_agent.compare.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
 from mp_agent.compare.progress import progress_bar
 from mp_agent.compare.report.document import as_json
 from mp_agent.compare.report.model import PrecisionReport
 from mp_agent.compare.report.terminal import print_report
-from mp_agent.compare.runs.command import compare_runs
+from mp_agent.compare.runs.command import compare_runs, compare_scraped_runs
 from mp_agent.compare.target import is_target, load_target
 from mp_agent.errors import CompareError, MpAgentError
 from mp_agent.output import write_whole
@@ -73,6 +74,26 @@ _WRONG_USE = 2
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the result, with plots, to one HTML file.",
 )
+@click.option(
+    "--prometheus",
+    default="",
+    metavar="URL",
+    help="TARGET and OTHER are names of runs that this Prometheus scraped.",
+)
+@click.option(
+    "--start",
+    default="30d",
+    show_default=True,
+    help="Of a Prometheus: begin of the range, as 2026-01-31T10:00, Unix seconds, or 6h for six "
+    "hours ago.",
+)
+@click.option("--end", default="", help="Of a Prometheus: end of the range; now by default.")
+@click.option(
+    "--scrape-interval",
+    default="15s",
+    show_default=True,
+    help="Of a Prometheus: time between two scrapes.",
+)
 def compare_command(
     target: str,
     other: str | None,
@@ -85,15 +106,31 @@ def compare_command(
     rows: int,
     as_document: bool,
     page: Path | None,
+    prometheus: str,
+    start: str,
+    end: str,
+    scrape_interval: str,
 ) -> None:
     """Compare the precisions of a model module by module, or two runs step by step.
 
     TARGET alone is `script.py:function` or `package.module:function`: it is called without
     arguments and returns (model, batch) or (model, batch, loss). TARGET and OTHER are two runs:
     flight records, directories of runs in shared memory, or addresses of node agents
-    (`http://host:9400`, `…/?run=NAME` where there are several).
+    (`http://host:9400`, `…/?run=NAME` where there are several); with --prometheus, their names.
     """
     try:
+        if prometheus:
+            if other is None:
+                raise CompareError(f"--prometheus compares two runs; {target} is one")
+            compare_scraped_runs(
+                prometheus,
+                (target, other),
+                period_options(start, end, scrape_interval),
+                rows=rows,
+                as_document=as_document,
+                page=page,
+            )
+            return
         if other is not None:
             compare_runs(target, other, rows=rows, as_document=as_document, page=page)
             return

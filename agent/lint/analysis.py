@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from mp_agent.lint.finding import CodeFinding
 from mp_agent.lint.interpret.interpreter import trace_function, trace_module
 from mp_agent.lint.interpret.modules import RELEVANT, ModuleInfo, module_info
-from mp_agent.lint.interpret.project import Project, absolute_name, module_name
+from mp_agent.lint.interpret.project import Project, imported_names, module_name
 from mp_agent.lint.interpret.trace import Trace
+from mp_agent.lint.results import InternalError
 from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules import RULES
 from mp_agent.lint.source.files import UnreadableSource, decoded, read_bytes
@@ -49,6 +52,15 @@ class FileResult:
     """Functions that were executed as part of others."""
     imports: set[str] = field(default_factory=set)
     sixteen_bits: bool = False
+    errors: dict[str, InternalError] = field(default_factory=dict)
+    """By rule, the first one."""
+
+    def failed(self, rule: str, function: str, error: Exception) -> None:
+        """Keep an error of a rule, or of the analysis, on a function."""
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(raised.filename)}:{raised.lineno}"
+        reason = f"{function}: {type(error).__name__}: {error} ({where})"
+        self.errors.setdefault(rule, InternalError(self.path, rule, reason))
 
 
 def check_file(path: str, project: Project) -> FileResult:
@@ -60,10 +72,10 @@ def check_file(path: str, project: Project) -> FileResult:
             return result
         module = _module(path, source, project)
         result.module = module.name
-        result.imports = set(_imports(module))
+        result.imports = set(imported_names(module))
         result.sixteen_bits = bool(module.identifiers & _SIXTEEN_BITS)
-        for trace in _traces(module, project, result.followed):
-            result.candidates.extend(_candidates(trace, path))
+        for trace in _traces(module, project, result):
+            result.candidates.extend(_candidates(trace, result))
     except UnreadableSource as error:
         result.skipped = str(error)
     except SyntaxError as error:
@@ -93,19 +105,59 @@ def _module(path: str, source: SourceText, project: Project) -> ModuleInfo:
     return module
 
 
-def _traces(module: ModuleInfo, project: Project, followed: set[str]) -> Iterator[Trace]:
-    yield trace_module(module, project, followed)
+def _traces(module: ModuleInfo, project: Project, result: FileResult) -> Iterator[Trace]:
+    """Yield the traces of the module and its functions, except those whose analysis fails."""
+    followed = result.followed
+    trace = _contained(result, "", "<module>", lambda: trace_module(module, project, followed))
+    if trace is not None:
+        yield trace
     for function in module.functions:
         if function.matches(RELEVANT) or function.reaches(TRAINING):
-            yield trace_function(function, project, followed)
+            trace = _contained(
+                result,
+                "",
+                function.qualified_name,
+                partial(trace_function, function, project, followed),
+            )
+            if trace is not None:
+                yield trace
 
 
-def _candidates(trace: Trace, path: str) -> Iterator[TentativeFinding]:
+def _candidates(trace: Trace, result: FileResult) -> Iterator[TentativeFinding]:
+    """Yield what the rules find in a trace; a rule that fails there finds nothing."""
+    function = trace.name.removeprefix(f"{trace.module.path}:")
     for rule in RULES:
-        for problem in rule.find(trace):
-            finding = _finding(rule, problem, trace, path)
-            if finding is not None:
-                yield TentativeFinding(finding, rule.code, trace.name, problem.place.module.path)
+        found = _contained(result, rule.code, function, partial(_found, rule, trace, result.path))
+        yield from found or ()
+
+
+_Made = TypeVar("_Made")
+
+
+def _contained(
+    result: FileResult, rule: str, function: str, make: Callable[[], _Made]
+) -> _Made | None:
+    """Return what `make` does; None, with the error kept, where it raises.
+
+    Code nested too deeply is no error of a rule: the whole file is skipped for it.
+    """
+    try:
+        return make()
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:
+        result.failed(rule, function, error)
+        return None
+
+
+def _found(rule: Rule, trace: Trace, path: str) -> list[TentativeFinding]:
+    found = []
+    for problem in rule.find(trace):
+        finding = _finding(rule, problem, trace, path)
+        if finding is not None:
+            place = problem.place.module.path
+            found.append(TentativeFinding(finding, rule.code, trace.name, place))
+    return found
 
 
 def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> CodeFinding | None:
@@ -122,13 +174,3 @@ def _finding(rule: Rule, problem: Problem, trace: Trace, path: str) -> CodeFindi
         span = type(span)(line, span.column, span.end_line + moved, span.end_column)
         edits = ()
     return CodeFinding(shown, span, rule.code, rule.severity, problem.message, edits, cell)
-
-
-def _imports(module: ModuleInfo) -> Iterator[str]:
-    for node in module.imports:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        else:
-            base = absolute_name(node.module or "", node.level, module)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)

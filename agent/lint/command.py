@@ -20,6 +20,8 @@ from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE, RULES
 from mp_agent.output import write_whole
 
+_INTERNAL_ERROR = 3
+
 
 def _codes(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> list[str]:
     """Return codes that were given one by one or separated by commas."""
@@ -73,7 +75,8 @@ def check_command(
     Checks Python files and notebooks below PATH, by default of the current folder, without
     running them. Settings come from [tool.mp-agent.check] in pyproject.toml; a comment
     `# mp-agent: ignore[MP101]` silences a line. The exit code is 0 if there is nothing to report,
-    1 if there is (a finding, or a file that cannot be parsed), 2 for invalid arguments.
+    1 if there is (a finding, or a file that cannot be parsed), 2 for invalid arguments, 3 if a rule
+    itself failed; what the other rules found is reported all the same.
     """
     if explain is not None:
         click.echo(_explanation(explain))
@@ -89,7 +92,13 @@ def check_command(
     except SettingError as error:
         raise click.UsageError(str(error)) from error
     _write(report, output_format, output)
-    sys.exit(int(bool(report.findings or report.skipped) and not exit_zero))
+    sys.exit(_exit_code(report, exit_zero))
+
+
+def _exit_code(report: CheckReport, exit_zero: bool) -> int:
+    if report.errors:
+        return _INTERNAL_ERROR
+    return int(bool(report.findings or report.skipped) and not exit_zero)
 
 
 def _write(report: CheckReport, output_format: str, output: Path | None) -> None:

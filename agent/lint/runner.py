@@ -36,7 +36,8 @@ def run(files: Sequence[str], wanted: Callable[[str, str], bool], *, jobs: int =
         if wanted(finding.code, finding.path)
     }
     skipped = [SkippedFile(result.path, result.skipped) for result in results if result.skipped]
-    return CheckReport(_distinct(findings), tuple(skipped), len(files))
+    errors = [error for result in results for error in result.errors.values()]
+    return CheckReport(_distinct(findings), tuple(skipped), len(files), tuple(errors))
 
 
 def _distinct(findings: Iterable[CodeFinding]) -> tuple[CodeFinding, ...]:

@@ -9,7 +9,8 @@ The packages, in the order in which a step passes them (see `run.run.Run.poll`):
 * `accounting` updates counters and derived state with each step: losses, norms, layers, stragglers.
 * `conditions` judges the conditions after each step, and notifies the log and the ranks.
 * `series` evaluates the metric catalog over the views of a run, within `max_series`.
-* `run` ties this together for one run: which rings belong to it, its ledger and its views.
+* `run` ties this together for one run: which rings belong to it, its ledger and its views; its
+  `script_check` has the main script checked.
 * `flight` writes and replays flight records.
 * `http` serves /metrics and the status page on the one port.
 * `export` takes snapshots for scrapes and pushes, and provides service discovery.

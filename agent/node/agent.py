@@ -8,16 +8,19 @@ from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.export.otlp import OtlpPush
 from mp_agent.node.export.service_discovery import ServiceDiscovery
 from mp_agent.node.export.snapshots import SnapshotProvider
+from mp_agent.node.export.trackers import TrackerService
 from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.port import PortOpener
 from mp_agent.node.http.scrapers import ScrapeLog
 from mp_agent.node.http.server import Exposure, MetricsServer
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.node.registry import RunRegistry
+from mp_agent.node.run.script_check import ScriptChecks
 from mp_agent.node.services import Services
 from mp_agent.node.shutdown import Shutdown
 from mp_agent.node.transport.root_address import advertised
 from mp_agent.node.transport.service import PushService
+from mp_agent.records.views import ExportAccount
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
@@ -38,7 +41,7 @@ class NodeAgent:
         self._scrapes = ScrapeLog()
         self._push_service = PushService(settings, lambda: self._registry.runs, self._own_endpoint)
         self._snapshot_provider = SnapshotProvider(
-            settings, self._registry, self._push_service, flight, lambda: self._otlp.accounts
+            settings, self._registry, self._push_service, flight, self._accounts
         )
         self._otlp = OtlpPush(
             settings,
@@ -46,9 +49,17 @@ class NodeAgent:
             snapshot=self._snapshot_provider.snapshot,
             directory=lambda: self._registry.directory,
         )
-        self._registry.listeners.append(self._otlp.on_condition)
+        self._trackers = TrackerService(
+            settings,
+            shown=lambda: self._registry.shown,
+            snapshot=self._snapshot_provider.snapshot,
+        )
+        self._registry.listeners += [self._otlp.on_condition, self._trackers.on_condition]
         discovery = ServiceDiscovery(settings, lambda: self._push_service.links, self._own_endpoint)
-        self._services = Services([self._push_service, discovery, self._otlp, flight])
+        checks = ScriptChecks(lambda: self._registry.runs)
+        self._services = Services(
+            [self._push_service, discovery, self._otlp, self._trackers, flight, checks]
+        )
         self._server = MetricsServer(
             self._expose,
             [*self._push_service.routes(), *discovery.routes(), *self._snapshot_provider.routes()],
@@ -133,6 +144,10 @@ class NodeAgent:
                 final_pushed=link.pusher.final_accepted,
                 advertise=advertised(self._settings, self._settings.bind),
             )
+
+    def _accounts(self) -> tuple[ExportAccount, ...]:
+        """Return the results of all that is pushed."""
+        return (*self._otlp.accounts, *self._trackers.accounts)
 
     def _own_endpoint(self) -> Endpoint | None:
         return self._port_opener.endpoint

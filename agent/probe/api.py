@@ -140,3 +140,8 @@ def shutdown() -> None:
     attachment, _attachment = _attachment, None
     if attachment is not None:
         attachment.shutdown()
+
+
+def status_url() -> str | None:
+    """Return the address of the node agent that watches this process; None while there is none."""
+    return None if _attachment is None else _attachment.status_url

@@ -96,6 +96,14 @@ class Attachment:
         """Whether this process has a ring."""
         return self._ring is not None
 
+    @property
+    def status_url(self) -> str | None:
+        """Address of the node agent that reads this ring; None while none serves."""
+        if self._ring is None or not locations.agent_running(self._ring.run_dir):
+            return None
+        status = locations.read_status(self._ring.run_dir)
+        return status.url or None if status is not None else None
+
     def withdraw(self) -> None:
         """Remove all hooks from a process that has no ring yet."""
         self._exit.remove()

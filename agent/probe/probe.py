@@ -13,7 +13,7 @@ from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
-from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
@@ -48,7 +48,7 @@ class Probe:
         )
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
-        traits = ObservedTraits()
+        traits = ObservedTraits(script=main_script() if settings.check_script else "")
         recorder = self._recorder = ContainedRecorder(
             self._guard.contain, self._registry, traits, settings, self._activations(settings)
         )
@@ -108,7 +108,7 @@ class Probe:
         self._guard.run("flush", self._tracker.flush)
 
     def _activations(self, settings: Settings) -> StepActivations | None:
-        if not settings.activations:
+        if not settings.measure_activations:
             return None
         sampling = ActivationSampling(
             self._guard.run,

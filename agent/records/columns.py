@@ -240,27 +240,141 @@ GRADIENTS = ColumnFamily(
 )
 
 
-def _activation(name: str, algebra: Algebra, meaning: str, *, signed: bool = False) -> Column:
+def _sampled(name: str, algebra: Algebra, meaning: str, *, signed: bool = False) -> Column:
     return Column(name, algebra, meaning, Tier.SAMPLED, signed=signed)
+
+
+OPTIMIZER = ColumnFamily(
+    name="optimizer",
+    row="elements of parameters, after the optimizer's step",
+    columns=(
+        _sampled("elements", Algebra.SUM, "elements of weights looked at"),
+        _sampled("weight_sum_squares", Algebra.SUM, "sum of squares of the finite weights"),
+        _sampled("nonfinite_weights", Algebra.SUM, "weights that are NaN or Inf"),
+        _sampled(
+            "compared_elements",
+            Algebra.SUM,
+            "weights that were kept before the step to compare with, finite before and after it",
+        ),
+        _sampled("compared_sum_squares", Algebra.SUM, "sum of their squares before the step"),
+        _sampled(
+            "update_sum_squares", Algebra.SUM, "sum of squares of what the step added to them"
+        ),
+        _sampled(
+            "rounded_elements",
+            Algebra.SUM,
+            "those of formats of at most 16 bits whose gradient, or its moving average, is not "
+            "zero: the step was to change them",
+        ),
+        _sampled("lost_updates", Algebra.SUM, "those of these that are what they were before"),
+        _sampled(
+            "moment_elements",
+            Algebra.SUM,
+            "elements with a second moment (moving average of the squared gradient) in the "
+            "optimizer's state",
+        ),
+        _sampled(
+            "active_elements",
+            Algebra.SUM,
+            "those whose gradient, its moving average or second moment is not zero, all finite",
+        ),
+        _sampled(
+            "below_epsilon_elements",
+            Algebra.SUM,
+            "active elements of which the root of the second moment, corrected for its bias, is "
+            "below epsilon",
+        ),
+        _sampled(
+            "lost_epsilon_elements",
+            Algebra.SUM,
+            "elements with a second moment in a format whose smallest number is above epsilon",
+        ),
+        _sampled(
+            "squared_ratio_sum",
+            Algebra.SUM,
+            "sum over the active elements of the squared gradient, as the optimizer saw it, "
+            "divided by the second moment, corrected for its bias, or by epsilon squared where "
+            "that is larger",
+        ),
+        _sampled("learning_rate", Algebra.MAX, "largest learning rate of a parameter group"),
+        _sampled("learning_rate_min", Algebra.MIN, "smallest learning rate of a parameter group"),
+    ),
+    key="weight_sum_squares",
+    required=("weight_sum_squares", "elements"),
+    size="elements",
+    nonfinite=("nonfinite_weights",),
+    counts_when_skipped=False,
+)
+
+EXPONENTS = tuple(range(-48, 16, 4))
+"""Lower bounds of the bins of a gradient's magnitudes, as powers of two; each is 4 binades wide.
+The first bin has all smaller numbers but zero as well, the last all larger ones."""
+
+
+def exponent_column(exponent: int) -> str:
+    """Return the name of the column of a bin, by its lower bound."""
+    return f"from_2_to_{'minus_' if exponent < 0 else ''}{abs(exponent)}"
+
+
+DISTRIBUTION = ColumnFamily(
+    name="distribution",
+    row="gradient elements",
+    columns=(
+        _sampled("elements", Algebra.SUM, "elements looked at"),
+        _sampled("nonfinite_elements", Algebra.SUM, "elements that are NaN or Inf"),
+        _sampled("sum", Algebra.SUM, "sum of the finite elements, unscaled", signed=True),
+        _sampled("sum_squares", Algebra.SUM, "sum of their squares, unscaled"),
+        _sampled("nonzero_elements", Algebra.SUM, "finite elements that are not zero"),
+        _sampled(
+            "fp16_elements",
+            Algebra.SUM,
+            "all of these where there is a loss scale, what the next six columns are parts of; "
+            "absent without one",
+        ),
+        _sampled("flushed_elements", Algebra.SUM, "those that FP16 rounds to zero when scaled"),
+        _sampled("flushed_at_half_elements", Algebra.SUM, "the same at half the loss scale"),
+        _sampled("flushed_at_double_elements", Algebra.SUM, "the same at twice the loss scale"),
+        _sampled("subnormal_elements", Algebra.SUM, "those that are subnormal in FP16 when scaled"),
+        _sampled("near_overflow_elements", Algebra.SUM, "those above 60 000 when scaled"),
+        _sampled(
+            "overflow_at_double_elements",
+            Algebra.SUM,
+            "those that FP16 rounds to Inf at twice the loss scale",
+        ),
+        *(
+            _sampled(
+                exponent_column(exponent),
+                Algebra.SUM,
+                f"unscaled magnitudes from 2^{exponent} to below 2^{exponent + 4}",
+            )
+            for exponent in EXPONENTS
+        ),
+    ),
+    key="sum_squares",
+    required=("sum_squares", "elements"),
+    size="elements",
+    nonfinite=("nonfinite_elements",),
+    counts_when_skipped=False,
+)
 
 
 ACTIVATIONS = ColumnFamily(
     name="activations",
     row="elements of the outputs of modules, of every rank's own part of the batch",
     columns=(
-        _activation("elements", Algebra.SUM, "elements looked at"),
-        _activation("sum", Algebra.SUM, "sum of the finite elements", signed=True),
-        _activation("sum_squares", Algebra.SUM, "sum of squares of the finite elements"),
-        _activation("abs_max", Algebra.MAX, "largest magnitude among the finite elements"),
-        _activation("zero_elements", Algebra.SUM, "elements equal to zero (either sign)"),
-        _activation("nan_elements", Algebra.SUM, "elements that are NaN"),
-        _activation("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
-        _activation(
+        _sampled("elements", Algebra.SUM, "elements looked at"),
+        _sampled("sum", Algebra.SUM, "sum of the finite elements", signed=True),
+        _sampled("sum_squares", Algebra.SUM, "sum of squares of the finite elements"),
+        _sampled("abs_max", Algebra.MAX, "largest magnitude among the finite elements"),
+        _sampled("zero_elements", Algebra.SUM, "elements equal to zero (either sign)"),
+        _sampled("nan_elements", Algebra.SUM, "elements that are NaN"),
+        _sampled("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
+        _sampled(
             "near_overflow_elements",
             Algebra.SUM,
             "finite elements of FP16 outputs with a magnitude above `fp16_near_overflow`",
         ),
-        _activation(
+        _sampled(
             "nonfinite_call",
             Algebra.MIN,
             "which call of a module in the step, counted from 0, was the first with an output that "
@@ -274,7 +388,7 @@ ACTIVATIONS = ColumnFamily(
 )
 """Rows count with elements that are not finite: the other statistics leave those out."""
 
-FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS, ACTIVATIONS)
+FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS, OPTIMIZER, DISTRIBUTION, ACTIVATIONS)
 """All of them. When there are too many series, the layers of the last family give way first."""
 
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)

@@ -75,6 +75,16 @@ class TroubledLayers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StaleMoments:
+    """Layers whose gradients have outgrown the optimizer's second moments; some by name."""
+
+    rms_max: float
+    """The largest root of the mean of g²/v of any layer."""
+    stale: int
+    stale_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The health of a run; None for what is not known (yet)."""
 
@@ -95,3 +105,5 @@ class Health:
     laggards: tuple[Laggard, ...] = ()
     layers: TroubledLayers | None = None
     """None before any layer was sampled."""
+    moments: StaleMoments | None = None
+    """None before any layer with second moments was sampled."""

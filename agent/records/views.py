@@ -49,6 +49,16 @@ class FirstNonfiniteOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFindings:
+    """What `mp-agent check` found in the main script and what it imports of its project."""
+
+    files: int
+    """Number of files that were checked; 0 if the check failed."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Findings by rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The state of a run after its last closed step; what run-scope gauges read."""
 
@@ -99,6 +109,8 @@ class RunView:
     """Of the pauses in training that ended."""
     longest_phase_seconds: float | None = None
     """Of the earlier phases outside training of the current kind."""
+    script: ScriptFindings | None = None
+    """None until the main script was checked, which only some jobs want."""
     conditions: tuple[ActiveCondition, ...] = ()
     """The active conditions."""
     conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -153,7 +165,7 @@ class ExportAccount:
     exporter: str
     failures: int
     rejected: int = 0
-    """Data points, log records and spans that the receiver rejected permanently."""
+    """Data points, log records, spans and numbers that were dropped or rejected permanently."""
     last_success_unix_seconds: float | None
     """None before the first."""
 

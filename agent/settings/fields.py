@@ -16,6 +16,7 @@ from mp_agent.settings.kinds import (
     HeaderSecret,
     Texts,
     Thresholds,
+    Trackers,
 )
 
 ENV_PREFIX = "MP_AGENT_"
@@ -89,10 +90,26 @@ class Settings(BaseSettings):
         ge=1,
         description="Steps between two measurements of every layer (10 in the first 100 steps).",
     )
-    activations: bool = Field(
+    measure_activations: bool = Field(
         False,
         description="Measure the outputs of modules on the steps on which layers are measured, by "
         "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
+    )
+    measure_updates: bool = Field(
+        True,
+        description="Measure weights, their updates and the optimizer's state when layers are "
+        "measured.",
+    )
+    measure_distribution: bool = Field(
+        True,
+        description="Measure how the gradients are distributed over the exponents, and what FP16 "
+        "loses of them at the loss scale, when layers are measured.",
+    )
+    update_copy_mib: float = Field(
+        1024.0,
+        ge=0,
+        description="Memory, per rank, for the copy of the weights that updates are compared with "
+        "while a sampled step lasts, in MiB; the updates of layers beyond it are not measured.",
     )
     overhead_budget: float = Field(
         0.01,
@@ -113,6 +130,11 @@ class Settings(BaseSettings):
         20_000, ge=100, description="Maximum number of series that one node agent exports."
     )
     exporters: Exporters = Field(("prometheus",), description="Enabled exporters.")
+    trackers: Trackers = Field(
+        (),
+        description="Experiment trackers to which the root agent sends metrics of the run and "
+        "conditions: wandb, mlflow, tensorboard.",
+    )
     otlp_span_events: bool = Field(
         False, description="Send critical conditions by OTLP as span events in addition to logs."
     )
@@ -190,6 +212,11 @@ class Settings(BaseSettings):
         256 * 2**20,
         ge=2**20,
         description="Maximum total size in bytes of the flight records of a run.",
+    )
+    check_script: bool = Field(
+        False,
+        description="Let the node agent check the main script, and what it imports of its "
+        "project, once per start, as `mp-agent check` does.",
     )
     thresholds: Thresholds = Field(
         default_factory=dict, description="Overrides of the conditions' thresholds, by name."

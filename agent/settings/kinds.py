@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from mp_agent.catalog.thresholds import resolve
 
 _EXPORTERS = ("prometheus", "otlp")
+_TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
+"""Package of each tracker."""
 _OTLP_PACKAGES = ("sdk.metrics", "exporter.otlp.proto.http", "exporter.otlp.proto.grpc")
 
 
@@ -32,6 +34,15 @@ def _known_exporters(value: tuple[str, ...]) -> tuple[str, ...]:
         if name == "otlp" and not _has_otlp():
             raise ValueError("'otlp' needs the extra: pip install 'mp-agent[otlp]'")
     return value
+
+
+def _known_trackers(value: tuple[str, ...]) -> tuple[str, ...]:
+    for name in value:
+        if name not in _TRACKERS:
+            raise ValueError(f"{name!r} is unknown; known: {', '.join(_TRACKERS)}")
+        if find_spec(_TRACKERS[name]) is None:
+            raise ValueError(f"{name!r} needs the extra: pip install 'mp-agent[{name}]'")
+    return tuple(dict.fromkeys(value))
 
 
 def _has_otlp() -> bool:
@@ -95,6 +106,9 @@ Address = Annotated[str, AfterValidator(_reachable)]
 """Host, host:port or URL of another agent; empty: none."""
 
 Exporters = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_exporters)]
+"""Names, as JSON or separated by commas where they are one text."""
+
+Trackers = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_trackers)]
 """Names, as JSON or separated by commas where they are one text."""
 
 HeaderSecret = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]

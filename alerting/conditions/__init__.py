@@ -14,6 +14,7 @@ from mp_agent.alerting.conditions.gradients.gradient_at_floor import GRADIENT_AT
 from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
 from mp_agent.alerting.conditions.gradients.gradient_vanishing import GRADIENT_VANISHING
+from mp_agent.alerting.conditions.gradients.headroom_vanishing import HEADROOM_VANISHING
 from mp_agent.alerting.conditions.gradients.layer_gradient_dead import LAYER_GRADIENT_DEAD
 from mp_agent.alerting.conditions.gradients.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradients.nonfinite_gradients import GRADIENT_NONFINITE
@@ -35,10 +36,14 @@ from mp_agent.alerting.conditions.loss_scale.loss_scale_low_and_falling import (
     LOSS_SCALE_LOW_AND_FALLING,
 )
 from mp_agent.alerting.conditions.loss_scale.overflow_ratio_high import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.optimizer.adam_epsilon_unsafe import ADAM_EPSILON_UNSAFE
+from mp_agent.alerting.conditions.optimizer.second_moment_stale import SECOND_MOMENT_STALE
+from mp_agent.alerting.conditions.optimizer.updates_lost import UPDATES_LOST
 from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
 from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
 from mp_agent.alerting.conditions.ranks.replica_divergence import REPLICA_DIVERGENCE
+from mp_agent.alerting.conditions.run.precision_lint import PRECISION_LINT
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
 from mp_agent.alerting.conditions.run.run_restarting import RUN_RESTARTING
 from mp_agent.alerting.conditions.run.run_stalled import RUN_STALLED
@@ -57,6 +62,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         GRADIENT_NONFINITE,
         CLIPPING_BEFORE_UNSCALE,
         NOTHING_TRAINED,
+        HEADROOM_VANISHING,
     ),
     "loss": (LOSS_NONFINITE, LOSS_SPIKE, LOSS_DIVERGING, LEARNING_RATE_JUMP),
     "loss-scale": (
@@ -68,8 +74,9 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         OVERFLOW_RATIO_HIGH,
     ),
     "ranks": (RANK_NONFINITE, RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE),
-    "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED),
+    "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED, PRECISION_LINT),
     "agent": (COVERAGE_LOW, TELEMETRY_DEGRADED),
+    "optimizer": (SECOND_MOMENT_STALE, UPDATES_LOST, ADAM_EPSILON_UNSAFE),
     "activations": (ACTIVATION_NONFINITE, ACTIVATION_NEAR_OVERFLOW),
 }
 """Rule group to its conditions, in the order in which they are rendered."""

@@ -87,6 +87,9 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
         "MpAgentGradientVanishing",
         "MpAgentGradientUnderflow",
     ),
+    "MpAgentHeadroomVanishing": ("MpAgentGradientExplosion", "MpAgentGradientUnderflow"),
+    "MpAgentSecondMomentStale": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
+    "MpAgentAdamEpsilonUnsafe": ("MpAgentGradientVanishing", "MpAgentNothingTrained"),
 }
 """Condition to those that it can follow from, the likeliest first; a condition that is not named
 follows from none."""

@@ -6,6 +6,7 @@ from mp_agent.alerting.guidance.activations import ACTIVATIONS
 from mp_agent.alerting.guidance.gradients import GRADIENTS
 from mp_agent.alerting.guidance.loss import LOSS
 from mp_agent.alerting.guidance.loss_scale import LOSS_SCALE
+from mp_agent.alerting.guidance.optimizer import OPTIMIZER
 from mp_agent.alerting.guidance.ranks import RANKS
 from mp_agent.alerting.guidance.record import Guidance
 from mp_agent.alerting.guidance.runs import RUNS
@@ -16,6 +17,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     **LOSS_SCALE,
     **RANKS,
     **RUNS,
+    **OPTIMIZER,
     **ACTIVATIONS,
 }
 """By name of the condition."""

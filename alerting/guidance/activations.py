@@ -19,7 +19,7 @@ ACTIVATIONS = {
         ),
         false_positives=(
             "A module that returns -Inf on purpose, such as one that applies an attention mask: "
-            "add the mask in a function instead, or set activations to False.",
+            "add the mask in a function instead, or set measure_activations to False.",
         ),
         samples=("overflowing_layer", "find_the_operation"),
         panels=(panels.ACTIVATIONS_NONFINITE, panels.ACTIVATIONS, panels.NONFINITE_ELEMENTS),

@@ -92,6 +92,26 @@ GRADIENTS = {
         samples=("underflow_share", "overflowing_layer"),
         panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),
     ),
+    "MpAgentHeadroomVanishing": Guidance(
+        harm="A small part of the gradient is lost, and more will be as the scale falls. Look when "
+        "you next tune the run.",
+        query='mp_agent_grad_fp16_flushed_ratio{run="RUN"}',
+        reading="The share of the non-zero gradients that FP16 rounds to zero, at half, at the "
+        "present and at double the loss scale. At double it should be near 0; that this scale "
+        "overflows is the trouble.",
+        causes=(
+            "One layer has far larger gradients than all others, such as an output layer or an "
+            "embedding: it keeps the scale low for the rest.",
+            "Gradients shrink with depth: residual paths or normalization are missing.",
+            "A loss term with a small weight in addition to one with a large weight.",
+        ),
+        false_positives=(
+            "Layers whose gradients are tiny and do not matter, such as biases before a "
+            "normalization.",
+        ),
+        samples=("underflow_share", "overflowing_layer"),
+        panels=(panels.GRADIENT_EXPONENTS, panels.FLUSHED, panels.LOSS_SCALE),
+    ),
     "MpAgentGradientAtFloor": Guidance(
         harm="A small part of the gradient is rounded to zero in some layers; the run goes on. "
         "Look when you next tune the loss scale, sooner if MpAgentGradientUnderflow follows.",

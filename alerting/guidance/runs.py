@@ -43,6 +43,25 @@ RUNS = {
         samples=("save_and_resume",),
         panels=(panels.END, panels.STATE, panels.RANKS_GONE),
     ),
+    "MpAgentPrecisionLint": Guidance(
+        harm="Nothing is lost by the finding itself. Read it before the next start, and at once "
+        "where the run already shows the alert that the rule names.",
+        query='mp_agent_lint_findings{run="RUN"}',
+        reading="Findings per rule. mp-agent check prints the lines, and the log of the root node "
+        "agent has the first twenty.",
+        causes=(
+            "Code written for FP32 to which mixed precision was added later.",
+            "Clipping, accumulation or a second optimizer added to a loop with a GradScaler.",
+            "A model or its inputs cast to 16 bits by hand instead of by autocast.",
+        ),
+        false_positives=(
+            "The code is right for a reason that the check cannot see: silence the line, or the "
+            "rule in pyproject.toml; both count here as well.",
+            "The line is never reached in this run.",
+        ),
+        samples=("clip_after_unscale", "stable_operations"),
+        panels=(panels.CODE_FINDINGS,),
+    ),
     "MpAgentRunRestarting": Guidance(
         harm="The job occupies its machines without getting beyond its last checkpoint; no attempt "
         "lasts long enough for MpAgentRunFailed. Act: it does not recover by itself.",

@@ -23,6 +23,7 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.alert_latency.training import STEP_SECONDS
 from benchmarks.machine import describe, markdown
@@ -131,7 +132,7 @@ def _trial(servers: Servers, number: int, directory: Path) -> dict[str, float]:
         run=run,
         log_file=place / "job.log",
         ranks=1,
-        environment={"MP_AGENT_LINGER_SECONDS": "1"},
+        environment={"MP_AGENT_LINGER_SECONDS": "1", "MP_AGENT_EXIT_WAIT_SECONDS": "0"},
     ) as job:
         address = _until(lambda: _address(job), "the node agent")
         servers.prometheus.scrape([address])
@@ -183,8 +184,12 @@ def _watch(servers: Servers, run: str, address: str, place: Path) -> dict[str, f
 def _exposes(address: str, run: str) -> bool:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    lines = (line for line in text.splitlines() if line.startswith("mp_agent_condition_active{"))
-    return any(ALERT in line and f'run="{run}"' in line and line.endswith(" 1") for line in lines)
+    return any(
+        sample.labels.get("run") == run and sample.labels.get("condition") == ALERT and sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "mp_agent_condition_active"
+    )
 
 
 def _until(predicate: Callable[[], T], what: str) -> T:

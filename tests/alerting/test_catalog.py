@@ -34,6 +34,7 @@ _SEVERITIES = {
     "MpAgentClippingBeforeUnscale": (_W,),
     "MpAgentLearningRateJump": (_W,),
     "MpAgentRunRestarting": (_C,),
+    "MpAgentPrecisionLint": (_I,),
     "MpAgentLossScaleAtFloor": (_C,),
     "MpAgentLossScaleConsecutiveDecreases": (_W,),
     "MpAgentLossScaleFarBelowInitial": (_C,),
@@ -48,6 +49,10 @@ _SEVERITIES = {
     "MpAgentRankStalled": (_C,),
     "MpAgentCoverageLow": (_W,),
     "MpAgentTelemetryDegraded": (_W,),
+    "MpAgentHeadroomVanishing": (_I,),
+    "MpAgentSecondMomentStale": (_W,),
+    "MpAgentUpdatesLost": (_W,),
+    "MpAgentAdamEpsilonUnsafe": (_W,),
     "MpAgentActivationNonFinite": (_C,),
     "MpAgentActivationNearOverflow": (_W,),
 }
@@ -79,6 +84,9 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentOverflowRatioHigh", _C): {0.1, 500},
     ("MpAgentOverflowRatioHigh", _W): {0.01, 0.001, 500},
     ("MpAgentRunStalled", _W): {10},
+    ("MpAgentUpdatesLost", _W): {0.5},
+    ("MpAgentHeadroomVanishing", _I): {0.05, 1},
+    ("MpAgentAdamEpsilonUnsafe", _W): {0.5},
 }
 """Numbers that a level must compare against, by its severity."""
 
@@ -106,6 +114,9 @@ _COUNTED = {
     "layer_dead_abs_max": 1e-10,
     "layer_dead_samples": 3,
     "layer_zero_rise": 0.2,
+    "layer_flushed": 0.31,
+    "moment_rms_high": 2.3,
+    "moment_rms_samples": 2,
     "fp16_near_overflow": 60_000,
 }
 """Numbers that the node agent compares against, step by step."""

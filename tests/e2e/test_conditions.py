@@ -47,6 +47,9 @@ def test_an_explosion_reaches_every_rank_the_logs_and_the_metrics(tmp_path: Path
         assert len([c for c in heard(tmp_path, rank) if c["severity"] == "critical"]) == 1
     printed = log_file.read_text()
     assert printed.count(f"{EXPLOSION} (critical) since step") == 1
+    first_line = heard(tmp_path, 0)[0]["summary"]
+    assert ". Weights: " in first_line and ". Now: " in first_line
+    assert f": {first_line}" in printed
     assert "Clip gradients" in printed
     assert "fail raised RuntimeError; training goes on" in printed
     assert f"condition={EXPLOSION} state=firing severity=critical run=explosion" in lines[0]

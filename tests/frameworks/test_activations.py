@@ -89,7 +89,7 @@ def test_the_largest_magnitudes_are_those_that_hooks_of_ones_own_see(make, tmp_p
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     writer = RingWriter.create(tmp_path / "rank0.ring", make_identity())
-    probe = Probe(lambda: writer, Settings(activations=True))
+    probe = Probe(lambda: writer, Settings(measure_activations=True))
     probe.attach(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     seen: dict[str, float] = {}

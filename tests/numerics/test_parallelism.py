@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, GRADIENTS
+from mp_agent.records.columns import (
+    GRADIENT_COLUMN_NAMES,
+    GRADIENT_COLUMNS,
+    GRADIENTS,
+    OPTIMIZER,
+)
 from tests.agent.gradient_reference import reference_row
 from tests.agent.probe.rings import (
     RingContents,
@@ -19,7 +24,8 @@ from tests.agent.probe.rings import (
     read_ring,
     rows_by_name,
 )
-from tests.numerics.training import STEPS, WORLD, Reference
+from tests.numerics.models import Model, seeded
+from tests.numerics.training import STEPS, WORLD, Reference, updates_of
 from tests.numerics.variants import VARIANTS
 
 RELATIVE_ERROR = 1e-6
@@ -138,3 +144,38 @@ class TestEverySplit:
             assert ring.schema.fact("strategy") == VARIANTS[name].strategy
             assert ring.state.probe_errors == 0
             assert ring.state.unsupported == VARIANTS[name].unsupported
+
+
+_UPDATED = {
+    "ddp": WORLD,
+    "fsdp2": WORLD,
+    "fsdp2_without_resharding": WORLD,
+    "fsdp2_offloaded": WORLD,
+    "hsdp": WORLD,
+    "tensor_parallel": 1,
+    "fsdp2_tensor_parallel": 2,
+}
+"""Variants that train the plain model, and on how many shares of the data."""
+
+
+@pytest.mark.parametrize("name", _UPDATED)
+def test_updates_of_weights_equal_those_of_one_process(rings, name):
+    expected = updates_of(seeded(Model), range(_UPDATED[name]))
+    layers = merge_layer_tables(rings(name), nodes=2, family=OPTIMIZER.name)
+    steps = {step.sequence: step for step in merge_rings(rings(name), nodes=2)}
+    assert set(layers) == {1, 2, 4}
+    for sequence, table in layers.items():
+        rows = expected[sequence - 1]
+        assert table.complete
+        assert steps[sequence].counts(OPTIMIZER)
+        found = {
+            layer: dict(zip(OPTIMIZER.names, row, strict=True))
+            for layer, row in rows_by_name(table).items()
+        }
+        assert set(found) == set(rows)
+        for column in next(iter(rows.values())):
+            total = sum(row[column] for row in rows.values())
+            merged = steps[sequence].families[OPTIMIZER.name][column]
+            assert merged == pytest.approx(total, rel=RELATIVE_ERROR)
+            for layer, row in rows.items():
+                assert found[layer][column] == pytest.approx(row[column], rel=RELATIVE_ERROR), layer

@@ -80,6 +80,38 @@ def reference_of(
     return seen
 
 
+def updates_of(
+    model: nn.Module,
+    shares: Iterable[int] = range(WORLD),
+    make_optimizer: MakeOptimizer = optimizer_of,
+) -> list[dict[str, dict[str, float]]]:
+    """Per step, what one process that trains all shares at once does to each layer's weights."""
+    parameters = dict(model.named_parameters())
+    optimizer = make_optimizer(parameters.values())
+    seen = []
+    for step in range(1, STEPS + 1):
+        model.zero_grad()
+        loss_of(model(batch(step, list(shares)))).backward()
+        before = {name: weight.detach().clone() for name, weight in parameters.items()}
+        optimizer.step()
+        rows = {}
+        for name, weight in parameters.items():
+            moment = optimizer.state[weight]["exp_avg_sq"].double() / (1 - 0.999**step)
+            gradient = weight.grad
+            assert gradient is not None
+            ratio = gradient.double().square() / moment.clamp(min=1e-16)
+            rows[name] = {
+                "elements": float(weight.numel()),
+                "weight_sum_squares": float(weight.detach().double().square().sum()),
+                "update_sum_squares": float(
+                    (weight.detach() - before[name]).double().square().sum()
+                ),
+                "squared_ratio_sum": float(ratio.sum()),
+            }
+        seen.append(rows)
+    return seen
+
+
 def rows_of(parameters: Mapping[str, torch.Tensor], scale: float = 1.0) -> Rows:
     """The gradient columns of each parameter that has a gradient; whole ones of DTensors."""
     return {

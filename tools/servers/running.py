@@ -74,20 +74,32 @@ def prometheus(
     rules: Path,
     alertmanager_url: str,
     interval_seconds: int = 1,
+    replica: str = "",
+    federated: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
-    """Run Prometheus with the rule file `rules`; it scrapes and evaluates every interval."""
+    """Run Prometheus with the rule file `rules`; it scrapes and evaluates every interval.
+
+    replica: external label of one of several alike, which alerts lose on their way out.
+    federated: URLs of others of which it takes all series of mp_agent, with their labels.
+    """
     targets_file = directory / "targets.json"
     interval = f"{interval_seconds}s"
     configuration = {
-        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "global": {
+            "scrape_interval": interval,
+            "evaluation_interval": interval,
+            "external_labels": {"replica": replica} if replica else {},
+        },
         "rule_files": [str(rules)],
         "alerting": {
+            "alert_relabel_configs": [{"action": "labeldrop", "regex": "replica"}],
             "alertmanagers": [
                 {"static_configs": [{"targets": [alertmanager_url.removeprefix("http://")]}]}
-            ]
+            ],
         },
         "scrape_configs": [
-            {"job_name": "mp-agent", "file_sd_configs": [{"files": [str(targets_file)]}]}
+            {"job_name": "mp-agent", "file_sd_configs": [{"files": [str(targets_file)]}]},
+            *([_federation(federated)] if federated else []),
         ],
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -101,6 +113,16 @@ def prometheus(
     ]
     with serving(binary, arguments, directory / "prometheus.log") as url:
         yield Prometheus(url, targets_file, directory / "prometheus.log")
+
+
+def _federation(urls: Sequence[str]) -> dict[str, Any]:
+    return {
+        "job_name": "federated",
+        "honor_labels": True,
+        "metrics_path": "/federate",
+        "params": {"match[]": ['{job="mp-agent"}']},
+        "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}],
+    }
 
 
 @contextmanager

@@ -24,6 +24,9 @@ class Quantity(Enum):
     REPLICAS = "a comparison of replicas"
     LIFE = "when the run paused, restarted and ended, and why"
     AGENT = "the node agents' own account"
+    CODE = "what a check of the code found"
+    DISTRIBUTION = "how gradients are distributed"
+    OPTIMIZER = "the weights' updates and the optimizer's state"
     ACTIVATIONS = "outputs of modules"
 
 
@@ -107,7 +110,8 @@ _OF_POINTS: Mapping[Quantity, str] = {
 class ReadOptions:
     """How logs are read. columns: quantity → name of its column, where the user gave one.
 
-    run, start, end and scrape_seconds are of a Prometheus.
+    run, start, end, scrape_seconds and every_series are of a Prometheus; every_series: all metrics
+    of mp_agent, not only those that are judged or drawn.
     """
 
     format: str = ""
@@ -116,3 +120,4 @@ class ReadOptions:
     start_unix_seconds: float | None = None
     end_unix_seconds: float | None = None
     scrape_seconds: float = 15.0
+    every_series: bool = False

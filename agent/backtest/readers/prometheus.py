@@ -24,7 +24,8 @@ _CURVES = ("mp_agent_loss", "mp_agent_grad_norm", "mp_agent_learning_rate", "mp_
 _STEP = "mp_agent_step"
 _TARGET = "instance"
 
-_Series = tuple[str, tuple[tuple[str, str], ...]]
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name, and label pairs."""
 
 
 def is_address(source: str) -> bool:
@@ -37,19 +38,30 @@ def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Se
 
     Raises LogError where it cannot be asked, and where there is no run.
     """
-    end = options.end_unix_seconds or now_seconds
-    start = options.start_unix_seconds or end - _RANGE_SECONDS
-    if not start < end:
-        raise LogError(f"the range begins at {start:.0f}, which is not before its end at {end:.0f}")
-    names = _names()
-    found = ask(source, "label/run/values", {"match[]": _STEP, "start": start, "end": end})
-    runs = [run for run in found if isinstance(run, str)] if isinstance(found, list) else []
+    start, end = period_of(options, now_seconds)
+    pattern = "mp_agent_.+" if options.every_series else "|".join(sorted(_names() - {"up"}))
+    runs = runs_in(source, start, end)
     wanted = [run for run in runs if not options.run or run == options.run]
     if not wanted:
         known = ", ".join(runs[:20]) or "none"
         raise LogError(f"has no series of run {options.run or 'any'} in that time; runs: {known}")
-    logs = (_log(source, run, names, start, end, options.scrape_seconds) for run in wanted)
+    logs = (_log(source, run, pattern, start, end, options.scrape_seconds) for run in wanted)
     return [log for log in logs if log is not None]
+
+
+def period_of(options: ReadOptions, now_seconds: float) -> tuple[float, float]:
+    """Return start and end of the time range in Unix seconds. Raises LogError where it is none."""
+    end = options.end_unix_seconds or now_seconds
+    start = options.start_unix_seconds or end - _RANGE_SECONDS
+    if not start < end:
+        raise LogError(f"the range begins at {start:.0f}, which is not before its end at {end:.0f}")
+    return start, end
+
+
+def runs_in(source: str, start: float, end: float) -> list[str]:
+    """Return the runs of which a Prometheus has steps in a time range. Raises LogError."""
+    found = ask(source, "label/run/values", {"match[]": _STEP, "start": start, "end": end})
+    return [run for run in found if isinstance(run, str)] if isinstance(found, list) else []
 
 
 def _names() -> frozenset[str]:
@@ -59,14 +71,14 @@ def _names() -> frozenset[str]:
 
 
 def _log(
-    source: str, run: str, names: frozenset[str], start: float, end: float, interval: float
+    source: str, run: str, pattern: str, start: float, end: float, interval: float
 ) -> TrainingLog | None:
-    pattern = "|".join(sorted(names - {"up"}))
-    table: dict[float, dict[_Series, float]] = {}
+    """Return a run's series whose names match `pattern`; None where there are none."""
+    table: dict[float, dict[Series, float]] = {}
     for query in (f'{{__name__=~"{pattern}",run={quoted(run)}}}', "up"):
         if query == "up":
             query = _up_of(table)
-        for at, series, value in _samples(source, query, start, end, interval) if query else ():
+        for at, series, value in samples(source, query, start, end, interval) if query else ():
             table.setdefault(at, {})[series] = value
     if not table:
         return None
@@ -88,7 +100,7 @@ def _log(
     )
 
 
-def _up_of(table: Mapping[float, Mapping[_Series, float]]) -> str:
+def _up_of(table: Mapping[float, Mapping[Series, float]]) -> str:
     """Return the query for whether the targets of a run could be scraped."""
     instances = {dict(labels).get(_TARGET, "") for row in table.values() for _, labels in row} - {
         ""
@@ -98,9 +110,13 @@ def _up_of(table: Mapping[float, Mapping[_Series, float]]) -> str:
     return f"up{{{_TARGET}=~{quoted('|'.join(re.escape(one) for one in sorted(instances)))}}}"
 
 
-def _samples(
+def samples(
     source: str, query: str, start: float, end: float, interval: float
-) -> Iterator[tuple[float, _Series, float]]:
+) -> Iterator[tuple[float, Series, float]]:
+    """Yield (Unix seconds, series, value) on a grid of `interval`, finite values only.
+
+    Series are named without the labels that say whose and where they are. Raises LogError.
+    """
     length = _POINTS_PER_QUERY * interval
     begin = start
     while begin <= end:
@@ -121,7 +137,7 @@ def _samples(
         begin = until + interval
 
 
-def _series(metric: Mapping[str, Any]) -> _Series:
+def _series(metric: Mapping[str, Any]) -> Series:
     kept = {
         name: text
         for name, text in metric.items()
@@ -130,7 +146,7 @@ def _series(metric: Mapping[str, Any]) -> _Series:
     return str(metric.get("__name__", "")), tuple(sorted(kept.items()))
 
 
-def _readings(row: Mapping[_Series, float]) -> tuple[Reading, ...]:
+def _readings(row: Mapping[Series, float]) -> tuple[Reading, ...]:
     return tuple(row.items())
 
 
@@ -145,7 +161,7 @@ def _without_idle_ends(times: Sequence[float], interval: float) -> Sequence[floa
 
 
 def _points(
-    times: Sequence[float], table: Mapping[float, Mapping[_Series, float]]
+    times: Sequence[float], table: Mapping[float, Mapping[Series, float]]
 ) -> Iterator[Point]:
     step = 0
     for at in times:

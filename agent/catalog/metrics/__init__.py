@@ -7,11 +7,18 @@ from mp_agent.catalog.metrics.agent.agent import AGENT_METRICS
 from mp_agent.catalog.metrics.agent.export import EXPORT_METRICS
 from mp_agent.catalog.metrics.agent.flight import FLIGHT_METRICS
 from mp_agent.catalog.metrics.agent.transport import TRANSPORT_METRICS
+from mp_agent.catalog.metrics.gradients.distribution import (
+    DISTRIBUTION_LAYER_METRICS,
+    DISTRIBUTION_METRICS,
+)
 from mp_agent.catalog.metrics.gradients.gradients import GRADIENT_METRICS
 from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRICS
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
 from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
+from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
+from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
+from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
@@ -31,8 +38,13 @@ METRICS: tuple[Metric, ...] = (
     *LOSS_SCALE_METRICS,
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
+    *UPDATE_METRICS,
+    *DISTRIBUTION_METRICS,
     *CONDITION_METRICS,
+    *CODE_METRICS,
     *LAYER_METRICS,
+    *UPDATE_LAYER_METRICS,
+    *DISTRIBUTION_LAYER_METRICS,
     *RANK_METRICS,
     *AGENT_METRICS,
     *EXPORT_METRICS,

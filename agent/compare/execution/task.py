@@ -34,7 +34,7 @@ class Task:
         """
         batch = calls.precision.cast(self.batch)
         with calls.tracing():
-            loss = _scalar(calls.call_loss(self.loss, calls.model, batch))
+            loss = scalar(calls.call_loss(self.loss, calls.model, batch))
         if loss.requires_grad:
             with calls.precision.backward():
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -87,7 +87,8 @@ class _Criterion:
         return self._criterion(called(model, inputs), target)
 
 
-def _scalar(loss: Any) -> Tensor:
+def scalar(loss: Any) -> Tensor:
+    """Return a loss as a 0-dim tensor; raises CompareError unless it is one real number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise CompareError(f"loss: is {found} and not one floating-point number")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import median
 
+from mp_agent.compare.runs.alignment import aligned, interval_steps
 from mp_agent.compare.runs.series import MARKS, QUANTITIES, RunSeries
 from mp_agent.errors import CompareError
 
@@ -70,8 +71,11 @@ def compare_series(first: RunSeries, second: RunSeries) -> RunComparison:
     """Return the comparison of two runs. Raises CompareError when they have no step in common.
 
     The limit of a quantity is the usual difference over the first 20 common steps (median plus six
-    deviations, from the median absolute deviation), between one and ten times its floor.
+    deviations, from the median absolute deviation), between one and ten times its floor. Where
+    only scrapes saw the steps, they are matched within the distance of two scrapes.
     """
+    interval = interval_steps(first, second)
+    first, second = aligned(first, interval), aligned(second, interval)
     steps = sorted(first.steps.keys() & second.steps.keys())
     if not steps:
         raise CompareError(f"no step in common: {_range(first)}, {_range(second)}")
@@ -108,7 +112,7 @@ def compare_series(first: RunSeries, second: RunSeries) -> RunComparison:
         limits=limits,
         departures=tuple(departures),
         layers=_layers(first, second),
-        notes=tuple(_notes(first, second, departures)),
+        notes=(*_notes_of_scrapes(interval), *_notes(first, second, departures)),
     )
 
 
@@ -204,6 +208,15 @@ def _layer_difference(first: float | None, second: float | None) -> float | None
     if isfinite(first) != isfinite(second):
         return inf
     return relative_difference(first, second)
+
+
+def _notes_of_scrapes(interval: int) -> list[str]:
+    if interval == 1:
+        return []
+    return [
+        f"Steps are matched within {interval}, which is how far apart the scrapes are: a step "
+        "stands for those up to the next one."
+    ]
 
 
 def _notes(first: RunSeries, second: RunSeries, departures: Sequence[Departure]) -> list[str]:

@@ -40,6 +40,8 @@ class RunSeries:
     layers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Gradient norms by layer at sampled steps; NaN where a layer has NaN or Inf."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    scraped_steps: float = 0.0
+    """Steps from one scrape to the next, where only those that a scrape saw are there; else 0."""
 
 
 def series_of_history(

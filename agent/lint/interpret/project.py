@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from mp_agent.lint.interpret.modules import ModuleInfo, is_relevant, module_info
@@ -61,17 +63,12 @@ class Project:
         key = (str(root), name)
         if key not in self._found:
             self._found[key] = None
-            self._found[key] = self._find(name, top, root, importer)
+            self._found[key] = self._find(name, root, importer)
         return self._found[key]
 
-    def _find(self, name: str, top: str, root: Path, importer: ModuleInfo) -> ModuleInfo | None:
-        if root.name in _INSTALLED and top != importer.name.partition(".")[0]:
-            return None
-        base = root.joinpath(*name.split("."))
-        for candidate in (base.with_name(base.name + ".py"), base / "__init__.py"):
-            if str(candidate) in self._modules or candidate.is_file():
-                return self.load(str(candidate), imported=True)
-        return None
+    def _find(self, name: str, root: Path, importer: ModuleInfo) -> ModuleInfo | None:
+        file = module_file(name, root, importer)
+        return None if file is None else self.load(file, imported=True)
 
 
 def module_name(path: str) -> tuple[str, bool]:
@@ -93,6 +90,32 @@ def search_root(module: ModuleInfo) -> Path:
     for _ in range(levels):
         folder = folder.parent
     return folder
+
+
+def module_file(name: str, root: Path, importer: ModuleInfo) -> str | None:
+    """Return the file of a module below the importer's search root; None where there is none.
+
+    An installed package has no other packages in its project.
+    """
+    top = name.partition(".")[0]
+    if not top or (root.name in _INSTALLED and top != importer.name.partition(".")[0]):
+        return None
+    base = root.joinpath(*name.split("."))
+    for candidate in (base.with_name(base.name + ".py"), base / "__init__.py"):
+        if candidate.is_file():
+            return str(candidate)
+    return None
+
+
+def imported_names(module: ModuleInfo) -> Iterator[str]:
+    """Yield the dotted names that a module imports; of `from a import b` also `a.b`."""
+    for node in module.imports:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        else:
+            base = absolute_name(node.module or "", node.level, module)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def absolute_name(name: str, level: int, importer: ModuleInfo) -> str:

@@ -9,7 +9,7 @@ _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 def github_lines(report: CheckReport) -> Iterator[str]:
-    """Yield one workflow command per finding and per file that was skipped."""
+    """Yield one workflow command per finding, file that was skipped, and internal error."""
     for finding in report.findings:
         span = finding.span
         properties = {"title": f"{finding.code} {BY_CODE[finding.code].name}"}
@@ -24,6 +24,8 @@ def github_lines(report: CheckReport) -> Iterator[str]:
         yield _command(_COMMANDS[finding.severity.value], finding.path, properties, finding.message)
     for skipped in report.skipped:
         yield _command("warning", skipped.path, {"title": "not checked"}, skipped.reason)
+    for error in report.errors:
+        yield _command("error", error.path, {"title": "internal error"}, error.message)
 
 
 def _command(command: str, path: str, properties: dict[str, str], message: str) -> str:

@@ -15,6 +15,10 @@ def json_report(report: CheckReport) -> dict[str, Any]:
         "counts": report.counts(),
         "findings": [_finding(finding) for finding in report.findings],
         "skipped": [{"path": one.path, "reason": one.reason} for one in report.skipped],
+        "errors": [
+            {"path": one.path, "rule": one.rule or None, "reason": one.reason}
+            for one in report.errors
+        ],
     }
 
 

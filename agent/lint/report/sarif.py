@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mp_agent.lint.finding import CodeFinding, Edit, Span
-from mp_agent.lint.results import CheckReport, SkippedFile
+from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rule import Rule
 from mp_agent.lint.rules import RULES
 from mp_agent.version import __version__
@@ -38,8 +38,17 @@ def sarif_report(report: CheckReport) -> dict[str, Any]:
                 "results": [_result(finding) for finding in report.findings],
                 "invocations": [
                     {
-                        "executionSuccessful": True,
-                        "toolExecutionNotifications": [_skipped(one) for one in report.skipped],
+                        "executionSuccessful": not report.errors,
+                        "toolExecutionNotifications": [
+                            *(
+                                _notification("warning", one.path, f"not checked: {one.reason}")
+                                for one in report.skipped
+                            ),
+                            *(
+                                _notification("error", one.path, one.message)
+                                for one in report.errors
+                            ),
+                        ],
                     }
                 ],
             }
@@ -107,11 +116,11 @@ def _region(span: Span) -> dict[str, int]:
     }
 
 
-def _skipped(skipped: SkippedFile) -> dict[str, Any]:
+def _notification(level: str, path: str, message: str) -> dict[str, Any]:
     return {
-        "level": "warning",
-        "message": {"text": f"not checked: {skipped.reason}"},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(skipped.path)}}}],
+        "level": level,
+        "message": {"text": message},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(path)}}}],
     }
 
 

@@ -35,6 +35,8 @@ def print_report(report: CheckReport, console: Console) -> None:
         console.print(
             Text.assemble((skipped.path, "bold"), (": not checked: ", "yellow"), skipped.reason)
         )
+    for error in report.errors:
+        console.print(Text.assemble((error.path, "bold"), ": ", (error.message, "bold red")))
     console.print(Text(_total(report), "bold"))
 
 
@@ -75,13 +77,15 @@ def _source(path: str) -> SourceText | None:
 
 
 def _total(report: CheckReport) -> str:
-    if not report.findings and not report.skipped:
+    if not report.findings and not report.skipped and not report.errors:
         return f"Nothing found in {_counted(report.files, 'file')}."
     fixable = sum(bool(finding.edits) for finding in report.findings)
     hint = f", {fixable} of them fixable with --fix" if fixable else ""
     skipped = f"; {_counted(len(report.skipped), 'file')} not checked" if report.skipped else ""
     found = _counted(len(report.findings), "finding")
-    return f"{found} in {_counted(report.files, 'file')}{hint}{skipped}."
+    errors = _counted(len(report.errors), "internal error")
+    failed = f"; {errors}, please report them" if report.errors else ""
+    return f"{found} in {_counted(report.files, 'file')}{hint}{skipped}{failed}."
 
 
 def _counted(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from mp_agent.node.accounting.activations import NonfiniteOutputTracker
 from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
 from mp_agent.node.accounting.gradients.layer_health import LayerHealth
+from mp_agent.node.accounting.gradients.second_moments import SecondMoments
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.ranks.pace import Pace
@@ -40,6 +41,7 @@ class Progress:
     latest: LatestStep = field(default_factory=LatestStep)
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)
+    moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
 
     @property

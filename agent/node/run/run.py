@@ -17,13 +17,14 @@ from mp_agent.node.run.admission import admit, poll_name_conflicts
 from mp_agent.node.run.launches import by_launch
 from mp_agent.node.run.ring_finder import RingFinder, remove_ring
 from mp_agent.node.run.state import RunState
-from mp_agent.node.run.views import ServiceCounts, run_export
+from mp_agent.node.run.views import SCRIPT_FACT, ServiceCounts, run_export, run_facts
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
+from mp_agent.records.views import ScriptFindings
 from mp_agent.settings import Settings
 
 
@@ -95,6 +96,20 @@ class Run:
     def nodes(self) -> tuple[KnownNode, ...]:
         """The known nodes of the run, by node rank; only the root knows others."""
         return self._state.member.nodes
+
+    @property
+    def script(self) -> str:
+        """Path of the main script that the job wants checked; "" for none."""
+        return run_facts(self._state.member).get(SCRIPT_FACT, "")
+
+    @property
+    def script_findings(self) -> ScriptFindings | None:
+        """What the check of the main script found; `ScriptChecks` sets it."""
+        return self._state.script_findings
+
+    @script_findings.setter
+    def script_findings(self, findings: ScriptFindings) -> None:
+        self._state.script_findings = findings
 
     @property
     def url(self) -> str:

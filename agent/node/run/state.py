@@ -20,6 +20,7 @@ from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_led
 from mp_agent.node.run.name_conflicts import NameConflicts
 from mp_agent.node.run.step_ingest import StepIngest
 from mp_agent.node.series.layer_budget import LayerBudget
+from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 
@@ -65,6 +66,8 @@ class RunState:
         self.layer_budget = LayerBudget(ledger.layer_budget)
         self.departed_ranks = DepartedRanks(settings.linger_seconds)
         self.standstill = Standstill()
+        self.script_findings: ScriptFindings | None = None
+        """Of the main script, if it was checked."""
         self.begun_unix_ns = ledger.begun_unix_ns
         """When the counters started from 0; 0: not known."""
         self.attempts = ledger.attempts

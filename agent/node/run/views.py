@@ -18,6 +18,8 @@ from mp_agent.records.steps import EndReason
 from mp_agent.records.views import AgentView, ExportAccount, RankView, RunView, TransportView
 from mp_agent.version import __version__
 
+SCRIPT_FACT = "script"
+"""Path of the main script: a matter between the ranks and this node, and never exported."""
 _NANOSECONDS = 1e9
 
 
@@ -52,6 +54,7 @@ def run_export(
             run_view(member, account, state.conditions, time_unix_seconds),
             thresholds=state.thresholds,
             attempts=state.attempts,
+            script=state.script_findings,
             standing_seconds=state.standstill.seconds(now_seconds),
             longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
             longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),
@@ -87,7 +90,7 @@ def run_view(
     progress, identity = account.progress, member.attempt.identity
     return RunView(
         identity=identity,
-        facts=_facts(member),
+        facts={name: fact for name, fact in run_facts(member).items() if name != SCRIPT_FACT},
         nodes=member.node_count,
         active=member.end is EndReason.RUNNING,
         end_reason=member.end,
@@ -154,7 +157,7 @@ def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
     return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
 
 
-def _facts(member: ClusterMember) -> Mapping[str, str]:
+def run_facts(member: ClusterMember) -> Mapping[str, str]:
     """Return the facts of the lowest rank that has a schema.
 
     Where no wrapper declared the parameters, `strategy` says what their digests showed.

@@ -23,6 +23,7 @@ from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
 
 _LAYER_SLOTS = 4
+_SAMPLED_SLOTS = 2
 _LAYER_HISTORY_STEPS = 8
 
 
@@ -81,6 +82,11 @@ class DeviceDelivery:
         """By step, what has arrived of it and is in no table yet."""
         self._with_layers: set[int] = set()
         """Steps that are on their way, and of which a table of gradients was sent."""
+        rows = self._own.parameter_shares + self._own.parameter_layers
+        sampled = rows * sum(len(own.columns) for own in schema.families[1:])
+        self._sampled = TransferSlots.pinned(_SAMPLED_SLOTS if layer_slots else 0, sampled, device)
+        self._arrived: dict[int, dict[str, tuple[FloatArray, FloatArray]]] = {}
+        """Other families of steps that have not arrived themselves, by sequence."""
         self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
         self._open: ObservedStep | None = None
 
@@ -123,6 +129,8 @@ class DeviceDelivery:
         for stream in step.streams:
             if stream != accelerator.current_stream(self._device):
                 accelerator.wait_for_stream(self._device, stream)
+        if step.sampled and self.wants_all_layers:
+            self._send_sampled(step)
         if step.own_rows:
             self._send_own(step)
         if step.rows_LC is not None and self.wants_all_layers:
@@ -194,12 +202,45 @@ class DeviceDelivery:
         own = self._own_rows.get(step.sequence, {})
         if rows_LC is not None:
             ordered = rows_LC if self._order is None else rows_LC[self._order]
-            self._write_layers(step.sequence, ordered)
+            self._write_layers(step.sequence, ordered, self._sampled_of(step))
         elif own and step.sequence not in self._with_layers:
-            self._write_layers(step.sequence, None)
+            self._write_layers(step.sequence, None, {})
         self._with_layers.discard(step.sequence)
-        record = self._own.step(record_of(step, scalars, totals_GC), own)
+        sampled = {name: totals for name, (totals, _) in self._sampled_of(step).items()}
+        self._arrived.pop(step.sequence, None)
+        record = self._own.step(record_of(step, scalars, totals_GC, sampled), own)
         self._writer.write_step(record, complete=complete)
+
+    def _sampled_of(self, step: ObservedStep) -> Mapping[str, tuple[FloatArray, FloatArray]]:
+        """Return the other families of a step: those that have arrived, or that are here."""
+        if self.wants_all_layers:
+            return self._arrived.get(step.sequence, {})
+        return {
+            name: (totals.numpy(), rows.numpy()) for name, (totals, rows) in step.sampled.items()
+        }
+
+    def _send_sampled(self, step: ObservedStep) -> None:
+        """Send the other families ahead of the layers and the step that they belong to."""
+        shapes = {name: [own.shape for own in pair] for name, pair in step.sampled.items()}
+        parts = [own.reshape(-1) for pair in step.sampled.values() for own in pair]
+
+        def publish(values_N: FloatArray) -> None:
+            found, start = {}, 0
+            for name, pair in shapes.items():
+                arrays = []
+                for shape in pair:
+                    arrays.append(values_N[start : start + prod(shape)].reshape(shape))
+                    start += prod(shape)
+                found[name] = arrays[0], arrays[1]
+            oldest = step.sequence - _LAYER_HISTORY_STEPS
+            kept = {sequence: own for sequence, own in self._arrived.items() if sequence > oldest}
+            self._arrived = {**kept, step.sequence: found}
+
+        def lose() -> None:
+            self._writer.count(records_dropped=1)
+
+        if not self._transfers.send(self._sampled, torch.cat(parts), publish, lose):
+            lose()
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
         wanted = self._schedule.wanted_for_trouble(torch.from_numpy(totals_GC))
@@ -213,7 +254,8 @@ class DeviceDelivery:
         shape = rows_LC.shape
 
         def publish(values_N: FloatArray) -> None:
-            self._write_layers(sequence, values_N.reshape(shape))
+            found = self._arrived.get(sequence, {})
+            self._write_layers(sequence, values_N.reshape(shape), found)
 
         def lose() -> None:
             self._with_layers.discard(sequence)
@@ -243,8 +285,16 @@ class DeviceDelivery:
         if not self._transfers.send(self._own_slots, torch.cat(parts), keep, lose):
             lose()
 
-    def _write_layers(self, sequence: int, rows_LC: FloatArray | None) -> None:
+    def _write_layers(
+        self,
+        sequence: int,
+        rows_LC: FloatArray | None,
+        sampled: Mapping[str, tuple[FloatArray, FloatArray]],
+    ) -> None:
+        """rows_LC: in the order of the schema, which the rows of other families are yet to get."""
         families = {} if rows_LC is None else {GRADIENTS.name: rows_LC}
+        for name, (_, own) in sampled.items():
+            families[name] = own if self._order is None else own[self._order]
         table = self._own.table(sequence, families, self._own_rows.get(sequence, {}))
         if table is not None:
             self._writer.write_layers(table)

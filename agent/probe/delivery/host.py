@@ -31,7 +31,8 @@ class HostDelivery:
             self._write_layers(step)
         scalars = {name: float(value) for name, value in step.scalars.items()}
         totals_GC = None if step.totals_GC is None else step.totals_GC.numpy()
-        record = self._own.step(record_of(step, scalars, totals_GC), _own_rows(step))
+        sampled = {name: totals.numpy() for name, (totals, _) in step.sampled.items()}
+        record = self._own.step(record_of(step, scalars, totals_GC, sampled), _own_rows(step))
         self._writer.write_step(record, complete=complete)
 
     def collect(self) -> None:
@@ -53,8 +54,11 @@ class HostDelivery:
     def _write_layers(self, step: ObservedStep) -> None:
         families = {}
         if step.rows_LC is not None:
-            rows = step.rows_LC.numpy()
-            families = {GRADIENTS.name: rows if self._order is None else rows[self._order]}
+            rows = {GRADIENTS.name: step.rows_LC.numpy()}
+            rows |= {name: own.numpy() for name, (_, own) in step.sampled.items()}
+            families = {
+                name: own if self._order is None else own[self._order] for name, own in rows.items()
+            }
         table = self._own.table(step.sequence, families, _own_rows(step))
         if table is not None:
             self._writer.write_layers(table)

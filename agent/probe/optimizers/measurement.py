@@ -11,6 +11,7 @@ from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.probe.statistics.table import folded_rows
+from mp_agent.records.columns import GRADIENTS, ColumnFamily
 
 UNFUSED = "measuring gradients by fused kernels, which cannot be compiled"
 
@@ -42,12 +43,16 @@ class Measurement:
         """Return the statistics [G, C] of each share, on the gradients' device."""
         return self._statistics_on(plan.device).totals(plan.by_share(gradients), inverse_scale)
 
-    def totals_of_layers(self, plan: MeasurementPlan, rows_LC: torch.Tensor) -> torch.Tensor:
+    def totals_of_layers(
+        self, plan: MeasurementPlan, rows_LC: torch.Tensor, family: ColumnFamily = GRADIENTS
+    ) -> torch.Tensor:
         """Return [G, C]: the columns' algebra applied to the layers of each share, on device."""
         if len(plan.shares) == 1:
-            return folded_rows(rows_LC)[None]
+            return folded_rows(rows_LC, family)[None]
         places = (self._constants.on(plan.device, rows) for rows in plan.rows_of_share)
-        return torch.stack([folded_rows(rows_LC.index_select(0, place)) for place in places])
+        return torch.stack(
+            [folded_rows(rows_LC.index_select(0, place), family) for place in places]
+        )
 
     def alone(self, plan: MeasurementPlan, gradient: torch.Tensor) -> None:
         """Measure one gradient in both ways, for what that raises."""

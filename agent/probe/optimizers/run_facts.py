@@ -1,13 +1,16 @@
 """Static facts of a run for the info metrics: strategy, precision, device."""
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from mp_agent.probe.optimizers.formats import format_name, formats_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 
-_SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_PATH_LENGTH_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -18,6 +21,8 @@ class ObservedTraits:
     scaler_name: str = ""
     measuring_point: str = "optimizer_step"
     reduced_by_ddp: bool = False
+    script: str = ""
+    """The main script, for the node agent to check; empty: it is not to be checked."""
 
 
 def facts_of(
@@ -26,18 +31,28 @@ def facts_of(
     """Return the schema's facts."""
     first = plans[0]
     strategies = {plan.strategy for plan in plans}
+    script = (("script", traits.script),) if traits.script else ()
     return (
         ("strategy", strategies.pop() if len(strategies) == 1 else "mixed"),
-        ("precision", _precision(traits.autocast_dtype or first.compute_dtype)),
+        ("precision", format_name(traits.autocast_dtype or first.compute_dtype)),
         ("scaler", traits.scaler_name),
         ("measuring_point", traits.measuring_point),
         ("device", str(first.device)),
         ("gpu_uuid", _gpu_uuid(first.device)),
+        *script,
+        *formats_of(plans, traits.autocast_dtype),
     )
 
 
-def _precision(dtype: torch.dtype) -> str:
-    return _SHORT_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+def main_script() -> str:
+    """Return the path of the program's file; "" for a prompt or notebook, and for odd paths."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        path = os.path.abspath(path) if isinstance(path, str) else ""
+        path.encode()
+    except (OSError, ValueError):  # the working directory is gone; a name that is no text
+        return ""
+    return path if len(path) <= _PATH_LENGTH_MAX else ""
 
 
 def _gpu_uuid(device: torch.device) -> str:

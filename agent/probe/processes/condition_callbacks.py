@@ -92,10 +92,11 @@ def _log(condition: ConditionEvent) -> None:
     if condition.state == "firing":
         log.log(
             _LEVELS.get(condition.severity, logging.WARNING),
-            "%s (%s) since step %d: %s %s",
+            "%s (%s) since step %d: %s %s %s",
             condition.name,
             condition.severity,
             condition.since_step,
+            condition.summary,
             condition.description,
             condition.remedy,
         )

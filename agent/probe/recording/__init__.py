@@ -1,6 +1,7 @@
 """Measures gradients and brings steps into the rank's ring.
 
 `recorder` is what the tracker calls; `contained_recorder` contains each of its failures.
-`step_measurement` fills in what is measured of a step, `ring_schema` keeps the ring's schema in
+`step_measurement` fills in what is measured of a step, `weight_updates` what an optimizer did to
+the weights on a sampled one; `ring_schema` keeps the ring's schema in
 agreement with the plans.
 """

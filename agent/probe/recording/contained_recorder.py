@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from mp_agent.probe.activations.step import StepActivations
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
@@ -39,6 +40,14 @@ class ContainedRecorder(StepRecorder):
         labels = [watched.label for watched, _ in scaled if watched.label]
         which = f" of optimizer {labels[0]}" if len(labels) == len(scaled) > 0 else ""
         self._contain(f"measuring gradients{which}", super().measure, step, scaled, point)
+
+    def keep_weights(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """See `StepRecorder.keep_weights`."""
+        self._contain("copying weights", super().keep_weights, step, plans)
+
+    def measure_updates(self, step: OpenStep, watched: WatchedOptimizer) -> None:
+        """See `StepRecorder.measure_updates`."""
+        self._contain("measuring updates of weights", super().measure_updates, step, watched)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
         """See `StepRecorder.end`."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
+
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
 from mp_agent.probe.activations.step import StepActivations
@@ -16,6 +18,7 @@ from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.recording.ring_schema import DRAIN_SECONDS, RingSchema
 from mp_agent.probe.recording.step_measurement import StepMeasurement
+from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
@@ -59,8 +62,12 @@ class StepRecorder:
             registry.note_unsupported, fused_kernels=settings.fused_kernels
         )
         self._step_measurement = StepMeasurement(
-            self._measures, self._schedule, registry.note_unsupported
+            self._measures,
+            self._schedule,
+            registry.note_unsupported,
+            distribution=settings.measure_distribution,
         )
+        self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(self._schedule, traits, registry.note_unsupported)
         self._activations = activations
         self._writer: RingWriter | None = None
@@ -101,6 +108,8 @@ class StepRecorder:
             step.scalars["gradients_measured"] = 1.0
         timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        if self._schedule.due(step.sequence):
+            self.keep_weights(step, [plan for plan, _ in usable])
         if timer is not None:
             timer.stop()
             step.timers.append(timer)
@@ -109,6 +118,27 @@ class StepRecorder:
         step.measured.update(plan.label for plan, _ in usable)
         if step.worth_telling(self._registry.roles.labels_of_run):
             self._offer(step, ready, complete=False)
+
+    def keep_weights(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Copy the weights that the updates of a sampled step will be compared with."""
+        self._updates.keep(step, plans)
+
+    def measure_updates(self, step: OpenStep, watched: WatchedOptimizer) -> None:
+        """Measure what an optimizer has done, if this is a sampled step that it did not skip."""
+        optimizer, plan = watched.optimizer, watched.plan()
+        if optimizer is None or plan is None or not self._schedule.due(step.sequence):
+            return
+        skipped = watched.scalars.get("skipped", 0.0)
+        if not isinstance(skipped, torch.Tensor) and skipped:
+            self._updates.forget(plan.label)
+            return
+        timer = accelerator.start_timer(plan.device)
+        self._updates.measure(step, plan, optimizer)
+        if not plan.of_run:
+            step.forget_if(skipped, plan.label)
+        if timer is not None:
+            timer.stop()
+            step.timers.append(timer)
 
     def end(self, step: OpenStep, probe_seconds: float) -> None:
         """Record what is known of a step only at its end.

@@ -11,9 +11,10 @@ from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.unmeasurable import Unmeasurable
 from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.statistics.distribution import distribution_row
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.probe.step.open_step import OpenStep, SampledRows
+from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
 from mp_agent.ring.interruptions import pass_on
 
 ScaledPlan = tuple[MeasurementPlan, Scalar]
@@ -44,10 +45,14 @@ class StepMeasurement:
         measures: Measurement,
         schedule: LayerSchedule,
         note_unsupported: Callable[[str], None],
+        *,
+        distribution: bool = True,
     ) -> None:
+        """distribution: whether the family `DISTRIBUTION` is measured on sampled steps."""
         self._measures = measures
         self._schedule = schedule
         self._note_unsupported = note_unsupported
+        self._distribution = distribution
         self._unmeasurable = Unmeasurable(note_unsupported)
 
     def fill_in(self, step: OpenStep, plans: Sequence[ScaledPlan], *, at_all_layers: bool) -> None:
@@ -76,7 +81,9 @@ class StepMeasurement:
         """
         measured: list[_Gradients] = []
         for plan, inverse_scale in plans:
-            for known in (step.totals, step.rows, step.unread_scales):
+            sampled = step.sampled.get(DISTRIBUTION.name, SampledRows())
+            of_step = (step.totals, step.rows, step.unread_scales, sampled.totals, sampled.rows)
+            for known in of_step:
                 known.pop(plan.label, None)
             gradients = plan.gradients(self._note_unsupported)
             measured.append(_Gradients(plan, self._unmeasurable.left_out(gradients), inverse_scale))
@@ -87,6 +94,8 @@ class StepMeasurement:
             for each in measured:
                 rows_LC = step.rows[each.label] = self._layers(each)
                 step.totals[each.label] = self._measures.totals_of_layers(each.plan, rows_LC)
+                if self._distribution and self._schedule.due(step.sequence):
+                    self._add_distribution(step, each)
             return
         for each in measured:
             step.totals[each.label] = self._totals(each)
@@ -97,6 +106,23 @@ class StepMeasurement:
         if self._schedule.wanted_for_trouble(totals_GC, label, norm_is_known=unscaled):
             for each in measured:
                 step.rows[each.label] = self._layers(each)
+
+    def _add_distribution(self, step: OpenStep, measured: _Gradients) -> None:
+        """Add how gradients are distributed, unless their scale cannot be read where they are."""
+        if measured.label in step.unread_scales:
+            return
+        plan, scale = measured.plan, step.scalars.get("loss_scale")
+        if isinstance(scale, torch.Tensor) and accelerator.is_on_host(plan.device):
+            scale = None  # reading it would wait for its device
+        rows_LC = torch.stack(
+            [
+                distribution_row(gradient, measured.inverse_scale, scale, plan.device)
+                for gradient in measured.gradients
+            ]
+        )
+        sampled = step.sampled.setdefault(DISTRIBUTION.name, SampledRows())
+        sampled.rows[plan.label] = rows_LC
+        sampled.totals[plan.label] = self._measures.totals_of_layers(plan, rows_LC, DISTRIBUTION)
 
     def _readable(self, step: OpenStep, measured: _Gradients) -> _Gradients:
         """Return it with a scale that is on the gradients' device, or a number on the host.

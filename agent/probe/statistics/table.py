@@ -1,6 +1,7 @@
 """From a kernel's results by name to a table of columns: the only place that knows their order."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import groupby
 from math import nan
 from sys import float_info
@@ -10,7 +11,13 @@ import numpy as np
 import torch
 
 from mp_agent.records.algebra import Algebra, FloatArray
-from mp_agent.records.columns import GRADIENT_COLUMNS, Tier, Unscaling
+from mp_agent.records.columns import (
+    GRADIENT_COLUMNS,
+    GRADIENTS,
+    ColumnFamily,
+    Tier,
+    Unscaling,
+)
 
 Value = TypeVar("Value", FloatArray, torch.Tensor)
 
@@ -67,22 +74,21 @@ def bounded_tensor(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(max=float_info.max)
 
 
-def _stretches() -> tuple[tuple[slice, Algebra], ...]:
+@cache
+def _stretches(family: ColumnFamily) -> tuple[tuple[slice, Algebra], ...]:
     """Return the runs of neighbouring columns of one algebra."""
     found, start = [], 0
-    for algebra, columns in groupby(column.algebra for column in GRADIENT_COLUMNS):
+    for algebra, columns in groupby(column.algebra for column in family.columns):
         end = start + sum(1 for _ in columns)
         found.append((slice(start, end), algebra))
         start = end
     return tuple(found)
 
 
-_STRETCHES = _stretches()
-
-
-def folded_rows(rows_NC: torch.Tensor) -> torch.Tensor:
+def folded_rows(rows_NC: torch.Tensor, family: ColumnFamily = GRADIENTS) -> torch.Tensor:
     """Return [C]: N rows as one, in a fixed order, with no constant to send to the device."""
-    total_C = torch.cat([_FOLDS[algebra](rows_NC[:, part]) for part, algebra in _STRETCHES])
+    stretches = _stretches(family)
+    total_C = torch.cat([_FOLDS[algebra](rows_NC[:, part]) for part, algebra in stretches])
     return total_C.masked_fill_(rows_NC.isnan().all(dim=0), nan)
 
 

@@ -21,6 +21,17 @@ from mp_agent.records.steps import FloatArray, StepRecord
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
 
 
+@dataclass(slots=True)
+class SampledRows:
+    """One family of columns on a sampled step, per optimizer, by label.
+
+    totals: per share [G, C]. rows: per layer [L, C].
+    """
+
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class OpenStep:
     """What is known of a step. Scalars are floats, or 0-dim tensors left on their device.
@@ -58,6 +69,8 @@ class OpenStep:
     """Optimizers whose gradients as they stand now were clipped."""
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    sampled: dict[str, SampledRows] = field(default_factory=dict)
+    """Families other than the gradients that were measured, by name."""
     own_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     """By family that is not of parameters, the rows [M, C] of its own layers."""
     unread_scales: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -138,7 +151,8 @@ class OpenStep:
 
         A flag on a device is not read: what it stands for becomes NaN there.
         """
-        for parts in (self.totals, self.rows):
+        of_families = [p for own in self.sampled.values() for p in (own.totals, own.rows)]
+        for parts in (self.totals, self.rows, *of_families):
             if label not in parts:
                 continue
             if isinstance(skipped, torch.Tensor):
@@ -173,6 +187,7 @@ class ObservedStep:
     """A step as far as it was seen, on its way to the ring; scalars may still be on a device.
 
     totals_GC, rows_LC: of all optimizers, NaN for those that were not measured.
+    sampled: the same pairs of other families, by name.
     only_if_nonfinite: the step will not end, and is recorded only if its loss is not finite.
     """
 
@@ -183,6 +198,7 @@ class ObservedStep:
     shares: int
     totals_GC: torch.Tensor | None
     rows_LC: torch.Tensor | None
+    sampled: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     own_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """By family that is not of parameters, the rows [M, C] of its own layers."""
     unread_scales: Sequence[UnreadScale] = ()
@@ -212,6 +228,7 @@ def observed_step(
         shares=sum(shares.values()),
         totals_GC=_joined(step.totals, shares),
         rows_LC=_joined(step.rows, layers),
+        sampled=_sampled(step, shares, layers),
         own_rows=dict(step.own_rows),
         unread_scales=[
             UnreadScale(
@@ -226,6 +243,18 @@ def observed_step(
         timers=tuple(step.timers),
         only_if_nonfinite=only_if_nonfinite,
     )
+
+
+def _sampled(
+    step: OpenStep, shares: Mapping[str, int], layers: Mapping[str, int]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the totals and the rows of each family that has both."""
+    found = {}
+    for name, sampled in step.sampled.items():
+        totals_GC, rows_LC = _joined(sampled.totals, shares), _joined(sampled.rows, layers)
+        if totals_GC is not None and rows_LC is not None:
+            found[name] = totals_GC, rows_LC
+    return found
 
 
 def _range_of(label: str, rows: Mapping[str, int]) -> slice:
@@ -261,9 +290,15 @@ def _joined(parts: Mapping[str, torch.Tensor], rows: Mapping[str, int]) -> torch
 
 
 def record_of(
-    step: ObservedStep, scalars: Mapping[str, float], totals_GC: FloatArray | None
+    step: ObservedStep,
+    scalars: Mapping[str, float],
+    totals_GC: FloatArray | None,
+    sampled: Mapping[str, FloatArray] | None = None,
 ) -> StepRecord:
-    """Return the record of `step`, given its scalars and totals on the host."""
+    """Return the record of `step`, given its scalars and totals on the host.
+
+    sampled: the totals of other families, by name.
+    """
     if totals_GC is None:
         totals_GC = np.full((step.shares, len(GRADIENT_COLUMN_NAMES)), nan)
     return StepRecord(
@@ -271,5 +306,5 @@ def record_of(
         step=step.step,
         time_unix_ns=step.time_unix_ns,
         values=step_values(scalars),
-        families={GRADIENTS.name: totals_GC},
+        families={GRADIENTS.name: totals_GC, **(sampled or {})},
     )

@@ -22,6 +22,9 @@ _FRAMEWORKS: dict[tuple[str, str], Callable[[Any], int]] = {
     ("transformers.trainer", "train"): lambda trainer: trainer.state.global_step,
     ("lightning.pytorch.trainer.trainer", "fit"): lambda trainer: trainer.global_step,
     ("pytorch_lightning.trainer.trainer", "fit"): lambda trainer: trainer.global_step,
+    # It counts a step as it begins.
+    ("torchtitan.trainer", "train"): lambda trainer: trainer.step - 1,
+    ("torchtitan.train", "train"): lambda trainer: trainer.step - 1,
 }
 """By module and name of the method that trains: how many steps its trainer has completed."""
 

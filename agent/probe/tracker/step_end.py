@@ -55,7 +55,10 @@ class StepEnd:
         context = self._context
         context.thread.unscaled.add(watched.label)
         context.registry.roles.confirm(watched)
-        ends_step = context.boundaries.of(watched) is context.step
+        step = context.boundaries.of(watched)
+        ends_step = step is context.step
+        if not watched.managed:
+            context.recorder.measure_updates(step, watched)
         awaited = context.registry.roles.awaited
         context.registry.roles.stepped(watched)
         if not watched.of_run:

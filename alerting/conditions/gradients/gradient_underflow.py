@@ -26,7 +26,8 @@ _FIFTH = Example(
     ),
     fires={
         Severity.WARNING: "The gradients of 20% of the layers of run demo have far more zeros "
-        "than at the start. Among them: blocks.0.attention.query.weight."
+        "than at the start, or lie below FP16's smallest number. Among them: "
+        "blocks.0.attention.query.weight."
     },
     at=20,
     not_yet=(12, 50),
@@ -38,7 +39,7 @@ _OUTLASTED = Example(
     tracks=(Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),),
     fires={
         Severity.WARNING: "The gradients of 20% of the layers of run demo have far more zeros "
-        "than at the start."
+        "than at the start, or lie below FP16's smallest number."
     },
     at=36,
 )
@@ -96,7 +97,8 @@ GRADIENT_UNDERFLOW = Condition(
             hold=_HOLD,
             keep=duration("layer_keep"),
             description="The gradients of {value|percent} of the layers of run {run} have far more "
-            "zeros than at the start.{mp_agent_underflowing_layer_info| Among them: |layer}",
+            "zeros than at the start, or lie below FP16's smallest number."
+            "{mp_agent_underflowing_layer_info| Among them: |layer}",
             reason="The delay covers several samples, because a single batch can be unusual; "
             "the alert lasts beyond some samples, between which the layers vary.",
         ),

@@ -12,7 +12,7 @@ ACTIVATIONS = Row(
             title="Size of activations",
             description=help_of("mp_agent_activation_abs_max")
             + " A standard deviation that keeps growing comes before an overflow. Measured only "
-            "if the setting activations is on.",
+            "if the setting measure_activations is on.",
             unit="sci",
             decimals=1,
             log_base=10,

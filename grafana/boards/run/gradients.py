@@ -1,11 +1,12 @@
 """The fourth row of Run: the gradients."""
 
-from grafana.panel import Panel, Query, Row, Step, help_of
+from grafana.panel import Panel, Query, Row, Step, View, above, help_of
 from grafana.queries import FIRST_OPTIMIZER, by_run, increase, share_of_steps
 from grafana.style import GRADIENT_NORM_LINES, NORM_REACHES
 from mp_agent.alerting.conditions.gradients import (
     gradient_explosion,
     gradient_vanishing,
+    headroom_vanishing,
     nonfinite_update,
 )
 
@@ -94,6 +95,44 @@ GRADIENTS = Row(
             queries=(
                 Query(by_run("mp_agent_grad_fp16_headroom", "min"), "headroom", optional=True),
             ),
+        ),
+        Panel(
+            id=65,
+            title="Gradients by magnitude",
+            description=help_of("mp_agent_grad_exponent_elements")
+            + " A band that moves down will underflow in FP16; one that widens leaves no loss "
+            "scale that suits all.",
+            view=View.HEATMAP,
+            width=16,
+            height=9,
+            queries=(
+                Query(
+                    by_run("mp_agent_grad_exponent_elements", keep=("below",)),
+                    "{{below}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=64,
+            title="Lost in FP16 at the loss scale",
+            description=help_of("mp_agent_grad_fp16_flushed_ratio")
+            + " Dashed: the limit (<fp16_flushed>).",
+            width=8,
+            height=9,
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            lines=True,
+            steps=above(fp16_flushed="orange"),
+            queries=(
+                Query(
+                    by_run("mp_agent_grad_fp16_flushed_ratio", keep=("scale",)),
+                    "{{scale}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(headroom_vanishing.HEADROOM_VANISHING,),
         ),
         Panel(
             id=34,

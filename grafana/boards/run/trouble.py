@@ -11,6 +11,7 @@ from grafana.style import (
 )
 from mp_agent.alerting.conditions.gradients import nonfinite_update
 from mp_agent.alerting.conditions.ranks import rank_nonfinite
+from mp_agent.alerting.conditions.run import precision_lint
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 
 _KEPT = ("condition", "severity")
@@ -136,6 +137,26 @@ TROUBLE = Row(
             steps=ANY_IS_BAD,
             queries=(Query(by_run("mp_agent_nonfinite_updates_total", where=FIRST_OPTIMIZER)),),
             runbooks=(nonfinite_update.NONFINITE_UPDATE,),
+        ),
+        Panel(
+            id=16,
+            title="Mistakes in the code",
+            description=help_of("mp_agent_lint_findings")
+            + " mp-agent check shows the lines, and what is wrong with them.",
+            view=View.TABLE,
+            width=24,
+            height=4,
+            nothing="Nothing found, or not checked",
+            columns=(
+                Column(name="rule", title="Rule", width=120),
+                Column(name="Value", title="Findings", unit="none"),
+            ),
+            queries=(
+                Query(
+                    by_run("mp_agent_lint_findings", keep=("rule",)), instant=True, optional=True
+                ),
+            ),
+            runbooks=(precision_lint.PRECISION_LINT,),
         ),
         Panel(
             id=13,

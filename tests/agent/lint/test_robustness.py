@@ -4,14 +4,24 @@ import ast
 import json
 import os
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mp_agent.cli import main
+from mp_agent.lint import analysis
 from mp_agent.lint.api import check_paths
-from mp_agent.lint.rules import RULES
+from mp_agent.lint.interpret.interpreter import trace_function
+from mp_agent.lint.interpret.modules import FunctionInfo
+from mp_agent.lint.interpret.project import Project
+from mp_agent.lint.interpret.trace import Trace
+from mp_agent.lint.rule import Problem
+from mp_agent.lint.rules import BY_CODE, RULES
 from tests.agent.lint.planted_code import planted
 
 HALF = "import torch\n\n\ndef f(x):\n    return x.half().sum()\n"
@@ -124,3 +134,87 @@ def test_a_notebook_is_checked_by_cell(tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
     (finding,) = check_paths(tmp_path).findings
     assert (finding.code, finding.cell, finding.span.line) == ("MP114", 3, 2)
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, code: str, error: Exception) -> None:
+    """Let a rule raise on functions called `broken`."""
+
+    def find(trace: Trace) -> Iterator[Problem]:
+        if ":broken:" in trace.name:
+            raise error
+        yield from rule.find(trace)
+
+    rule = BY_CODE[code]
+    rules = tuple(replace(one, find=find) if one is rule else one for one in RULES)
+    monkeypatch.setattr(analysis, "RULES", rules)
+
+
+TWO_RULES = """\
+import torch
+from torch.cuda.amp import autocast
+
+def broken(x):
+    with autocast():
+        return x.half().sum()
+
+def well(x):
+    return x.half().sum()
+"""
+
+
+def test_a_rule_that_raises_stops_neither_the_others_nor_itself_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text(TWO_RULES)
+    before = check_paths(tmp_path)
+    _failing(monkeypatch, "MP114", TypeError("no such operand"))
+    report = check_paths(tmp_path)
+    kept = [one for one in before.findings if one.code != "MP114" or one.span.line > 6]
+    assert list(report.findings) == kept
+    assert {one.code for one in kept} == {"MP112", "MP114"}
+    assert not report.skipped
+    (error,) = report.errors
+    assert (error.path, error.rule) == (str(tmp_path / "a.py"), "MP114")
+    assert error.reason.startswith("broken:4: TypeError: no such operand (test_robustness.py:")
+
+
+def test_an_analysis_that_raises_leaves_the_other_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trace(function: FunctionInfo, project: Project, followed: set[str]) -> Trace:
+        if function.qualified_name == "broken":
+            raise KeyError("node")
+        return trace_function(function, project, followed)
+
+    monkeypatch.setattr(analysis, "trace_function", trace)
+    (tmp_path / "a.py").write_text(TWO_RULES)
+    report = check_paths(tmp_path)
+    assert [one.span.line for one in report.findings if one.code == "MP114"] == [9]
+    (error,) = report.errors
+    assert error.message.startswith("internal error of the analysis: broken: KeyError: 'node'")
+
+
+def test_code_that_is_nested_too_deeply_is_no_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing(monkeypatch, "MP114", RecursionError())
+    (tmp_path / "a.py").write_text(TWO_RULES)
+    report = check_paths(tmp_path)
+    assert not report.errors
+    assert [one.reason for one in report.skipped] == ["nested too deeply"]
+
+
+@pytest.mark.parametrize("output", ["text", "json", "sarif", "github"])
+def test_an_internal_error_is_in_every_report_and_exits_with_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    _failing(monkeypatch, "MP114", TypeError("no such operand"))
+    (tmp_path / "a.py").write_text(TWO_RULES)
+    command = ["check", str(tmp_path), "--format", output, "--jobs", "1", "--exit-zero"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 3
+    assert "no such operand" in result.stdout
+    assert "MP112" in result.stdout
+    if output == "sarif":
+        (invocation,) = json.loads(result.stdout)["runs"][0]["invocations"]
+        assert invocation["executionSuccessful"] is False

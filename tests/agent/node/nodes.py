@@ -9,7 +9,7 @@ from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
 from mp_agent.node.merge.schema_index import SchemaIndex
-from mp_agent.records.columns import GRADIENTS, ColumnFamily
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import family_columns
 
@@ -49,7 +49,7 @@ def merge_node_layers(
     *,
     assumed: AssumedShares | None = None,
     names: LayerNames | None = None,
-    family: ColumnFamily = GRADIENTS,
+    family: str = GRADIENTS.name,
 ) -> MergedLayers:
     """Return the table of a family that the nodes' ranks make together."""
     nodes = [node for node in nodes if node]
@@ -67,7 +67,7 @@ def merge_node_layers(
         )
     expected_shares = _expected_shares(tables, world_size)
     families = merge.merged(expected_shares, assumed or AssumedShares(), names or LayerNames())
-    return families[family.name]
+    return families[family]
 
 
 def _expected_shares(ranks: Sequence[RankStep | RankLayers], world_size: int) -> ExpectedShares:

@@ -13,6 +13,7 @@ from mp_agent.node.merge.layer_names import LayerNames
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord
@@ -119,6 +120,7 @@ def merge_layer_tables(
     *,
     nodes: int = 1,
     sequences: Collection[int] | None = None,
+    family: str = GRADIENTS.name,
 ) -> dict[int, MergedLayers]:
     """Merge the layer tables of the steps that all ranks looked at, by sequence.
 
@@ -132,7 +134,9 @@ def merge_layer_tables(
             )
     assumed, names = _judged(rings), LayerNames()
     return {
-        sequence: merge_node_layers(_over(nodes, tables), len(rings), assumed=assumed, names=names)
+        sequence: merge_node_layers(
+            _over(nodes, tables), len(rings), assumed=assumed, names=names, family=family
+        )
         for sequence, tables in sorted(found.items())
         if len(tables) == len(rings) and (sequences is None or sequence in sequences)
     }

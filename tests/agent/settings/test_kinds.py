@@ -86,3 +86,15 @@ def test_a_variable_that_needs_the_extra_is_logged_and_ignored(without_extra, mo
 
 def test_prometheus_alone_needs_no_extra(without_extra):
     assert load_settings(exporters=("prometheus",))[0].exporters == ("prometheus",)
+
+
+def test_trackers_are_known_by_name_and_need_their_package(monkeypatch):
+    monkeypatch.setattr(kinds, "find_spec", lambda package: package != "mlflow" or None)
+    assert load_settings(trackers="wandb, tensorboard, wandb")[0].trackers == (
+        "wandb",
+        "tensorboard",
+    )
+    with pytest.raises(SettingError, match=r"trackers has value .*'neptune' is unknown"):
+        load_settings(trackers=["neptune"])
+    with pytest.raises(SettingError, match=r"pip install 'mp-agent\[mlflow\]'"):
+        load_settings(trackers=["mlflow"])

@@ -15,7 +15,8 @@ class Step:
 
     of_rank: step columns that one rank has otherwise. norm_of_rank: norms of reduced gradients, on
     ranks where they differ although they should not. of_layer: gradient columns that one layer has
-    otherwise. of_output: columns of activations that the outputs of modules have otherwise.
+    otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
+    per element. of_output: columns of activations that outputs of modules have otherwise.
     step: the trainer's own count, if it gives one.
     """
 
@@ -32,6 +33,8 @@ class Step:
     of_rank: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     norm_of_rank: Mapping[int, float] = field(default_factory=dict)
     of_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    optimizer: Mapping[str, float] = field(default_factory=dict)
+    distribution: Mapping[str, float] = field(default_factory=dict)
     of_output: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -74,6 +77,13 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptCheck:
+    """The main script, of this text, is checked."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
     """Scrapes fail for so long, while the training goes on."""
 
@@ -103,7 +113,19 @@ class Fault:
     """Says that from now on the job is broken, so that the time to the alert can be measured."""
 
 
-Event = Step | Pause | End | Kill | Relaunch | Count | Unreachable | CutOff | Vanish | Fault
+Event = (
+    Step
+    | Pause
+    | End
+    | Kill
+    | Relaunch
+    | Count
+    | ScriptCheck
+    | Unreachable
+    | CutOff
+    | Vanish
+    | Fault
+)
 Script = Callable[[Random], Iterator[Event]]
 
 

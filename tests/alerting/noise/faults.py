@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import exp
 from random import Random
 
+from mp_agent.lint.rules.scaling.clip_without_unscale import CLIP_WITHOUT_UNSCALE
 from mp_agent.records.steps import EndReason, Phase
 from tests.alerting.noise.events import (
     LAYERS,
@@ -17,6 +18,7 @@ from tests.alerting.noise.events import (
     Pause,
     Relaunch,
     Scenario,
+    ScriptCheck,
     Step,
     Vanish,
 )
@@ -217,6 +219,14 @@ def _clipped_scaled(random: Random) -> Events:
         yield replace(step, of_rank={0: seen})
 
 
+def _mistake_in_code(random: Random) -> Events:
+    """The bad example of a rule is the main script; the run itself is healthy."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    yield ScriptCheck(CLIP_WITHOUT_UNSCALE.bad)
+    yield from training.forever()
+
+
 def _left_out(random: Random) -> Events:
     """Without a scaler every step is non-finite from now on, and the trainer leaves it out."""
     training, before = _trained(random)
@@ -232,6 +242,41 @@ def _one_layer(random: Random) -> Events:
                 for s in before)  # fmt: skip
     large = {"sum_squares": 1e-2, "abs_max": 1e-2}
     yield from training.forever(of_layer={"head.weight": large})
+
+
+def _flushed(random: Random) -> Events:
+    """Two fifths of all gradients are below FP16's smallest number at the loss scale."""
+    training, before = _trained(random, scaler=Scaler())
+    yield from before
+    yield from training.forever(distribution={"flushed_elements": 0.4})
+
+
+def _wide_range(random: Random) -> Events:
+    """Some gradients are lost while the largest are at FP16's limit."""
+    training, before = _trained(random, scaler=Scaler(), norm=14.0, norm_spread=0.05)
+    yield from before
+    yield from training.forever(distribution={"flushed_elements": 0.1})
+
+
+def _shifted_data(random: Random) -> Events:
+    """The gradients of new data are six times as large, and Adam's beta2 is 0.999."""
+    training, before = _trained(random, clip=None)
+    yield from before
+    yield from training.forever(norm=6.0)
+
+
+def _rounded_away(random: Random) -> Events:
+    """The weights are in BF16, and the learning rate has decayed below their spacing."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(optimizer={"rounded_elements": 1.0, "lost_updates": 0.9})
+
+
+def _half_state(random: Random) -> Events:
+    """Adam's state is in FP16 with an epsilon of 1e-8."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(optimizer={"lost_epsilon_elements": 1.0})
 
 
 def _straggler(random: Random) -> Events:
@@ -408,6 +453,14 @@ FAULTS = (
         script=_clipped_scaled,
         facts=FP16,
         expected={"MpAgentClippingBeforeUnscale": "warning"},
+    ),
+    Scenario(
+        name="mistake-in-code",
+        what="a script that clips before unscale_ is checked",
+        script=_mistake_in_code,
+        facts=FP16,
+        expected={"MpAgentPrecisionLint": "info"},
+        minutes=35,
     ),
     Scenario(
         name="left-out",
@@ -626,6 +679,43 @@ FAULTS = (
         script=_diverged,
         ranks=4,
         expected={"MpAgentReplicaDivergence": "critical"},
+    ),
+    Scenario(
+        name="flushed",
+        what="two fifths of all gradients below FP16's smallest number",
+        script=_flushed,
+        facts=FP16,
+        expected={"MpAgentGradientUnderflow": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="wide-range",
+        what="small gradients are lost while the largest are at FP16's limit",
+        script=_wide_range,
+        facts=FP16,
+        expected={"MpAgentHeadroomVanishing": "info"},
+        minutes=60,
+    ),
+    Scenario(
+        name="shifted-data",
+        what="gradients six times as large, which Adam's second moment follows slowly",
+        script=_shifted_data,
+        expected={"MpAgentSecondMomentStale": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="rounded-away",
+        what="nine in ten updates of BF16 weights change nothing",
+        script=_rounded_away,
+        expected={"MpAgentUpdatesLost": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="half-state",
+        what="Adam's state in FP16 with an epsilon of 1e-8",
+        script=_half_state,
+        expected={"MpAgentAdamEpsilonUnsafe": "warning"},
+        minutes=60,
     ),
     Scenario(
         name="nonfinite-output",

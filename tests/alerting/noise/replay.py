@@ -20,18 +20,22 @@ import numpy as np
 
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.lint.script import check_script
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.probe.delivery.own_shares import OwnShares
 from mp_agent.records.columns import (
     ACTIVATIONS,
+    DISTRIBUTION,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
+    OPTIMIZER,
     STEP_COLUMN_NAMES,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, Phase, StepRecord
+from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -46,6 +50,7 @@ from tests.alerting.noise.events import (
     Pause,
     Relaunch,
     Scenario,
+    ScriptCheck,
     Step,
     Unreachable,
     Vanish,
@@ -144,6 +149,7 @@ class _Player:
         self.recording = Recording(scenario, ceil(scenario.minutes * 60 / SCRAPE_SECONDS))
         self._scenario = scenario
         self._alive = alive
+        self._directory = directory
         self._nodes = [_Node(number, scenario, directory) for number in range(scenario.nodes)]
         self._ranks: dict[int, _Rank] = {}
         self._attempt = 0
@@ -179,6 +185,13 @@ class _Player:
                 self._launch()
             case Count(counts):
                 self._ranks[0].ring.count(**counts)
+            case ScriptCheck(source):
+                script = self._directory / "train.py"
+                script.write_text(source)
+                report = check_script(str(script))
+                self._nodes[0].run.script_findings = ScriptFindings(
+                    files=report.files, counts=report.counts()
+                )
             case Unreachable(seconds):
                 self._unreachable_until = self._seconds + seconds
             case CutOff(node):
@@ -291,9 +304,12 @@ class _Rank:
         self.own = OwnShares(schema)
         self.schema = schema
         self.sequence = 0
+        self._moment = 0.0
+        """Moving average of the squared norm, as Adam would have it."""
 
     def write(self, step: Step, number: int, time_unix_seconds: float) -> None:
         self.sequence += 1
+        ratio = self._squared_ratio(step)
         norm = step.norm_of_rank.get(number, step.norm)
         of_share = _gradients(replace(step, norm=norm), _ELEMENTS * len(self.layers))
         record = StepRecord(
@@ -304,14 +320,34 @@ class _Rank:
             families={GRADIENTS.name: of_share[None, :]},
         )
         sampled = self.sequence % (10 if self.sequence <= 100 else 100) == 0
+        if sampled:
+            updates = _updates(step, ratio, _ELEMENTS * len(self.layers))
+            spread = _distribution(step, _ELEMENTS * len(self.layers))
+            families = {
+                **record.families,
+                OPTIMIZER.name: updates[None, :],
+                DISTRIBUTION.name: spread[None, :],
+            }
+            record = replace(record, families=families)
         outputs = _outputs(step, self.modules) if sampled and self.modules else {}
         self.ring.write_step(self.own.step(record, outputs))
         if sampled:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
-            table = self.own.table(self.sequence, {GRADIENTS.name: rows}, outputs)
+            updates = np.stack([_updates(step, ratio, _ELEMENTS)] * len(self.layers))
+            spread = np.stack([_distribution(step, _ELEMENTS)] * len(self.layers))
+            families = {GRADIENTS.name: rows, OPTIMIZER.name: updates, DISTRIBUTION.name: spread}
+            table = self.own.table(self.sequence, families, outputs)
             assert table is not None
             self.ring.write_layers(table)
         self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
+
+    def _squared_ratio(self, step: Step) -> float:
+        """Return the squared norm after clipping, divided by Adam's average of it."""
+        square = (step.norm if step.clip is None else min(step.norm, step.clip)) ** 2
+        if not step.skipped:
+            self._moment += (1 - _BETA2) * (square - self._moment)
+        moment = self._moment / (1 - _BETA2**self.sequence)
+        return square / moment if moment > 0.0 else 0.0
 
 
 def _schema(scenario: Scenario, rank: int) -> Schema:
@@ -353,6 +389,9 @@ def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
 
 
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
+_BETA2 = 0.999
+_OPTIMIZER_INDEX = {name: index for index, name in enumerate(OPTIMIZER.names)}
+_DISTRIBUTION_INDEX = {name: index for index, name in enumerate(DISTRIBUTION.names)}
 _GRADIENT_INDEX = {name: index for index, name in enumerate(GRADIENT_COLUMN_NAMES)}
 
 
@@ -393,6 +432,42 @@ def _layer(step: Step, name: str, layers: int) -> FloatArray:
         GRADIENT_COLUMN_NAMES, _gradients(step, _ELEMENTS), strict=True)}  # fmt: skip
     whole["sum_squares"] /= layers
     return _row(_GRADIENT_INDEX, {**whole, **step.of_layer.get(name, {})}, 0.0)
+
+
+def _updates(step: Step, squared_ratio: float, elements: float) -> FloatArray:
+    """Return the optimizer's columns: Adam on FP32 weights, some of whose rows are rarely used."""
+    columns = {
+        "elements": elements,
+        "weight_sum_squares": 4e-4 * elements,
+        "nonfinite_weights": 0.0,
+        "compared_elements": elements,
+        "compared_sum_squares": 4e-4 * elements,
+        "update_sum_squares": 4e-10 * elements,
+        "moment_elements": elements,
+        "active_elements": elements,
+        "below_epsilon_elements": 0.05 * elements,
+        "lost_epsilon_elements": 0.0,
+        "squared_ratio_sum": squared_ratio * elements,
+        "learning_rate": step.learning_rate,
+        "learning_rate_min": step.learning_rate,
+    }
+    own = {name: share * elements for name, share in step.optimizer.items()}
+    return _row(_OPTIMIZER_INDEX, {**columns, **own}, nan)
+
+
+def _distribution(step: Step, elements: float) -> FloatArray:
+    """Return how gradients are distributed: FP16 has lost what it would lose."""
+    columns = {
+        "elements": elements,
+        "nonfinite_elements": step.inf_elements + step.nan_elements,
+        "sum": 0.0,
+        "sum_squares": step.norm**2,
+        "nonzero_elements": 0.99 * elements,
+    }
+    if step.scale is not None:
+        columns |= {"fp16_elements": 0.99 * elements, "flushed_elements": 0.0}
+    own = {name: share * elements for name, share in step.distribution.items()}
+    return _row(_DISTRIBUTION_INDEX, {**columns, **own}, nan)
 
 
 def _row(index: Mapping[str, int], columns: Mapping[str, float], absent: float) -> FloatArray:

@@ -19,8 +19,8 @@ EXPORT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
         labels=("exporter",),
-        help="Data points, log records and spans that an endpoint rejected permanently, by "
-        "exporter.",
+        help="Data points, log records and spans that an endpoint rejected permanently, and "
+        "numbers that a tracker did not get, by exporter.",
         read=lambda agent: {(e.exporter,): float(e.rejected) for e in agent.exports},
     ),
     Metric(

@@ -42,8 +42,8 @@ LAYER_TROUBLE_METRICS = (
         scope=Scope.RUN,
         labels=("family",),
         help="The trainer's step on which layers, and statistics that are not measured on every "
-        "step, were last measured: their gauges keep the values of that step. Label family is "
-        "gradients or activations.",
+        "step, were last measured: their gauges keep the values of that step. Label family says "
+        "of what: gradients, optimizer, distribution or activations.",
         read=_sampled_step,
     ),
     Metric(
@@ -71,9 +71,10 @@ LAYER_TROUBLE_METRICS = (
         unit="1",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        thresholds=("layer_zero_rise",),
+        thresholds=("layer_zero_rise", "layer_flushed"),
         help="Share of the layers whose gradient has far more zeros than in their first "
-        "samples; absent before those exist.",
+        "samples, or is largely below FP16's smallest number at the loss scale in force; absent "
+        "before there are such samples.",
         read=_underflowing,
     ),
     Metric(

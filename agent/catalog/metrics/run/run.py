@@ -23,6 +23,14 @@ def _run_info(run: RunView) -> Reading:
     return {labels: 1.0}
 
 
+_FORMAT_FACTS = ("autocast", "parameter", "gradient", "matmul")
+
+
+def _formats_info(run: RunView) -> Reading:
+    labels = tuple(run.facts.get(f"{kind}_format", "") for kind in _FORMAT_FACTS)
+    return {labels: 1.0} if any(labels) else None
+
+
 def _end_info(run: RunView) -> Reading:
     if run.end_reason is EndReason.RUNNING:
         return None
@@ -64,6 +72,17 @@ RUN_METRICS = (
         ),
         help="Static facts of the run; the value is always 1.",
         read=_run_info,
+    ),
+    Metric(
+        name="mp_agent.formats.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=_FORMAT_FACTS,
+        help="Number formats of autocast (empty without), parameters, gradients and of products "
+        "of FP32 matrices (tf32 where it is allowed); the value is always 1. Several are joined by "
+        "a plus sign, that of most elements first.",
+        read=_formats_info,
     ),
     Metric(
         name="mp_agent.run.active",

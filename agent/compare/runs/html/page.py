@@ -28,7 +28,7 @@ _DRAWN = ("loss", "grad_norm")
 def runs_as_html(comparison: RunComparison) -> str:
     """Return the page. It loads nothing; its policy lets only its own scripts run."""
     library, library_style = plot_library()
-    scripts = (library, own_script(*plot_helpers(), _asset("plots.js")))
+    scripts = (library, own_script(*plot_helpers(), plots_script()))
     styles = (library_style, style_sheet(), _asset("page.css"))
     shown = shown_steps(comparison, _ROWS)
     apart = comparison.departure.step if comparison.departure else None
@@ -95,6 +95,11 @@ def _plot_data(comparison: RunComparison) -> dict[str, Any]:
 def _values(comparison: RunComparison, run: RunSeries, name: str) -> list[float | None]:
     found = (run.steps[step].values.get(name) for step in comparison.steps)
     return [value if value is not None and isfinite(value) else None for value in found]
+
+
+def plots_script() -> str:
+    """Return the script that draws `plot-data`: the curves of two trainings over steps."""
+    return _asset("plots.js")
 
 
 @cache

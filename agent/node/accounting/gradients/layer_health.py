@@ -14,7 +14,7 @@ from typing import Any
 from mp_agent.node.accounting.gradients.layer_health_state import LayerHealthState
 from mp_agent.node.accounting.medians import median
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
-from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.columns import DISTRIBUTION, GRADIENTS
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
 
@@ -79,6 +79,8 @@ class LayerHealth(Tracker):
         if sample.layers.family is GRADIENTS:
             self.retire(sample.layers.retired)
             self.fold(sample.views, context.thresholds)
+        elif sample.layers.family is DISTRIBUTION:
+            self.fold_flushed(sample.views, context.thresholds)
 
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return the layers in trouble; None before any layer was sampled."""
@@ -120,6 +122,20 @@ class LayerHealth(Tracker):
                 share = layer.values["zero_elements"] / elements
                 self._fold_zero_share(index, share, thresholds)
 
+    def fold_flushed(self, layers: Iterable[LayerView], thresholds: Mapping[str, float]) -> None:
+        """Add how much of each layer FP16 would lose at the loss scale; none without a scale."""
+        self._troubled = None
+        for layer in layers:
+            flushed, elements = layer.values.get("flushed_elements"), layer.values["elements"]
+            index = self._index.get(layer.name)
+            if (
+                layer.judged
+                and elements >= _ELEMENTS_AT_LEAST
+                and not (flushed is None or index is None)
+            ):
+                self.memory.flushed[index] = flushed / elements > thresholds["layer_flushed"]
+                self.memory.flush_known[index] = True
+
     def troubled(self, thresholds: Mapping[str, float]) -> TroubledLayers:
         """Return which layers are dead and which underflow."""
         if self._troubled is None:
@@ -133,13 +149,17 @@ class LayerHealth(Tracker):
             for name, row in zip(memory.names, memory.dead_samples, strict=True)
             if row >= samples
         ]
-        under = [name for name, is_ in zip(memory.names, memory.underflowing, strict=True) if is_]
+        under = [
+            name
+            for name, *is_ in zip(memory.names, memory.underflowing, memory.flushed, strict=True)
+            if any(is_)
+        ]
         exploding = [
             name
             for name, row in zip(memory.names, memory.exploding_samples, strict=True)
             if row >= samples
         ]
-        judged = sum(memory.early_full)
+        judged = sum(map(any, zip(memory.early_full, memory.flush_known, strict=True)))
         return TroubledLayers(
             dead=len(dead),
             dead_names=tuple(dead[:NAMED_AT_MOST]),

@@ -27,6 +27,10 @@ class LayerHealthState:
     exploding_samples: list[int] = field(default_factory=list)
     """Consecutive samples with a norm far above the usual one."""
     elements: list[float] = field(default_factory=list)
+    flushed: list[bool] = field(default_factory=list)
+    """Whether most of the gradient is below FP16's smallest number at the loss scale in force."""
+    flush_known: list[bool] = field(default_factory=list)
+    """Whether that was ever measured."""
 
     def add_layer(self, name: str, elements: float) -> None:
         """Append a layer without samples."""
@@ -42,6 +46,8 @@ class LayerHealthState:
         self.usual_norms.append(0.0)
         self.exploding_samples.append(0)
         self.elements.append(elements)
+        self.flushed.append(False)
+        self.flush_known.append(False)
 
     def add_missing_columns(self) -> None:
         """Fill the columns that a ledger of an earlier version lacks."""
@@ -50,6 +56,8 @@ class LayerHealthState:
         for column in (self.usual_norms, self.elements):
             column += [0.0] * (layers - len(column))
         self.exploding_samples += [0] * (layers - len(self.exploding_samples))
+        for flags in (self.flushed, self.flush_known):
+            flags += [False] * (layers - len(flags))
 
     def begin_attempt(self) -> None:
         """Reset the consecutive samples; what is usual for a layer outlives a restart."""
@@ -58,6 +66,7 @@ class LayerHealthState:
         self.zero_samples = [0] * layers
         self.underflowing = [False] * layers
         self.exploding_samples = [0] * layers
+        self.flushed = [False] * layers
 
     def retire(self, index: int) -> None:
         """Drop the samples of a name that no longer stands for a layer."""
@@ -68,3 +77,5 @@ class LayerHealthState:
         self.early_abs_max[index] = []
         self.usual_norms[index] = 0.0
         self.exploding_samples[index] = 0
+        self.flushed[index] = False
+        self.flush_known[index] = False

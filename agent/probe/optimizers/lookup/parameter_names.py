@@ -26,6 +26,10 @@ _WRAPPER_COMPONENTS = frozenset(
 )
 
 
+_PEFT_PREFIX = ["base_model", "model"]
+"""Of every parameter in PEFT's model: that, and the tuner inside it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedParameter:
     """A parameter of the optimizer under its layer name."""
@@ -76,8 +80,10 @@ def name_parameters(
 
 
 def strip_wrappers(name: str) -> str:
-    """Return a parameter name without the components that DDP, FSDP or torch.compile put in."""
+    """Return a parameter name without what DDP, FSDP, torch.compile or PEFT put in."""
     kept = [part for part in name.split(".") if part not in _WRAPPER_COMPONENTS]
+    if kept[: len(_PEFT_PREFIX)] == _PEFT_PREFIX:
+        del kept[: len(_PEFT_PREFIX)]
     return ".".join(kept) or name
 
 

@@ -13,7 +13,7 @@ from mp_agent.probe.delivery.device import DeviceDelivery
 from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, UnreadScale
-from mp_agent.records.columns import GRADIENT_COLUMNS
+from mp_agent.records.columns import GRADIENT_COLUMNS, OPTIMIZER
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.seen_steps import CPU, SCHEMA, step
 
@@ -104,6 +104,41 @@ def test_sends_layers_that_are_due_ahead_of_their_step(delivery, writer, clock):
     contents = read_ring(writer.path)
     assert [table.sequence for table in contents.layers] == [10]
     assert contents.records == []
+
+
+def with_updates(sequence: int) -> ObservedStep:
+    """A step on which another family was measured: 2 shares and 3 layers."""
+    columns = len(OPTIMIZER.names)
+    totals_GC = torch.arange(2 * columns, dtype=torch.float64).reshape(2, columns)
+    rows_LC = torch.arange(3 * columns, dtype=torch.float64).reshape(3, columns) + 1000
+    return replace(step(sequence), sampled={OPTIMIZER.name: (totals_GC, rows_LC)})
+
+
+def test_brings_other_families_with_their_step_and_its_layers(delivery, writer, clock):
+    seen = with_updates(10)
+    delivery.offer(seen, complete=True)
+    clock.now = 2
+    delivery.collect()
+    assert read_ring(writer.path).records == [], "the step itself comes last"
+    clock.now = 3
+    delivery.collect()
+    contents = read_ring(writer.path)
+    totals_GC, rows_LC = seen.sampled[OPTIMIZER.name]
+    found = contents.records[0].families[OPTIMIZER.name]
+    np.testing.assert_array_equal(found, totals_GC.numpy())
+    np.testing.assert_array_equal(contents.layers[0].families[OPTIMIZER.name], rows_LC.numpy())
+
+
+def test_counts_other_families_that_find_no_slot_and_brings_the_step(delivery, writer, clock):
+    for sequence in (10, 20, 30):
+        delivery.offer(with_updates(sequence), complete=True)
+    clock.now = 1000
+    delivery.collect()
+    contents = read_ring(writer.path)
+    measured = [OPTIMIZER.name in record.families for record in contents.records]
+    assert measured == [True, True, False]
+    never_offered = 9 + 9
+    assert contents.state.records_dropped == never_offered + 1
 
 
 def test_sends_kept_layers_once_trouble_has_arrived(delivery, writer, clock):

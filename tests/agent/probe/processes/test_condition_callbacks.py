@@ -140,16 +140,20 @@ class TestTelling:
         ("severity", "level"),
         [("critical", logging.CRITICAL), ("warning", logging.WARNING), ("info", logging.INFO)],
     )
-    def test_rank_0_logs_with_the_remedy_at_the_level_of_the_severity(
+    def test_rank_0_logs_the_alerts_first_line_at_the_level_of_the_severity(
         self, start, tmp_path, caplog, severity, level
     ):
         caplog.set_level(logging.INFO, "mp_agent")
         watch = start(logs=True)
         write_conditions(tmp_path, news_of(make_event(severity=severity)))
-        watch.deliver(watch.poll())
+        (condition,) = watch.poll()
+        watch.deliver([condition])
         (record,) = caplog.records
         assert (record.name, record.levelno) == ("mp_agent", level)
-        assert "since step 7" in record.getMessage() and "Clip." in record.getMessage()
+        assert record.getMessage() == (
+            f"{condition.name} ({severity}) since step 7: "
+            f"{condition.summary} {condition.description} {condition.remedy}"
+        )
 
 
 class Job:

@@ -40,7 +40,7 @@ def measured():
         )
         schedule = LayerSchedule(1, DEFAULTS)
         stand_in: Any = measures
-        measurement = StepMeasurement(stand_in, schedule, lambda feature: None)
+        measurement = StepMeasurement(stand_in, schedule, lambda feature: None, distribution=False)
         planned: Any = plan
         inverse_scale = torch.zeros((), device=scale, dtype=torch.float64)
         measurement.fill_in(step, [(planned, inverse_scale)], at_all_layers=True)

@@ -87,7 +87,7 @@ def assert_(condition: bool) -> None:
 def test_rows_of_every_module_are_those_of_its_outputs(watch):
     torch.manual_seed(0)
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     copies: list[nn.Module] = []
     inputs = train(model, 10, between=lambda step: copies.append(copy.deepcopy(model)))
 
@@ -108,7 +108,7 @@ def test_rows_of_every_module_are_those_of_its_outputs(watch):
 
 def test_the_steps_record_has_all_modules_together(watch):
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     train(model, 3)
 
     contents = watched.read()
@@ -129,7 +129,7 @@ def test_the_steps_record_has_all_modules_together(watch):
 
 def test_modules_are_hooked_for_one_forward_pass_only(watch):
     model = Model()
-    watch(activations=True)
+    watch(measure_activations=True)
     hooked = []
     train(model, 11, between=lambda step: hooked.append(hooks_on(model) > 0))
 
@@ -138,7 +138,7 @@ def test_modules_are_hooked_for_one_forward_pass_only(watch):
 
 def test_of_several_micro_batches_the_first_is_measured(watch):
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     train(model, 2, micro_batches=3)
 
     assert tables(watched.read())[2]["head"]["elements"] == 5 * 2
@@ -146,7 +146,7 @@ def test_of_several_micro_batches_the_first_is_measured(watch):
 
 def test_an_evaluation_in_between_is_left_out(watch):
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
 
     def evaluate(step: int) -> None:
         model.eval()
@@ -166,7 +166,7 @@ def test_recomputation_in_backward_counts_once(watch):
             outputs: torch.Tensor = self.head(hidden)
             return outputs
 
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     train(Recomputing(), 2)
 
     assert tables(watched.read())[2]["inner"]["elements"] == 5 * 8
@@ -174,7 +174,7 @@ def test_recomputation_in_backward_counts_once(watch):
 
 def test_the_first_nonfinite_output_is_known_by_its_call(watch):
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
 
     def spoil(step: int) -> None:
         with torch.no_grad():
@@ -193,7 +193,7 @@ def test_the_first_nonfinite_output_is_known_by_its_call(watch):
 
 def test_trouble_is_looked_into_on_the_step_after(watch):
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     healthy = copy.deepcopy(model.state_dict())
     for step in range(1, 8):
@@ -217,7 +217,7 @@ def test_outputs_that_are_no_tensor_are_searched_for_tensors(watch):
             result: torch.Tensor = outputs
             return result
 
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     train(Recurrent(), 2)
 
     assert tables(watched.read())[2]["lstm"]["elements"] == 3 * (5 * 3), "outputs, h and c"
@@ -225,7 +225,7 @@ def test_outputs_that_are_no_tensor_are_searched_for_tensors(watch):
 
 def test_copies_of_a_hooked_model_have_nothing_of_the_probe(watch):
     model = Model()
-    watch(activations=True)
+    watch(measure_activations=True)
     train(model, 1)
     assert hooks_on(model) > 0
 
@@ -244,7 +244,7 @@ def test_copies_of_a_hooked_model_have_nothing_of_the_probe(watch):
 
 def test_detaching_leaves_no_hook(watch):
     model = Model()
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     train(model, 1)
     assert hooks_on(model) > 0
 
@@ -260,7 +260,7 @@ def test_training_is_the_same_to_the_bit(watch):
         return [parameter.detach() for parameter in model.parameters()]
 
     without = trained()
-    watch(activations=True)
+    watch(measure_activations=True)
     for before, after in zip(without, trained(), strict=True):
         assert torch.equal(before, after)
 
@@ -289,6 +289,6 @@ def test_a_compiled_model_is_reported_and_compiles_alike(watch):
         return graphs.frame_count, breaks
 
     without = [count("model"), count("function")]
-    watched = watch(activations=True)
+    watched = watch(measure_activations=True)
     assert [count("model"), count("function")] == without
     assert COMPILED in watched.state().unsupported

@@ -46,7 +46,7 @@ def train(rank: int, wrapper: str, directory: Path) -> None:
         fully_shard(model[0])  # type: ignore[index]
         fully_shard(model)
     writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, RANKS))
-    probe = Probe(lambda: writer, Settings(activations=True))
+    probe = Probe(lambda: writer, Settings(measure_activations=True))
     probe.attach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for step in range(1, SAMPLED + 2):
@@ -80,7 +80,7 @@ def test_the_merge_is_exactly_that_of_the_outputs_of_all_ranks(wrapper, nodes, t
         if table.sequence == SAMPLED
     ]
     groups = [tables] if nodes == 1 else [[table] for table in tables]
-    merged = merge_node_layers(groups, RANKS, family=ACTIVATIONS)
+    merged = merge_node_layers(groups, RANKS, family=ACTIVATIONS.name)
     assert merged.complete
     assert merged.names == tuple(expected)
     for row, wanted in zip(merged.values.tolist(), expected.values(), strict=True):

@@ -125,6 +125,31 @@ class TestUnderflow:
 
         assert found.underflowing_share is None
 
+    @pytest.mark.parametrize(("flushed", "underflows"), [(310.0, False), (311.0, True)])
+    def test_so_are_most_elements_below_the_smallest_number_of_fp16(self, flushed, underflows):
+        watch = LayerHealth(LayerHealthState())
+        watch.fold([view(name="a"), view(name="b")], THRESHOLDS)
+        spread = {"elements": 1000.0, "flushed_elements": flushed}
+        healthy = {"elements": 1000.0, "flushed_elements": 0.0}
+        watch.fold_flushed(
+            [
+                LayerView(name="a", values=spread, judged=True, family="distribution"),
+                LayerView(name="b", values=healthy, judged=True, family="distribution"),
+                LayerView(name="unknown", values=spread, judged=True, family="distribution"),
+            ],
+            THRESHOLDS,
+        )
+        found = watch.troubled(THRESHOLDS)
+        assert found.underflowing_share == (0.5 if underflows else 0.0)
+        assert found.underflowing_names == (("a",) if underflows else ())
+
+    def test_without_a_loss_scale_nothing_is_below_it(self):
+        watch = LayerHealth(LayerHealthState())
+        watch.fold([view()], THRESHOLDS)
+        spread = LayerView(name="w", values={"elements": 1000.0}, judged=True)
+        watch.fold_flushed([spread], THRESHOLDS)
+        assert watch.troubled(THRESHOLDS).underflowing_share is None
+
     def test_the_share_is_of_the_layers_that_are_judged(self):
         names = [f"layer.{index}" for index in range(20)]
         early = [[view(name=name) for name in names]] * EARLY_SAMPLES

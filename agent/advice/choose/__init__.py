@@ -1,0 +1,1 @@
+"""Each part of a plan, from what was measured; without torch."""

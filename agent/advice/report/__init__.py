@@ -1,0 +1,1 @@
+"""Shows a recommendation: in the terminal, as JSON, as code to paste."""

@@ -1,0 +1,152 @@
+"""Reads a run from a Prometheus that scraped it, at the steps that the scrapes saw."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import median
+from urllib.parse import urlsplit
+
+from mp_agent.alerting.expressions.promql import quoted
+from mp_agent.backtest.log.training_log import ReadOptions
+from mp_agent.backtest.readers.prometheus import period_of, runs_in, samples
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.compare.runs.series import RunSeries, RunStep
+from mp_agent.errors import CompareError, LogError
+
+_STEP = "mp_agent_step"
+_SAMPLED_STEP = "mp_agent_sampled_step"
+_LAYER_NORM = "mp_agent_layer_grad_norm"
+_INFO = "mp_agent_run_info"
+_FACTS = ("strategy", "precision", "scaler", "world_size")
+_GAUGES = {
+    "loss": "mp_agent_loss",
+    "grad_norm": "mp_agent_grad_norm",
+    "grad_abs_max": "mp_agent_grad_abs_max",
+    "learning_rate": "mp_agent_learning_rate",
+}
+_COUNTERS = {
+    "loss_nonfinite": "mp_agent_loss_nonfinite_steps_total",
+    "gradients_nonfinite": "mp_agent_grad_nonfinite_steps_total",
+    "skipped": "mp_agent_skipped_steps_total",
+}
+_NAMES = (_STEP, _SAMPLED_STEP, _LAYER_NORM, _INFO, *_GAUGES.values(), *_COUNTERS.values())
+assert set(_NAMES) <= set(BY_PROMETHEUS_NAME)
+
+_COARSE_POINTS = 1000
+
+
+@dataclass(slots=True)
+class _Scrape:
+    """What the run's series said at one time; of several targets or replicas the largest."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Add a sample; those of further optimizers and families are left out."""
+        if labels.get("optimizer") or labels.get("family", "gradients") != "gradients":
+            return
+        if name == _INFO:
+            self.facts = {fact: labels[fact] for fact in _FACTS if labels.get(fact)}
+        elif name == _LAYER_NORM:
+            layer = labels["layer"]
+            self.layers[layer] = max(value, self.layers.get(layer, value))
+        else:
+            self.values[name] = max(value, self.values.get(name, value))
+
+
+def read_scraped_run(address: str, run: str, options: ReadOptions, now_seconds: float) -> RunSeries:
+    """Return a run as a Prometheus recorded it.
+
+    Only steps that a scrape saw are there: the loss and the norms are those of that step, and a
+    mark stands at the first scrape after its counter rose. Raises CompareError, naming the run,
+    where the Prometheus cannot be asked or has no such run.
+    """
+    parts = urlsplit(address)
+    source = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    try:
+        start, end = period_of(options, now_seconds)
+        known = runs_in(address, start, end)
+        if run not in known:
+            names = ", ".join(known[:20]) or "none"
+            raise CompareError(f"{source}: no run {run!r} in that time (known: {names})")
+        scrapes = _scrapes(address, run, start, end, options.scrape_seconds)
+    except LogError as error:
+        raise CompareError(f"{source}: {error}") from error
+    steps, distance = _steps(scrapes)
+    facts: dict[str, str] = {}
+    for scrape in scrapes:
+        facts |= scrape.facts
+    return RunSeries(
+        name=run,
+        source=source,
+        steps=steps,
+        layers=_layers(scrapes),
+        facts=facts,
+        scraped_steps=distance,
+    )
+
+
+def _scrapes(address: str, run: str, start: float, end: float, interval: float) -> list[_Scrape]:
+    """Return the scrapes in the order of time."""
+    selector = f"{{__name__=~{quoted('|'.join(_NAMES))},run={quoted(run)}}}"
+    begun, ended = _lifetime(address, run, start, end)
+    found: dict[float, _Scrape] = {}
+    for at, (name, labels), value in samples(address, selector, begun, ended, interval):
+        found.setdefault(at, _Scrape()).add(name, dict(labels), value)
+    return [found[at] for at in sorted(found)]
+
+
+def _lifetime(address: str, run: str, start: float, end: float) -> tuple[float, float]:
+    """Return the part of a period in which the run has samples, a little more on both sides."""
+    coarse = max((end - start) / _COARSE_POINTS, 1.0)
+    query = f"max(max_over_time({_STEP}{{run={quoted(run)}}}[{round(1000 * coarse)}ms]))"
+    times = [at for at, _, _ in samples(address, query, start, end + coarse, coarse)]
+    if not times:
+        return start, end
+    return max(start, min(times) - coarse), min(end, max(times) + coarse)
+
+
+def _steps(scrapes: list[_Scrape]) -> tuple[dict[int, RunStep], float]:
+    """Return the steps that were seen, and how many lie between two scrapes that saw progress."""
+    steps: dict[int, RunStep] = {}
+    distances: list[int] = []
+    counts: dict[str, float] = {}
+    before: int | None = None
+    for scrape in scrapes:
+        marks = frozenset(_risen(scrape, counts))
+        if _STEP not in scrape.values:
+            continue
+        step = int(scrape.values[_STEP])
+        if before is not None and step > before:
+            distances.append(step - before)
+        values = {
+            quantity: scrape.values[name]
+            for quantity, name in _GAUGES.items()
+            if isfinite(scrape.values.get(name, float("nan")))
+        }
+        earlier = steps[step].marks if step == before else frozenset()
+        steps[step] = RunStep(values, marks | earlier)
+        before = step
+    return steps, float(median(distances)) if distances else 1.0
+
+
+def _risen(scrape: _Scrape, counts: dict[str, float]) -> Iterator[str]:
+    """Yield the marks whose counter rose since the scrape before; a lower one began again."""
+    for mark, name in _COUNTERS.items():
+        value = scrape.values.get(name)
+        if value is None:
+            continue
+        before = counts.get(mark)
+        counts[mark] = value
+        if before is not None and (value > before or 0 < value < before):
+            yield mark
+
+
+def _layers(scrapes: list[_Scrape]) -> dict[int, dict[str, float]]:
+    return {
+        int(scrape.values[_SAMPLED_STEP]): scrape.layers
+        for scrape in scrapes
+        if scrape.layers and _SAMPLED_STEP in scrape.values
+    }

@@ -1,0 +1,1 @@
+"""Shows an evaluation: in the terminal, as JSON, as an HTML page."""

@@ -1,0 +1,119 @@
+"""Sends the runs that this node agent merges to experiment trackers."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.exporters.trackers.client import TrackedRun
+from mp_agent.exporters.trackers.known import open_client
+from mp_agent.exporters.trackers.sender import Entry, TrackerSender
+from mp_agent.exporters.trackers.values import PREFIX, values_by_run, values_of_event
+from mp_agent.node.supervisor import RunSupervisor
+from mp_agent.records.conditions import StoredConditionEvent
+from mp_agent.records.views import ExportAccount
+from mp_agent.settings import Settings
+
+log = logging.getLogger("mp_agent.node")
+
+INTERVAL_SECONDS = 10.0
+_FINISH_POLL_SECONDS = 0.05
+_STEP = f"{PREFIX}step"
+
+
+class TrackerService:
+    """The setting `trackers` as a service; does nothing unless there are any.
+
+    Every 10 s each tracker gets the metrics of each run whose step has changed, and conditions as
+    they come. Only the root agent has metrics of a run as a whole, so only it sends them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        shown: Callable[[], Sequence[RunSupervisor]],
+        snapshot: Callable[[Sequence[RunSupervisor]], Snapshot],
+    ) -> None:
+        """shown: the runs that have data."""
+        self._settings = settings
+        self._shown = shown
+        self._snapshot = snapshot
+        self._senders: dict[tuple[str, str], TrackerSender] = {}
+        self._retired: list[TrackerSender] = []
+        """Of runs that are over."""
+        self._last_step: dict[str, float] = {}
+        self._next_seconds = 0.0
+
+    @property
+    def accounts(self) -> tuple[ExportAccount, ...]:
+        """What was sent and lost, per tracker, of all runs."""
+        senders = [*self._senders.values(), *self._retired]
+        return tuple(
+            _sum_of(tracker, [one.account for one in senders if one.tracker == tracker])
+            for tracker in self._settings.trackers
+        )
+
+    def start(self) -> None:
+        """Do nothing: each tracker is opened in its own thread, with what it is first sent."""
+
+    def on_condition(self, event: StoredConditionEvent) -> None:
+        """Send the start or end of a condition."""
+        self._send(
+            event.condition.run, Entry(values_of_event(event), event.step, event.time_unix_seconds)
+        )
+
+    def tick(self, now_seconds: float) -> None:
+        """Send what is due."""
+        if self._settings.trackers and now_seconds >= self._next_seconds:
+            self._next_seconds = now_seconds + INTERVAL_SECONDS
+            self._send_metrics()
+            self._retire({supervisor.run.name for supervisor in self._shown()})
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Send the last state, and let the trackers finish until the deadline."""
+        if self._settings.trackers:
+            self._send_metrics()
+        self._retire(())
+        while late := [sender.tracker for sender in self._retired if not sender.closed]:
+            if time.monotonic() >= deadline_seconds:
+                break
+            await asyncio.sleep(_FINISH_POLL_SECONDS)
+        else:
+            return
+        log.warning("not finished in time: %s", ", ".join(late))
+
+    def _send_metrics(self) -> None:
+        snapshot = self._snapshot(self._shown())
+        for run, values in values_by_run(snapshot).items():
+            step = values.get(_STEP)
+            if step is not None and self._last_step.get(run) != step:
+                self._last_step[run] = step
+                self._send(run, Entry(values, int(step), snapshot.time_unix_seconds))
+
+    def _retire(self, shown: Collection[str]) -> None:
+        """Close what was sent to for runs that are over."""
+        for key in [key for key in self._senders if key[1] not in shown]:
+            self._retired.append(self._senders.pop(key))
+            self._retired[-1].close()
+            self._last_step.pop(key[1], None)
+
+    def _send(self, run: str, entry: Entry) -> None:
+        for tracker in self._settings.trackers:
+            key = (tracker, run)
+            if key not in self._senders:
+                tracked = TrackedRun(run, self._settings.log_dir)
+                self._senders[key] = TrackerSender(tracker, tracked, partial(open_client, tracker))
+            self._senders[key].send(entry)
+
+
+def _sum_of(tracker: str, accounts: Sequence[ExportAccount]) -> ExportAccount:
+    successes = [account.last_success_unix_seconds or 0.0 for account in accounts]
+    return ExportAccount(
+        exporter=tracker,
+        failures=sum(account.failures for account in accounts),
+        rejected=sum(account.rejected for account in accounts),
+        last_success_unix_seconds=max(successes, default=0.0) or None,
+    )

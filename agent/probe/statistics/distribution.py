@@ -1,0 +1,119 @@
+"""How the elements of one layer's gradient are distributed, and what FP16 would lose of them.
+
+Stock operations in pieces of bounded size, without waiting for a device; on sampled steps only.
+"""
+
+from math import nan
+
+import torch
+
+from mp_agent.probe.statistics.pieces import pieces, stored_values
+from mp_agent.probe.statistics.table import bounded_tensor
+from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
+
+_PIECE_ELEMENTS_HOST = 2**15
+_PIECE_ELEMENTS_DEVICE = 2**22
+
+_ZERO_UP_TO = 2.0**-25
+"""Half of FP16's smallest number rounds to zero (to even), all above to the smallest number."""
+_SUBNORMAL_BELOW = 2.0**-14 - 2.0**-25
+"""From here on FP16 rounds to its smallest normal number."""
+_NEAR_OVERFLOW = 60000.0
+_INFINITE_FROM = 65520.0
+"""From here on FP16 rounds to Inf."""
+_WIDTH = EXPONENTS[1] - EXPONENTS[0]
+_LOWEST, _HIGHEST = float(EXPONENTS[0]), float(EXPONENTS[-1] + _WIDTH)
+
+
+def distribution_row(
+    gradient: torch.Tensor | None,
+    inverse_scale: float | torch.Tensor,
+    loss_scale: float | torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return the columns [C] of `DISTRIBUTION` for one layer, as float64 on `device`.
+
+    inverse_scale: 1 / the factor by which the gradient is still multiplied. loss_scale: that of
+    the step, whether or not the gradient is still multiplied by it; None where there is none.
+    Counts are exact; NaN where a column was not observed. No gradient is no element.
+    """
+    inverse = _on(device, inverse_scale)
+    scale = None if loss_scale is None else _on(device, loss_scale)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    total = {name: zero for name in DISTRIBUTION.names}
+    if gradient is not None:
+        limit = _PIECE_ELEMENTS_HOST if device.type == "cpu" else _PIECE_ELEMENTS_DEVICE
+        for piece in pieces(stored_values(gradient), limit):
+            for name, value in _sums(piece.reshape(-1), inverse, scale).items():
+                total[name] = total[name] + value
+    if scale is None:
+        absent = torch.full_like(zero, nan)
+        total |= {name: absent for name in _OF_FP16}
+    row_C = torch.stack([total[name] for name in DISTRIBUTION.names])
+    largest = torch.finfo(torch.float64).max
+    return bounded_tensor(row_C).clamp(min=-largest)
+
+
+_OF_FP16 = (
+    "fp16_elements",
+    "flushed_elements",
+    "flushed_at_half_elements",
+    "flushed_at_double_elements",
+    "subnormal_elements",
+    "near_overflow_elements",
+    "overflow_at_double_elements",
+)
+
+
+def _sums(
+    values_N: torch.Tensor, inverse: torch.Tensor, scale: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Return what one piece adds to the columns."""
+    values_N = values_N.double() * inverse
+    finite_N = values_N.isfinite()
+    values_N = values_N.where(finite_N, 0.0)
+    magnitudes_N = values_N.abs()
+    nonzero_N = magnitudes_N > 0.0
+    nonzero = _count(nonzero_N)
+    sums = {
+        "elements": torch.full_like(inverse, float(values_N.numel())),
+        "nonfinite_elements": _count(~finite_N),
+        "sum": values_N.sum(),
+        "sum_squares": values_N.square().sum(),
+        "nonzero_elements": nonzero,
+    }
+    # The exponent of zero is NaN, which falls into no bin.
+    exponents_N = torch.frexp(magnitudes_N)[1].double() - 1.0
+    exponents_N = exponents_N.clamp(_LOWEST, _HIGHEST - 1.0).where(nonzero_N, nan)
+    for exponent in EXPONENTS:
+        inside_N = (exponents_N >= exponent) & (exponents_N < exponent + _WIDTH)
+        sums[exponent_column(exponent)] = _count(inside_N)
+    if scale is not None:
+        sums |= _in_fp16(magnitudes_N * scale, nonzero_N, nonzero)
+    return sums
+
+
+def _in_fp16(
+    scaled_N: torch.Tensor, nonzero_N: torch.Tensor, nonzero: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return what becomes of scaled magnitudes in FP16."""
+    flushed_N = nonzero_N & (scaled_N <= _ZERO_UP_TO)
+    return {
+        "fp16_elements": nonzero,
+        "flushed_elements": _count(flushed_N),
+        "flushed_at_half_elements": _count(nonzero_N & (scaled_N <= 2.0 * _ZERO_UP_TO)),
+        "flushed_at_double_elements": _count(nonzero_N & (scaled_N <= 0.5 * _ZERO_UP_TO)),
+        "subnormal_elements": _count(nonzero_N & ~flushed_N & (scaled_N < _SUBNORMAL_BELOW)),
+        "near_overflow_elements": _count(scaled_N > _NEAR_OVERFLOW),
+        "overflow_at_double_elements": _count(scaled_N >= 0.5 * _INFINITE_FROM),
+    }
+
+
+def _count(mask_N: torch.Tensor) -> torch.Tensor:
+    return mask_N.sum(dtype=torch.float64)
+
+
+def _on(device: torch.device, value: float | torch.Tensor) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, torch.float64, non_blocking=True).reshape(())
+    return torch.full((), value, dtype=torch.float64, device=device)

@@ -1,0 +1,1 @@
+"""Conditions of the optimizer: its state, and what becomes of its updates."""

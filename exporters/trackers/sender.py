@@ -1,0 +1,110 @@
+"""Sends the numbers of one run to one tracker, in a thread of its own."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mp_agent.exporters.trackers.client import OpenClient, TrackedRun, TrackerClient
+from mp_agent.records.views import ExportAccount
+
+log = logging.getLogger("mp_agent.trackers")
+
+WAITING_MAX = 100
+REOPEN_AFTER_SECONDS = 60.0
+
+
+class Entry(NamedTuple):
+    """Numbers of a step."""
+
+    values: Mapping[str, float]
+    step: int
+    time_unix_seconds: float
+
+
+class TrackerSender:
+    """A queue that `send` never waits for, and a daemon thread that empties it.
+
+    What does not fit into the queue, or fails, is dropped and counted.
+    """
+
+    def __init__(self, tracker: str, run: TrackedRun, open_client: OpenClient) -> None:
+        self.tracker = tracker
+        self._run = run
+        self._open_client = open_client
+        self._waiting: queue.Queue[Entry | None] = queue.Queue(WAITING_MAX)
+        self._client: TrackerClient | None = None
+        self._open_again_seconds = float("-inf")
+        self._failures, self._dropped = 0, 0
+        self._last_success_unix_seconds: float | None = None
+        # Not an executor: the interpreter joins its threads at exit.
+        self._thread = threading.Thread(target=self._work, name=f"tracker {tracker}", daemon=True)
+        self._thread.start()
+
+    @property
+    def account(self) -> ExportAccount:
+        """The outcomes so far."""
+        return ExportAccount(
+            exporter=self.tracker,
+            failures=self._failures,
+            rejected=self._dropped,
+            last_success_unix_seconds=self._last_success_unix_seconds,
+        )
+
+    def send(self, entry: Entry) -> None:
+        """Queue numbers."""
+        try:
+            self._waiting.put_nowait(entry)
+        except queue.Full:
+            self._dropped += len(entry.values)
+
+    def close(self) -> None:
+        """Let the thread send what is queued, close the tracker's run, and end."""
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            self._dropped += len(getattr(self._waiting.get_nowait(), "values", ()))
+            self._waiting.put_nowait(None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            try:
+                if (client := self._opened()) is None:
+                    self._dropped += len(entry.values)
+                    continue
+                client.log(entry.values, entry.step, entry.time_unix_seconds)
+                self._last_success_unix_seconds = time.time()
+            except Exception as error:
+                self._dropped += len(entry.values)
+                self._fail(error)
+        try:
+            if self._client is not None:
+                self._client.close()
+        except Exception as error:
+            self._fail(error)
+
+    def _opened(self) -> TrackerClient | None:
+        """Return the client; None while a failed opening is not to be repeated yet."""
+        if self._client is None:
+            if time.monotonic() < self._open_again_seconds:
+                return None
+            self._open_again_seconds = time.monotonic() + REOPEN_AFTER_SECONDS
+            self._client = self._open_client(self._run)
+            if self._client.url:
+                log.info("run %s is shown at %s", self._run.name, self._client.url)
+        return self._client
+
+    def _fail(self, error: Exception) -> None:
+        """Count a failure, and log the first one: an outage may last hours."""
+        self._failures += 1
+        if self._failures == 1:
+            # Any other message may hold a key.
+            what = str(error) if isinstance(error, ImportError) else type(error).__name__
+            log.warning("%s: run %s: %s", self.tracker, self._run.name, what)

@@ -1,0 +1,65 @@
+"""The row of Run on the optimizer: what it does to the weights, and its state."""
+
+from grafana.panel import Panel, Query, Row, above, help_of
+from grafana.queries import by_run
+from mp_agent.alerting.conditions.optimizer import (
+    adam_epsilon_unsafe,
+    second_moment_stale,
+    updates_lost,
+)
+
+OPTIMIZER = Row(
+    title="Optimizer",
+    panels=(
+        Panel(
+            id=60,
+            title="Size of updates",
+            description=help_of("mp_agent_update_relative")
+            + " Far above 1e-2 the learning rate is too high; far below 1e-5 little is learned.",
+            log_base=10,
+            many_decades=True,
+            queries=(Query(by_run("mp_agent_update_relative"), "update", optional=True),),
+        ),
+        Panel(
+            id=61,
+            title="Gradients against the second moment",
+            description=help_of("mp_agent_moment_rms")
+            + " Dashed: the limit for a layer (<moment_rms_high>).",
+            lines=True,
+            steps=above(moment_rms_high="orange"),
+            queries=(
+                Query(by_run("mp_agent_moment_rms"), "all elements", optional=True),
+                Query(by_run("mp_agent_moment_rms_layer_max"), "worst layer", optional=True),
+            ),
+            runbooks=(second_moment_stale.SECOND_MOMENT_STALE,),
+        ),
+        Panel(
+            id=62,
+            title="Updates lost in rounding",
+            description=help_of("mp_agent_updates_lost_ratio"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            lines=True,
+            steps=above(updates_lost="orange"),
+            queries=(Query(by_run("mp_agent_updates_lost_ratio"), "lost", optional=True),),
+            runbooks=(updates_lost.UPDATES_LOST,),
+        ),
+        Panel(
+            id=63,
+            title="Adam's epsilon",
+            description="Share of elements whose second moment is below epsilon, and of those "
+            "whose state's format cannot hold epsilon. Both are near 0 in a healthy run.",
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            lines=True,
+            steps=above(adam_below_epsilon="orange"),
+            queries=(
+                Query(by_run("mp_agent_adam_below_epsilon_ratio"), "below epsilon", optional=True),
+                Query(by_run("mp_agent_adam_epsilon_lost_ratio"), "cannot hold it", optional=True),
+            ),
+            runbooks=(adam_epsilon_unsafe.ADAM_EPSILON_UNSAFE,),
+        ),
+    ),
+)

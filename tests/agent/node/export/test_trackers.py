@@ -1,0 +1,110 @@
+"""A real node agent that sends a run to real trackers, offline."""
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mp_agent.backtest.log.training_log import ReadOptions
+from mp_agent.backtest.readers.find import read_logs
+from mp_agent.ring import locations
+from mp_agent.ring.locations import AgentStatus
+from tests import waiting
+from tests.agent.node.agent_process import StartAgent, scrape, starting_agents
+
+wait_until = partial(waiting.wait_until, seconds=240)
+"""The trackers' packages take long to import."""
+
+STEPS = 5
+LOSS, NORM = "mp_agent/loss", "mp_agent/grad_norm"
+COLUMNS = {"step": "mp_agent/step", "loss": LOSS, "grad_norm": NORM}
+
+Track = Callable[[str], dict[str, float]]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(run_dir, settings) -> Iterator[StartAgent]:
+    with starting_agents(settings, run_dir) as start_:
+        yield start_
+
+
+@pytest.fixture
+def track(start, start_rank, run_dir) -> Track:
+    """Have an agent send a run to a tracker; return what it exported of the run meanwhile."""
+
+    def track_(tracker: str) -> dict[str, float]:
+        start_rank().steps(STEPS, gradients={"sum_sq": 4.0}, loss=2.5)
+        agent = start(trackers=(tracker,))
+        status = status_of(run_dir, agent.pid)
+        wait_until(lambda: sent(status, tracker), what=f"the first numbers at {tracker}")
+        exported = scrape(status)
+        agent.send_signal(signal.SIGTERM)
+        agent.wait()
+        assert (exported["step"], exported["loss"]) == (STEPS, 2.5)
+        return exported
+
+    return track_
+
+
+def status_of(run_dir: Path, pid: int) -> AgentStatus:
+    def current() -> AgentStatus | None:
+        status = locations.read_status(run_dir)
+        return status if status is not None and status.pid == pid and status.url else None
+
+    return wait_until(current, what="the node agent's status")
+
+
+def sent(status: AgentStatus, tracker: str) -> bool:
+    found = scrape(status)
+    assert not found[f"export_failures_total{{{tracker},0}}"], "the tracker refused something"
+    return f"export_last_success_timestamp_seconds{{{tracker},0}}" in found
+
+
+def test_tensorboard_holds_what_is_scraped(track, settings):
+    pytest.importorskip("tensorboardX")
+    exported = track("tensorboard")
+    source = settings.log_dir / "tensorboard" / "llama"
+    (log,) = read_logs(str(source), ReadOptions(columns={**COLUMNS, "step": "step"}))
+    last = log.points[-1]
+    assert (last.step, last.loss) == (STEPS, exported["loss"])
+    assert last.grad_norm == pytest.approx(exported["grad_norm"])
+
+
+def test_wandb_holds_what_is_scraped(track, settings, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_RUN_ID", "the-script")  # which stays the script's alone
+    exported = track("wandb")
+    (source,) = settings.log_dir.glob("wandb/offline-run-*/*.wandb")
+    assert "the-script" not in source.name
+    (log,) = read_logs(str(source), ReadOptions(columns=COLUMNS))
+    last = log.points[-1]
+    assert (last.step, last.loss) == (STEPS, exported["loss"])
+    assert last.grad_norm == pytest.approx(exported["grad_norm"])
+
+
+def test_mlflow_holds_what_is_scraped(track, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    exported = track("mlflow")
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("mp_agent")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "llama"
+    assert run.data.metrics[LOSS] == exported["loss"]
+    (found,) = client.get_metric_history(run.info.run_id, NORM)
+    assert (found.step, found.value) == (STEPS, pytest.approx(exported["grad_norm"]))
+
+
+def test_without_a_tracker_no_package_of_one_is_imported(start, start_rank, run_dir):
+    start_rank().steps(1)
+    status = status_of(run_dir, start().pid)
+    maps = Path(f"/proc/{status.pid}/maps").read_text()
+    assert "wandb" not in maps and "mlflow" not in maps
+    assert not [name for name in scrape(status) if name.startswith("export_failures")]

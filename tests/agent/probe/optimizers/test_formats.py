@@ -1,0 +1,57 @@
+"""The formats of a run, as its ring's schema has them."""
+
+import pytest
+import torch
+from torch import nn
+
+from mp_agent.probe.optimizers.formats import format_name
+
+
+def _facts(watched) -> dict[str, str]:
+    return {name: value for name, value in watched.read().schema.facts if name.endswith("_format")}
+
+
+def test_a_plain_run_is_in_fp32(watch):
+    watched, model = watch(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert _facts(watched) == {
+        "autocast_format": "",
+        "parameter_format": "fp32",
+        "gradient_format": "fp32",
+        "matmul_format": "fp32",
+    }
+
+
+def test_autocast_and_mixed_parameters_are_told_by_size(watch):
+    watched = watch()
+    model = nn.Sequential(nn.Linear(8, 8).bfloat16(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.ones(1, 8)).float().sum()
+    loss.backward()
+    optimizer.step()
+    facts = _facts(watched)
+    assert facts["autocast_format"] == "bf16"
+    assert facts["parameter_format"] == facts["gradient_format"] == "bf16+fp32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float16, "fp16"), (torch.float8_e4m3fn, "float8_e4m3fn")]
+)
+def test_formats_without_a_short_name_keep_torchs(dtype, name):
+    assert format_name(dtype) == name
+
+
+def test_tf32_is_told_where_it_is_allowed(watch):
+    watched, model = watch(), nn.Linear(2, 2)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert _facts(watched)["matmul_format"] == "tf32"

@@ -1,0 +1,46 @@
+"""The command as a whole: completion in shells, and help of every sub-command."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+
+from mp_agent.cli import EXAMPLES, main
+
+
+def completed(words: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", "from mp_agent.cli import main; main(prog_name='mp-agent')"],
+        check=False,
+        text=True,
+        capture_output=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "_MP_AGENT_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    return {line.partition(",")[2] for line in done.stdout.splitlines()}
+
+
+def test_shells_complete_commands_and_values() -> None:
+    assert completed("mp-agent ex") == {"exec", "export"}
+    assert completed("mp-agent export x --to p") == {"parquet"}
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_help_says_what_a_command_does_and_ends_with_an_example_of_it(name: str) -> None:
+    command = main.commands[name]
+    text = command.get_help(click.Context(command, info_name=f"mp-agent {name}"))
+    assert command.help and text.startswith(f"Usage: mp-agent {name}")
+    assert " ".join(text.split()).endswith(EXAMPLES[name])
+    words = shlex.split(EXAMPLES[name])
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {word for word in words[words.index(name) :] if word.startswith("--")}
+    assert name == "exec" or given <= known
