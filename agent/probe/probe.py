@@ -8,7 +8,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator, hooks, placement
+from mp_agent.probe.activations.sampling import ActivationSampling
+from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.guard.agreement import Agreement
 from mp_agent.probe.guard.requests import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
@@ -56,7 +59,9 @@ class Probe:
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
-        recorder = ContainedRecorder(self._guard.contain, self._registry, traits, settings)
+        recorder = self._recorder = ContainedRecorder(
+            self._guard.contain, self._registry, traits, settings, self._activations(settings)
+        )
         self._create_ring = create_ring
         self._connection = RingConnection(
             self._make_ring, self._guard, reports, recorder, self._phases
@@ -94,6 +99,7 @@ class Probe:
         if self._updates is not None:
             self._updates_guard.run("the guard's end", self._updates.close)
         self._guard.closed = self._updates_guard.closed = True
+        self._recorder.close()
         if self._patches is not None:
             self._patches.restore()
 
@@ -138,6 +144,16 @@ class Probe:
     def flush(self) -> None:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._tracker.flush)
+
+    def _activations(self, settings: Settings) -> StepActivations | None:
+        if not settings.measure_activations:
+            return None
+        sampling = ActivationSampling(
+            self._guard.run,
+            lambda: self._phases.in_training,
+            resolve(settings.thresholds)["fp16_near_overflow"],
+        )
+        return StepActivations(sampling, self._registry.note_unsupported)
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

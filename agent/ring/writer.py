@@ -84,6 +84,11 @@ class RingWriter:
             writer.stamp(Phase.STARTING)
         return writer
 
+    @property
+    def identity(self) -> RankIdentity:
+        """Which rank writes it."""
+        return self._head.identity
+
     def write_schema(self, schema: Schema, *, device_slots: tuple[int, int] = (0, 0)) -> None:
         """Begin a body for records of `schema`; later records must have its shape.
 

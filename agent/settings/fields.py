@@ -91,6 +91,11 @@ class Settings(BaseSettings):
         ge=1,
         description="Steps between two measurements of every layer (10 in the first 100 steps).",
     )
+    measure_activations: bool = Field(
+        False,
+        description="Measure the outputs of modules on the steps on which layers are measured, by "
+        "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
+    )
     measure_updates: bool = Field(
         True,
         description="Measure weights, their updates and the optimizer's state when layers are "

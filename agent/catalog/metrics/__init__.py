@@ -1,6 +1,8 @@
 """The metrics catalog: all records, in the order in which they are exposed."""
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics.activations.layers import ACTIVATION_LAYER_METRICS
+from mp_agent.catalog.metrics.activations.run import ACTIVATION_METRICS
 from mp_agent.catalog.metrics.agent.agent import AGENT_METRICS
 from mp_agent.catalog.metrics.agent.export import EXPORT_METRICS
 from mp_agent.catalog.metrics.agent.flight import FLIGHT_METRICS
@@ -50,6 +52,8 @@ METRICS: tuple[Metric, ...] = (
     *EXPORT_METRICS,
     *FLIGHT_METRICS,
     *TRANSPORT_METRICS,
+    *ACTIVATION_METRICS,
+    *ACTIVATION_LAYER_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}
