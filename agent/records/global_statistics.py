@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
-from mp_agent.records.columns import GRADIENTS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalStatistics:
@@ -42,4 +40,7 @@ class GlobalStatistics:
     @property
     def nonfinite_elements(self) -> float:
         """NaN and Inf gradient elements together."""
+        # Brings NumPy, which `import mp_agent` does without.
+        from mp_agent.records.columns import GRADIENTS
+
         return GRADIENTS.nonfinite_elements(self.gradients)
