@@ -14,9 +14,9 @@ from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRI
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
 from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
-from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
 from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
+from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
