@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mp_agent.errors import SettingError
 from mp_agent.records.conditions import ConditionEvent
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:
@@ -33,17 +34,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConditionEvent",
+    "GlobalStatistics",
     "__version__",
     "check",
+    "checkpoint_requested",
     "compare_precision",
     "declare",
     "evaluate_plan",
+    "global_statistics",
     "init",
     "observe",
     "on_condition",
     "phase",
     "recommend",
     "shutdown",
+    "stop_requested",
 ]
 
 ConditionCallback = TypeVar("ConditionCallback", bound=Callable[[ConditionEvent], object])
@@ -129,6 +134,38 @@ def on_condition(callback: ConditionCallback) -> ConditionCallback:
     if (api := _load()) is not None:
         api.on_condition(callback)
     return callback
+
+
+def global_statistics() -> GlobalStatistics | None:
+    """Return the newest statistics of the run that the ranks have merged, on any rank.
+
+    With `init(reduction="process_group")`, every `reduction_interval` steps; a step or two behind
+    the step under way, on a GPU four more. None before the first ones, or without the setting. The
+    numbers are those that the node agents export. Never raises.
+    """
+    api = _loaded()
+    found: GlobalStatistics | None = None if api is None else api.global_statistics()
+    return found
+
+
+def checkpoint_requested() -> bool:
+    """Return whether the guard has asked for a checkpoint since the last call.
+
+    True once per request, at the same step on every rank, so that it may be asked of each in the
+    training loop; False without the policy `request_checkpoint`. Never raises.
+    """
+    api = _loaded()
+    return False if api is None else bool(api.checkpoint_requested())
+
+
+def stop_requested() -> bool:
+    """Return whether the guard has asked the training to stop.
+
+    True from the same step on every rank; False without the policy `request_stop`. The guard ends
+    nothing by itself. Never raises.
+    """
+    api = _loaded()
+    return False if api is None else bool(api.stop_requested())
 
 
 def _loaded() -> ModuleType | None:

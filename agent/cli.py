@@ -35,10 +35,12 @@ EXAMPLES = {
     "dashboards": "mp-agent dashboards --output dashboards/",
     "doctor": "mp-agent doctor --prometheus http://prometheus:9090 --run llama-7b",
     "dump": "mp-agent dump --run llama-7b",
+    "evaluate": "mp-agent evaluate train.py:make_model --precision bf16-autocast",
     "exec": "mp-agent exec torchrun --nproc-per-node=8 train.py",
     "export": "mp-agent export http://prometheus:9090 --run llama --start 6h --to parquet",
     "node": "mp-agent node --dir /dev/shm/mp_agent-1000",
     "postmortem": "mp-agent postmortem flight/llama-7b --html postmortem.html",
+    "recommend": "mp-agent recommend train.py:make_model --goal memory",
     "rules": "mp-agent rules --set grad_norm_high=200 --output mp_agent.rules.yaml",
     "run": "torchrun --nproc-per-node=8 -m mp_agent run train.py",
     "top": "mp-agent top --url http://node-7:9464 --sort grad_abs_max",
@@ -65,7 +67,6 @@ for command in (
     dashboards_command,
     top_command,
 ):
-    command.epilog = "\n\n".join(
-        filter(None, (command.epilog, f"Example: {EXAMPLES[str(command.name)]}"))
-    )
+    if example := EXAMPLES.get(str(command.name)):
+        command.epilog = "\n\n".join(filter(None, (command.epilog, f"Example: {example}")))
     main.add_command(command)

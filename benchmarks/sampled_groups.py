@@ -1,6 +1,6 @@
 """What each group of sampled statistics costs, on a sampled step and on average.
 
-The transformer of `step_overhead` is trained with every layer measured on every step. In turn one
+The small transformer of `training` is trained with every layer measured on every step. In turn one
 step is made with no group, and one with each group alone; the probe's own time per step is
 compared within such a round. On average a group costs its extra time once per `layer_interval`.
 
@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.machine import describe, markdown
-from benchmarks.step_overhead import transformer_step
+from benchmarks.training import make_training
 from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
@@ -36,7 +36,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
     device = torch.device("cpu")
-    step = transformer_step(device)
+    training = make_training(device)
+
+    def step() -> None:
+        training.step(lambda: None)
+
     step()
     extra: dict[str, list[float]] = {group: [] for group in GROUPS}
     with tempfile.TemporaryDirectory() as directory:
@@ -59,7 +63,10 @@ def _watched_seconds(step: Callable[[], None], directory: Path, group: str) -> f
     """Return the time of a step on which one group, or none, is measured."""
     identity = make_identity("benchmark")
     settings = Settings(
-        layer_interval=1, overhead_budget=1.0, **{each: each == group for each in GROUPS}
+        layer_interval=1,
+        overhead_budget=1.0,
+        measure_updates=group == "measure_updates",
+        measure_distribution=group == "measure_distribution",
     )
     path = directory / "rank0.ring"
     probe = Probe(lambda: RingWriter.create(path, identity), settings)

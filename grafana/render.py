@@ -89,6 +89,7 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
             .keep_time(True)
         )
         .annotation(_alert_annotation())
+        .annotation(_guard_annotation())
     )
     for variable in _variables(board):
         made.with_variable(variable)
@@ -108,6 +109,21 @@ def _alert_annotation() -> dashboard.AnnotationQuery:
         .title_format("{{alertname}}")
         .text_format("{{severity}}: run {{run}}")
         .tag_keys("severity")
+    )
+
+
+def _guard_annotation() -> dashboard.AnnotationQuery:
+    actions = f"increase({series('mp_agent_guard_actions_total')}[$__rate_interval])"
+    return (
+        dashboard.AnnotationQuery()
+        .name("Guard")
+        .datasource(DATASOURCE)
+        .enable(True)
+        .icon_color("blue")
+        .expr(f"sum by (run, action, mode) ({actions}) > 0")
+        .title_format("guard: {{action}}")
+        .text_format("{{mode}}: run {{run}}")
+        .tag_keys("action,mode")
     )
 
 

@@ -53,6 +53,8 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentSecondMomentStale": (_OPTIMIZER,),
     "MpAgentUpdatesLost": (_OPTIMIZER,),
     "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),
+    "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
+    "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

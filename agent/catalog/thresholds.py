@@ -363,6 +363,13 @@ THRESHOLDS = (
         unit="{step}",
         meaning="usual step times that a pause must exceed to be a stall",
     ),
+    Threshold(
+        name="fp16_near_overflow",
+        value=60_000.0,
+        unit="{activation}",
+        meaning="magnitude above which an element of an FP16 output counts as close to overflow, "
+        "which is at 65 504",
+    ),
 )
 
 DEFAULTS: Mapping[str, float] = {threshold.name: threshold.value for threshold in THRESHOLDS}

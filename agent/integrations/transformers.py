@@ -45,7 +45,7 @@ class MpAgentCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the conditions that have begun or ceased to the trainer's history."""
         for event in self._conditions.taken():
-            entry = {"step": event.step, "mp_agent_condition": asdict(event)}
+            entry = {"step": event.step, "mp_agent": asdict(event)}
             state.log_history.append(entry)
 
 

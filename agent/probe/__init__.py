@@ -12,8 +12,12 @@ A gradient's way goes through these packages downwards, from the hook to the rin
    `deepspeed` makes such plans of engines, `placement` finds which share of each parameter this
    rank holds.
 6. `statistics` compute the rows, by kernels for each kind of device.
-7. `delivery` brings the step into the ring (`mp_agent.ring`): at once from the host, by transfers
+7. `activations` measure the outputs of modules, on sampled steps, in the forward pass before.
+8. `delivery` brings the step into the ring (`mp_agent.ring`): at once from the host, by transfers
    with checksums from a device. `accelerator` has all calls to the runtime of a device.
+
+Where the user asks for it, `guard` acts on updates, after they were measured, and `reduction` has
+the ranks merge their records by themselves.
 
 Around it: `api` implements the public functions; `attachment` ties the probe to this process, with
 its ring (`rank_ring`), its node agent and its exit (`processes`); `identity` finds out which rank

@@ -1,4 +1,6 @@
-"""Everything that the probe asks of an accelerator's runtime. None of it waits for a device.
+"""Everything that the probe asks of an accelerator's runtime.
+
+None of it waits for a device, but for `HostCopy.numbers`, which only the guard uses.
 
 Callers use these functions through the module, so that tests can put a simulated device in place.
 """
@@ -85,6 +87,27 @@ def register_host_memory(memory: memoryview, device: torch.device) -> bool:
 def copy_to_host(target: torch.Tensor, values: torch.Tensor) -> None:
     """Begin to copy `values` to `target`, in the order of the current stream."""
     target.copy_(values, non_blocking=True)
+
+
+class HostCopy:
+    """Numbers on their way to the host, as they are now."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if values.device.type != "cuda":
+            self._host = values.to("cpu", copy=True)
+            return
+        self._host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+        self._host.copy_(values, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(torch.cuda.current_stream(values.device))
+
+    def numbers(self) -> list[float]:
+        """Return them; waits for a device that has not come so far."""
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[float] = self._host.tolist()
+        return numbers
 
 
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:

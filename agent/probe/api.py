@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn, optim
 
 from mp_agent.probe.attachment import Attachment
-from mp_agent.probe.identity.process_group import members_of
+from mp_agent.probe.identity.process_group import group_of, members_of
 from mp_agent.probe.placement import declarations
 from mp_agent.probe.processes.condition_callbacks import ConditionCallback
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.settings import load_settings
 
@@ -58,7 +59,11 @@ def _init(
             return
     if not settings.enabled or not _make_way(arguments):
         return
-    attachment = Attachment(settings, setting_errors=ignored, callbacks=_callbacks, members=members)
+    agrees = settings.guard or settings.reduction == "process_group"
+    group = group_of(process_group) if agrees else None
+    attachment = Attachment(
+        settings, setting_errors=ignored, callbacks=_callbacks, members=members, group=group
+    )
     try:
         attachment.begin(model, optimizer)
     except BaseException:
@@ -127,6 +132,23 @@ def _same(one: ConditionCallback, other: ConditionCallback) -> bool:
     except Exception as error:
         pass_on(error)
         return False
+
+
+def global_statistics() -> GlobalStatistics | None:
+    """See `mp_agent.global_statistics`."""
+    return None if _attachment is None else _attachment.probe.global_statistics
+
+
+def checkpoint_requested() -> bool:
+    """See `mp_agent.checkpoint_requested`."""
+    requests = None if _attachment is None else _attachment.probe.requests
+    return requests is not None and requests.take_checkpoint()
+
+
+def stop_requested() -> bool:
+    """See `mp_agent.stop_requested`."""
+    requests = None if _attachment is None else _attachment.probe.requests
+    return requests is not None and requests.stop
 
 
 def declare(target: object, *, shard: object, replicate: object, counted: object) -> None:

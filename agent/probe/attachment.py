@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
+import torch.distributed as dist
 from torch import nn, optim
 
 from mp_agent.probe.identity.process_group import Members
@@ -42,9 +43,13 @@ class Attachment:
         setting_errors: int,
         callbacks: Sequence[ConditionCallback] = (),
         members: Members | None = None,
+        group: dist.ProcessGroup | None = None,
         asked_for: bool = True,
     ) -> None:
-        """Install nothing yet; asked_for: by a call in the program, not by the environment."""
+        """Install nothing yet; asked_for: by a call in the program, not by the environment.
+
+        group: of the members, where it is not the job's own.
+        """
         self._settings = settings
         self._setting_errors = setting_errors
         self._callbacks = callbacks
@@ -63,6 +68,7 @@ class Attachment:
             settings,
             on_step=self._on_step,
             ranks_in_run=world_size if members is None else lambda: len(members.ranks),
+            group=lambda: group,
         )
 
     def begin(self, model: nn.Module | None, optimizer: optim.Optimizer | None) -> None:

@@ -4,19 +4,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe import hooks, placement
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.probe import accelerator, hooks, placement
+from mp_agent.probe.activations.sampling import ActivationSampling
+from mp_agent.probe.activations.step import StepActivations
+from mp_agent.probe.guard.agreement import Agreement
+from mp_agent.probe.guard.requests import Requests
+from mp_agent.probe.guard.training_guard import TrainingGuard
+from mp_agent.probe.hooks import updates
+from mp_agent.probe.identity.process_group import own_group
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
+from mp_agent.probe.reduction.group_reduction import GroupReduction
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -25,7 +36,8 @@ class Probe:
     """Watches one process. Nothing that it is asked to do raises.
 
     create_ring: called once the rank is known, see `RingConnection`. on_step: called at the end of
-    each step of the run. ranks_in_run: the number of ranks that train together.
+    each step of the run. ranks_in_run: the number of ranks that train together. group: returns the
+    process group of these; None for the job's own.
     """
 
     def __init__(
@@ -35,6 +47,7 @@ class Probe:
         *,
         on_step: Callable[[], None] = lambda: None,
         ranks_in_run: Callable[[], int] = placement.world_size,
+        group: Callable[[], dist.ProcessGroup | None] = lambda: None,
     ) -> None:
         reports = self._reports = ProbeReports()
         self._guard = Guard(
@@ -46,8 +59,14 @@ class Probe:
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
-        recorder = ContainedRecorder(self._guard.contain, self._registry, traits, settings)
-        self._connection = RingConnection(create_ring, self._guard, reports, recorder, self._phases)
+        recorder = self._recorder = ContainedRecorder(
+            self._guard.contain, self._registry, traits, settings, self._activations(settings)
+        )
+        self._create_ring = create_ring
+        self._connection = RingConnection(
+            self._make_ring, self._guard, reports, recorder, self._phases
+        )
+        self._reduction = _reduction_of(settings, group)
         context = TrackerContext(
             registry=self._registry,
             recorder=recorder,
@@ -55,17 +74,32 @@ class Probe:
             traits=traits,
             connection=self._connection,
         )
-        self._tracker = StepTracker(context, self._guard, on_step)
+        self._tracker = StepTracker(context, self._guard, self._step_ended)
+        self._on_step = on_step
+        self._context = context
+        self._updates = _guard_of_updates(settings, context, group)
+        self._updates_guard = Guard(on_failure=reports.count_failure)
+        """Of its own: ranks wait for each other in it, so it goes on where the probe gives up."""
         self._patches: hooks.Patches | None = None
 
     def attach(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         """Install the hooks. `model` and `optimizer` settle which ones are the run's, if given."""
         self._registry.settle(model, optimizer)
-        self._patches = hooks.install(self._tracker, self._guard)
+        patches = self._patches = hooks.Patches()
+        if self._updates is not None:
+            updates.install_on_scalers(patches, self._updates, self._updates_guard)
+        hooks.install(patches, self._tracker, self._guard)
+        if self._updates is not None:
+            updates.install_on_optimizers(patches, self._updates, self._updates_guard)
+        if self._reduction is not None:
+            hooks.teardown.install(patches, self._reduction, self._guard)
 
     def detach(self) -> None:
         """Remove all hooks. Not to be called from within an optimizer's step."""
-        self._guard.closed = True
+        if self._updates is not None:
+            self._updates_guard.run("the guard's end", self._updates.close)
+        self._guard.closed = self._updates_guard.closed = True
+        self._recorder.close()
         if self._patches is not None:
             self._patches.restore()
 
@@ -84,6 +118,16 @@ class Probe:
         """Use what the trainer reports of the step under way."""
         self._guard.run("observe", self._tracker.observe, loss, step, lr, tokens)
 
+    @property
+    def global_statistics(self) -> GlobalStatistics | None:
+        """The newest statistics that the ranks have reduced; None without any."""
+        return None if self._reduction is None else self._reduction.latest
+
+    @property
+    def requests(self) -> Requests | None:
+        """What the guard asks of the training loop; None without a guard."""
+        return None if self._updates is None else self._updates.requests
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Mark a stretch that is not training."""
@@ -101,10 +145,60 @@ class Probe:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._tracker.flush)
 
+    def _activations(self, settings: Settings) -> StepActivations | None:
+        if not settings.measure_activations:
+            return None
+        sampling = ActivationSampling(
+            self._guard.run,
+            lambda: self._phases.in_training,
+            resolve(settings.thresholds)["fp16_near_overflow"],
+        )
+        return StepActivations(sampling, self._registry.note_unsupported)
+
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()
         self._tracker.captured(event, arguments)
 
+    def _make_ring(self) -> RingWriter | None:
+        writer = self._create_ring()
+        if writer is not None and self._reduction is not None:
+            writer.on_complete = self._reduction.record_written
+        return writer
+
+    def _step_ended(self) -> None:
+        """Look after the run, then reduce: what the one raises does not keep the other away."""
+        try:
+            self._on_step()
+        finally:
+            if self._reduction is not None:
+                ended = self._context.step.sequence - 1
+                on_host = accelerator.computing_device() is None
+                self._reduction.step_ended(ended, on_host=on_host)
+
     def _enter_phase(self, name: object) -> None:
         self._tracker.collect()
         self._phases.enter(str(name))
+
+
+def _reduction_of(
+    settings: Settings, group: Callable[[], dist.ProcessGroup | None]
+) -> GroupReduction | None:
+    """Return the reduction that the settings ask for; None where the agents alone merge."""
+    if settings.reduction == "agents":
+        return None
+    return GroupReduction(lambda: own_group(group()), settings.reduction_interval)
+
+
+def _guard_of_updates(
+    settings: Settings, context: TrackerContext, group: Callable[[], dist.ProcessGroup | None]
+) -> TrainingGuard | None:
+    """Return the guard that the settings ask for; None without policies."""
+    if not settings.guard:
+        return None
+    return TrainingGuard(
+        settings.guard,
+        context,
+        Agreement(group),
+        dry_run=settings.guard_dry_run,
+        fused_kernels=settings.fused_kernels,
+    )

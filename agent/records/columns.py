@@ -75,6 +75,9 @@ class ColumnFamily:
     """Whether replicas of a share are expected to have equal rows."""
     counts_when_skipped: bool = True
     """Whether rows of a step count whose update GradScaler skipped."""
+    of_parameters: bool = True
+    """Whether rows are of parameters, and of their shares; other families have shares of their own,
+    and take no room where nothing of them is measured."""
 
     def __post_init__(self) -> None:
         for column in self.columns:
@@ -182,6 +185,23 @@ STEP_COLUMNS = (
         "device_overhead_ratio",
         Algebra.OWN,
         "share of the time of recent steps that the probe took on the device",
+    ),
+    *(
+        Column(
+            f"guard_{action}",
+            Algebra.MAX,
+            f"1 if the guard {meaning}, 0.5 if it would have but for a dry run",
+        )
+        for action, meaning in (
+            ("skip_update", "skipped the update"),
+            ("clip_gradients", "scaled the gradients down"),
+            ("lower_learning_rate", "lowered the learning rate"),
+            ("raise_loss_scale", "raised the loss scale"),
+            ("widen_precision", "switched modules to a wider precision"),
+            ("request_checkpoint", "asked for a checkpoint"),
+            ("request_stop", "asked the training to stop"),
+            ("none_left", "was to act, and had acted too often to do so"),
+        )
     ),
 )
 """What a rank knows of a step as a whole."""
@@ -354,7 +374,38 @@ DISTRIBUTION = ColumnFamily(
     counts_when_skipped=False,
 )
 
-FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS, OPTIMIZER, DISTRIBUTION)
+
+ACTIVATIONS = ColumnFamily(
+    name="activations",
+    row="elements of the outputs of modules, of every rank's own part of the batch",
+    columns=(
+        _sampled("elements", Algebra.SUM, "elements looked at"),
+        _sampled("sum", Algebra.SUM, "sum of the finite elements", signed=True),
+        _sampled("sum_squares", Algebra.SUM, "sum of squares of the finite elements"),
+        _sampled("abs_max", Algebra.MAX, "largest magnitude among the finite elements"),
+        _sampled("zero_elements", Algebra.SUM, "elements equal to zero (either sign)"),
+        _sampled("nan_elements", Algebra.SUM, "elements that are NaN"),
+        _sampled("inf_elements", Algebra.SUM, "elements that are +Inf or -Inf"),
+        _sampled(
+            "near_overflow_elements",
+            Algebra.SUM,
+            "finite elements of FP16 outputs with a magnitude above `fp16_near_overflow`",
+        ),
+        _sampled(
+            "nonfinite_call",
+            Algebra.MIN,
+            "which call of a module in the step, counted from 0, was the first with an output that "
+            "is not finite; absent without any",
+        ),
+    ),
+    key="elements",
+    required=("elements", "abs_max"),
+    size="elements",
+    of_parameters=False,
+)
+"""Rows count with elements that are not finite: the other statistics leave those out."""
+
+FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS, OPTIMIZER, DISTRIBUTION, ACTIVATIONS)
 """All of them. When there are too many series, the layers of the last family give way first."""
 
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)

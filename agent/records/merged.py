@@ -120,6 +120,11 @@ class MergedStep:
         return self.columns.get("skipped", 0.0) > 0.0
 
     @property
+    def skipped_by_guard(self) -> bool:
+        """Whether the guard kept the update from the weights, and not in a dry run."""
+        return self.columns.get("guard_skip_update", 0.0) == 1.0
+
+    @property
     def loss_scale(self) -> float | None:
         """The loss scale in force; None without one.
 

@@ -105,6 +105,16 @@ class Schema:
         """The columns of the gradients."""
         return self.columns(GRADIENTS.name)
 
+    @property
+    def parameter_shares(self) -> int:
+        """The number of shares of parameters, which come first."""
+        return sum(not share.family for share in self.shares)
+
+    @property
+    def parameter_layers(self) -> int:
+        """The number of layers that are parameters, which come first."""
+        return sum(not self.shares[layer.share].family for layer in self.layers)
+
     def fact(self, name: str) -> str:
         """Return the fact called `name`; "" if the probe did not determine it."""
         return dict(self.facts).get(name, "")

@@ -41,6 +41,14 @@ class FirstNonfinite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstNonfiniteOutput:
+    """The first module of a forward pass whose output was not finite, and the trainer's step."""
+
+    step: int
+    layer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFindings:
     """What `mp-agent check` found in the main script and what it imports of its project."""
 
@@ -83,6 +91,7 @@ class RunView:
     coverage: float = 1.0
     missing_ranks: tuple[int, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
+    first_nonfinite_output: FirstNonfiniteOutput | None = None
     optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
     """Where there are several, by the value of the label `optimizer`."""
     optimizer_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)

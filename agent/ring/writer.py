@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mp_agent.errors import RingError
@@ -54,6 +55,8 @@ class RingWriter:
         self._unsupported_slots = SlotWriter(memory, UNSUPPORTED_SLOTS)
         self._body: _BodyWriter | None = None
         self._regions = Regions(fd, self._map)
+        self.on_complete: Callable[[StepRecord, Schema], None] | None = None
+        """Called with each complete record before it is written."""
         self._newest_sequence = 0
         """Of the steps that were written or dropped."""
 
@@ -80,6 +83,11 @@ class RingWriter:
             writer = cls(path, fd, head)
             writer.stamp(Phase.STARTING)
         return writer
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Which rank writes it."""
+        return self._head.identity
 
     def write_schema(self, schema: Schema, *, device_slots: tuple[int, int] = (0, 0)) -> None:
         """Begin a body for records of `schema`; later records must have its shape.
@@ -123,6 +131,8 @@ class RingWriter:
         body, state = self._known_body(), self._state
         payload = encode_step(record, body.schema)
         state.started_sequence = max(state.started_sequence, record.sequence)
+        if complete and self.on_complete is not None:
+            self.on_complete(record, body.schema)
         if not complete:
             number = body.open_written = body.open_written + 1
             body.open_steps.write(number, payload)

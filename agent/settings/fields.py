@@ -13,6 +13,7 @@ from mp_agent.settings.kinds import (
     AbsolutePath,
     Address,
     Exporters,
+    GuardPolicies,
     HeaderSecret,
     Texts,
     Thresholds,
@@ -89,6 +90,11 @@ class Settings(BaseSettings):
         100,
         ge=1,
         description="Steps between two measurements of every layer (10 in the first 100 steps).",
+    )
+    measure_activations: bool = Field(
+        False,
+        description="Measure the outputs of modules on the steps on which layers are measured, by "
+        "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
     )
     measure_updates: bool = Field(
         True,
@@ -220,6 +226,24 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Overrides of the alerts' windows, severities and selectors, in the syntax "
         "of `mp-agent rules --set`: `{stall_window: 20m, MpAgentLossSpike: off}`.",
+    )
+    guard: GuardPolicies = Field(
+        default_factory=dict,
+        description="Policies by which the guard acts on updates that would harm the training: "
+        "names, `true` for skip_nonfinite and clip_spikes, or a table with parameters, "
+        "`{clip_spikes: {factor: 3}}`; empty: no guard.",
+    )
+    guard_dry_run: bool = Field(
+        False, description="Only log and count what the guard would have done."
+    )
+    reduction: Literal["agents", "process_group"] = Field(
+        "agents",
+        description="Who merges the ranks' columns: agents: the node agents alone; process_group: "
+        "the ranks as well, by collectives of a group of their own, so that "
+        "`mp_agent.global_statistics()` has them on every rank.",
+    )
+    reduction_interval: int = Field(
+        10, ge=1, description="Steps between two reductions by the ranks."
     )
     time_scale: float = Field(
         1.0,

@@ -1,7 +1,7 @@
 """Types of the values that settings have, with their checks."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
+from mp_agent.catalog.guard import default_policies, with_defaults
 from mp_agent.catalog.thresholds import resolve
+from mp_agent.errors import CatalogError
 
 _EXPORTERS = ("prometheus", "otlp")
 _TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
@@ -51,6 +53,29 @@ def _has_otlp() -> bool:
         return all(find_spec(f"opentelemetry.{package}") for package in _OTLP_PACKAGES)
     except (ImportError, ValueError):  # absent, or another module of that name
         return False
+
+
+def _as_policies(value: Any) -> Any:
+    """Return policies as a table: of names alone, and of True, with the parameters' defaults."""
+    if isinstance(value, str) and value.strip().lower() in _ON_OR_OFF:
+        value = _ON_OR_OFF[value.strip().lower()]
+    elif isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    if isinstance(value, bool):
+        return default_policies() if value else {}
+    if not isinstance(value, Mapping):
+        names = _split(value)
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise ValueError("must be True, names of policies, or a table of them")
+        value = {str(name): {} for name in names}
+    table = {str(name): values or {} for name, values in value.items()}
+    try:
+        return with_defaults(table)
+    except CatalogError as error:
+        raise ValueError(str(error)) from None
+
+
+_ON_OR_OFF = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 
 
 def _known_thresholds(value: dict[str, float]) -> dict[str, float]:
@@ -107,6 +132,9 @@ Address = Annotated[str, AfterValidator(_reachable)]
 
 Exporters = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_exporters)]
 """Names, as JSON or separated by commas where they are one text."""
+
+GuardPolicies = Annotated[dict[str, dict[str, float | str]], BeforeValidator(_as_policies)]
+"""Policies of the guard, each with all its parameters."""
 
 Trackers = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_trackers)]
 """Names, as JSON or separated by commas where they are one text."""

@@ -38,6 +38,8 @@ _CONSTANT: Mapping[Metric, float] = {
     metrics.STRAGGLER_SLOWDOWN: 1.05,
 }
 _COUNTERS = (
+    metrics.ACTIVATION_NEAR_OVERFLOW,
+    metrics.ACTIVATION_NONFINITE,
     metrics.ATTEMPTS,
     metrics.CLIPPED_STEPS,
     metrics.GRAD_NONFINITE_REPEATED,

@@ -2,6 +2,9 @@
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME as _BY_NAME
 
+ACTIVATION_NEAR_OVERFLOW = _BY_NAME["mp_agent_activation_near_overflow_elements_total"]
+ACTIVATION_NONFINITE = _BY_NAME["mp_agent_activation_nonfinite_elements_total"]
+ATTEMPT_STEP = _BY_NAME["mp_agent_attempt_step"]
 ADAM_BELOW_EPSILON = _BY_NAME["mp_agent_adam_below_epsilon_ratio"]
 ADAM_EPSILON_LOST = _BY_NAME["mp_agent_adam_epsilon_lost_ratio"]
 ATTEMPTS = _BY_NAME["mp_agent_run_attempts_total"]
@@ -16,6 +19,7 @@ COVERAGE = _BY_NAME["mp_agent_coverage_ratio"]
 DEAD_LAYER = _BY_NAME["mp_agent_dead_layer_info"]
 DIVERGENT_RANKS = _BY_NAME["mp_agent_divergent_ranks_info"]
 EXPLODING_LAYER = _BY_NAME["mp_agent_exploding_layer_info"]
+FIRST_NONFINITE_OUTPUT = _BY_NAME["mp_agent_activation_first_nonfinite_info"]
 FIRST_NONFINITE = _BY_NAME["mp_agent_first_nonfinite_info"]
 GRAD_ABS_MIN = _BY_NAME["mp_agent_grad_abs_min"]
 GRAD_EXPLODED = _BY_NAME["mp_agent_grad_exploded_steps_total"]

@@ -29,6 +29,13 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
         "MpAgentLearningRateJump",
     ),
     "MpAgentReplicaDivergence": (),
+    "MpAgentActivationNonFinite": (
+        "MpAgentRankNonFinite",
+        "MpAgentNonFiniteUpdate",
+        "MpAgentActivationNearOverflow",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
     "MpAgentGradientExplosion": (
         "MpAgentReplicaDivergence",
         "MpAgentClippingBeforeUnscale",

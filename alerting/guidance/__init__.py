@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mp_agent.alerting.guidance.activations import ACTIVATIONS
 from mp_agent.alerting.guidance.gradients import GRADIENTS
 from mp_agent.alerting.guidance.loss import LOSS
 from mp_agent.alerting.guidance.loss_scale import LOSS_SCALE
@@ -17,6 +18,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     **RANKS,
     **RUNS,
     **OPTIMIZER,
+    **ACTIVATIONS,
 }
 """By name of the condition."""
 

@@ -53,6 +53,8 @@ _SEVERITIES = {
     "MpAgentSecondMomentStale": (_W,),
     "MpAgentUpdatesLost": (_W,),
     "MpAgentAdamEpsilonUnsafe": (_W,),
+    "MpAgentActivationNonFinite": (_C,),
+    "MpAgentActivationNearOverflow": (_W,),
 }
 
 _HOLD_SECONDS = {
@@ -115,6 +117,7 @@ _COUNTED = {
     "layer_flushed": 0.31,
     "moment_rms_high": 2.3,
     "moment_rms_samples": 2,
+    "fp16_near_overflow": 60_000,
 }
 """Numbers that the node agent compares against, step by step."""
 

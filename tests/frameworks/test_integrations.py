@@ -85,8 +85,8 @@ class TestTransformers:
         assert tokens_of(trained("transformers"), "resumed") == seen  # as many steps again
 
     def test_a_condition_stands_in_its_history(self, history):
-        (found,) = [entry for entry in history if "mp_agent_condition" in entry]
-        assert found["mp_agent_condition"]["name"] == CONDITION
+        (found,) = [entry for entry in history if "mp_agent" in entry]
+        assert found["mp_agent"]["name"] == CONDITION
 
 
 class TestLightning:

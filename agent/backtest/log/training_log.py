@@ -27,6 +27,7 @@ class Quantity(Enum):
     CODE = "what a check of the code found"
     DISTRIBUTION = "how gradients are distributed"
     OPTIMIZER = "the weights' updates and the optimizer's state"
+    ACTIVATIONS = "outputs of modules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

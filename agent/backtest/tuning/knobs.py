@@ -108,6 +108,8 @@ UNTUNABLE = frozenset(
         "MpAgentRunVanished",
         "MpAgentCoverageLow",
         "MpAgentTelemetryDegraded",
+        "MpAgentActivationNonFinite",
+        "MpAgentActivationNearOverflow",
     )
 )
 """Conditions that healthy runs do not have, or that are a matter of durations."""

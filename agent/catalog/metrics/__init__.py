@@ -1,6 +1,8 @@
 """The metrics catalog: all records, in the order in which they are exposed."""
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metrics.activations.layers import ACTIVATION_LAYER_METRICS
+from mp_agent.catalog.metrics.activations.run import ACTIVATION_METRICS
 from mp_agent.catalog.metrics.agent.agent import AGENT_METRICS
 from mp_agent.catalog.metrics.agent.export import EXPORT_METRICS
 from mp_agent.catalog.metrics.agent.flight import FLIGHT_METRICS
@@ -21,6 +23,7 @@ from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
 from mp_agent.catalog.metrics.run.waiting import WAITING_METRICS
+from mp_agent.catalog.metrics.training.guard import GUARD_METRICS
 from mp_agent.catalog.metrics.training.learning import LEARNING_METRICS
 from mp_agent.catalog.metrics.training.loss import LOSS_METRICS
 from mp_agent.catalog.metrics.training.loss_scale import LOSS_SCALE_METRICS
@@ -33,6 +36,7 @@ METRICS: tuple[Metric, ...] = (
     *GRADIENT_METRICS,
     *NORM_METRICS,
     *LEARNING_METRICS,
+    *GUARD_METRICS,
     *LOSS_SCALE_METRICS,
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
@@ -48,6 +52,8 @@ METRICS: tuple[Metric, ...] = (
     *EXPORT_METRICS,
     *FLIGHT_METRICS,
     *TRANSPORT_METRICS,
+    *ACTIVATION_METRICS,
+    *ACTIVATION_LAYER_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

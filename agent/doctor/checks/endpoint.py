@@ -38,7 +38,7 @@ LOSSES = (
     ),
     Loss(
         "mp_agent_export_failures_total",
-        "the node agent's log says why pushes by OTLP do not arrive",
+        "the node agent's log says why pushes by OTLP or to a tracker do not arrive",
     ),
     Loss(
         "mp_agent_push_failures_total",

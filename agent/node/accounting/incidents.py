@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mp_agent.node.accounting.activations import first_nonfinite_layer
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
-from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import FirstNonfinite
 
@@ -36,7 +37,9 @@ class IncidentTracker(Tracker):
         self.fold(step)
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
-        """Note the layer, if the gradients of the incident's first step show it."""
+        """Note the layer, if the gradients or outputs of the incident's first step show it."""
+        if sample.layers.family is ACTIVATIONS and (layer := first_nonfinite_layer(sample.views)):
+            self.set_layer(sample.sequence, layer, phase="forward")
         if sample.layers.family is not GRADIENTS:
             return
         if nearest_output := sample.layers.nonfinite_nearest_output():
@@ -64,12 +67,13 @@ class IncidentTracker(Tracker):
             self.suspect_steps = 0
             self.clean_steps += 1
 
-    def set_layer(self, sequence: int, layer: str) -> None:
+    def set_layer(self, sequence: int, layer: str, *, phase: str = "backward") -> None:
         """Set the layer of the incident's first step, which is known a little after the step.
 
-        Only a value that arose in backward has one: a non-finite loss affects all layers.
+        Gradients show only the layer of a value that arose in backward: a non-finite loss affects
+        all of them. Where a value arose in forward, outputs of modules show it.
         """
-        if self.first and self.first_sequence == sequence and self.first.phase == "backward":
+        if self.first and self.first_sequence == sequence and self.first.phase == phase:
             self.first = replace(self.first, layer=layer)
 
     def _suspect(self, step: MergedStep) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
+from mp_agent.node.accounting.activations import NonfiniteOutputTracker
 from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
 from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.gradients.second_moments import SecondMoments
@@ -41,6 +42,7 @@ class Progress:
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)
     moments: SecondMoments = field(default_factory=SecondMoments)
+    outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:

@@ -64,7 +64,7 @@ def make_delivery(
     """
     device = source_of(gradients_device)
     if device is None:
-        return HostDelivery(writer, order)
+        return HostDelivery(writer, schema, order)
     return DeviceDelivery(
         writer,
         schema,

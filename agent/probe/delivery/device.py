@@ -8,6 +8,7 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
+from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
 from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.probe.delivery.unscale import unscaled
@@ -16,7 +17,7 @@ from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Schema
-from mp_agent.records.steps import FloatArray, LayerTable
+from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
@@ -54,8 +55,9 @@ class DeviceDelivery:
         self.wants_all_layers = gradients_device == device
         step_size = len(STEP_COLUMN_NAMES) + DEVICE_SCALARS
         layer_slots = 0
+        self._own = OwnShares(schema)
         if self.wants_all_layers:
-            step_size += len(schema.shares) * columns
+            step_size += self._own.parameter_shares * columns
             layer_slots = _LAYER_SLOTS
         self._writer = writer
         self._schedule = schedule
@@ -70,8 +72,17 @@ class DeviceDelivery:
             if self._ring is None
             else self._ring.steps
         )
-        self._layers = TransferSlots.pinned(layer_slots, len(schema.layers) * columns, device)
-        rows = len(schema.shares) + len(schema.layers)
+        self._layers = TransferSlots.pinned(
+            layer_slots, self._own.parameter_layers * columns, device
+        )
+        self._own_slots = TransferSlots.pinned(
+            _LAYER_SLOTS if self._own.numbers else 0, self._own.numbers, device
+        )
+        self._own_rows: dict[int, OwnRows] = {}
+        """By step, what has arrived of it and is in no table yet."""
+        self._with_layers: set[int] = set()
+        """Steps that are on their way, and of which a table of gradients was sent."""
+        rows = self._own.parameter_shares + self._own.parameter_layers
         sampled = rows * sum(len(own.columns) for own in schema.families[1:])
         self._sampled = TransferSlots.pinned(_SAMPLED_SLOTS if layer_slots else 0, sampled, device)
         self._arrived: dict[int, dict[str, tuple[FloatArray, FloatArray]]] = {}
@@ -120,6 +131,8 @@ class DeviceDelivery:
                 accelerator.wait_for_stream(self._device, stream)
         if step.sampled and self.wants_all_layers:
             self._send_sampled(step)
+        if step.own_rows:
+            self._send_own(step)
         if step.rows_LC is not None and self.wants_all_layers:
             self._keep_layers(step.sequence, step.rows_LC)
         payload_N, names = self._pack(step)
@@ -186,12 +199,17 @@ class DeviceDelivery:
             if step.rows_LC is not None:
                 parts = [unread.layer_rows for unread in step.unread_scales]
                 rows_LC = unscaled(step.rows_LC.numpy(), scales, parts)
+        own = self._own_rows.get(step.sequence, {})
         if rows_LC is not None:
             ordered = rows_LC if self._order is None else rows_LC[self._order]
             self._write_layers(step.sequence, ordered, self._sampled_of(step))
+        elif own and step.sequence not in self._with_layers:
+            self._write_layers(step.sequence, None, {})
+        self._with_layers.discard(step.sequence)
         sampled = {name: totals for name, (totals, _) in self._sampled_of(step).items()}
         self._arrived.pop(step.sequence, None)
-        self._writer.write_step(record_of(step, scalars, totals_GC, sampled), complete=complete)
+        record = self._own.step(record_of(step, scalars, totals_GC, sampled), own)
+        self._writer.write_step(record, complete=complete)
 
     def _sampled_of(self, step: ObservedStep) -> Mapping[str, tuple[FloatArray, FloatArray]]:
         """Return the other families of a step: those that have arrived, or that are here."""
@@ -240,22 +258,46 @@ class DeviceDelivery:
             self._write_layers(sequence, values_N.reshape(shape), found)
 
         def lose() -> None:
+            self._with_layers.discard(sequence)
             self._writer.count(records_dropped=1)
 
+        self._with_layers.add(sequence)
         if not self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
+            lose()
+
+    def _send_own(self, step: ObservedStep) -> None:
+        """Send the rows of families that are not of parameters, ahead of the step's numbers."""
+        fitting = self._own.fitting(step.own_rows)
+        if not fitting:
+            return
+        parts = [
+            rows_MC.to(self._device, non_blocking=True).reshape(-1) for rows_MC in fitting.values()
+        ]
+
+        def keep(values_N: FloatArray) -> None:
+            for sequence in [each for each in self._own_rows if each < step.sequence]:
+                del self._own_rows[sequence]
+            self._own_rows[step.sequence] = self._own.split(values_N, iter(fitting))
+
+        def lose() -> None:
+            self._writer.count(records_dropped=1)
+
+        if not self._transfers.send(self._own_slots, torch.cat(parts), keep, lose):
             lose()
 
     def _write_layers(
         self,
         sequence: int,
-        rows_LC: FloatArray,
+        rows_LC: FloatArray | None,
         sampled: Mapping[str, tuple[FloatArray, FloatArray]],
     ) -> None:
         """rows_LC: in the order of the schema, which the rows of other families are yet to get."""
-        families = {GRADIENTS.name: rows_LC}
+        families = {} if rows_LC is None else {GRADIENTS.name: rows_LC}
         for name, (_, own) in sampled.items():
             families[name] = own if self._order is None else own[self._order]
-        self._writer.write_layers(LayerTable(sequence=sequence, families=families))
+        table = self._own.table(sequence, families, self._own_rows.get(sequence, {}))
+        if table is not None:
+            self._writer.write_layers(table)
 
 
 def _host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
 from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.steps import LayerTable
+from mp_agent.records.schema import Schema
 from mp_agent.ring.writer import RingWriter
 
 
@@ -13,10 +14,13 @@ class HostDelivery:
 
     pending = 0
 
-    def __init__(self, writer: RingWriter, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, writer: RingWriter, schema: Schema, order: Sequence[int] | None = None
+    ) -> None:
         """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         self.wants_all_layers = False
         self._writer = writer
+        self._own = OwnShares(schema)
         self._order = None if order is None else list(order)
         self._open: ObservedStep | None = None
 
@@ -28,7 +32,8 @@ class HostDelivery:
         scalars = {name: float(value) for name, value in step.scalars.items()}
         totals_GC = None if step.totals_GC is None else step.totals_GC.numpy()
         sampled = {name: totals.numpy() for name, (totals, _) in step.sampled.items()}
-        self._writer.write_step(record_of(step, scalars, totals_GC, sampled), complete=complete)
+        record = self._own.step(record_of(step, scalars, totals_GC, sampled), _own_rows(step))
+        self._writer.write_step(record, complete=complete)
 
     def collect(self) -> None:
         """Do nothing: what was offered is written."""
@@ -47,10 +52,17 @@ class HostDelivery:
         """Do nothing: nothing is on its way."""
 
     def _write_layers(self, step: ObservedStep) -> None:
+        families = {}
         if step.rows_LC is not None:
             rows = {GRADIENTS.name: step.rows_LC.numpy()}
             rows |= {name: own.numpy() for name, (_, own) in step.sampled.items()}
             families = {
                 name: own if self._order is None else own[self._order] for name, own in rows.items()
             }
-            self._writer.write_layers(LayerTable(sequence=step.sequence, families=families))
+        table = self._own.table(step.sequence, families, _own_rows(step))
+        if table is not None:
+            self._writer.write_layers(table)
+
+
+def _own_rows(step: ObservedStep) -> OwnRows:
+    return {name: rows_MC.numpy() for name, rows_MC in step.own_rows.items()}

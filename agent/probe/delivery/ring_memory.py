@@ -32,7 +32,7 @@ def device_slots(
     """
     if device is None or _Refusal.seen:
         return 0, 0
-    row_bytes = 8 * len(GRADIENT_COLUMN_NAMES) * max(1, len(schema.layers))
+    row_bytes = 8 * len(GRADIENT_COLUMN_NAMES) * max(1, schema.parameter_layers)
     tables = min(_LAYER_SLOTS_AT_MOST, max(_LAYER_SLOTS_AT_LEAST, _LAYER_BYTES // row_bytes))
     return STEP_SLOTS, tables if gradients_device == device else 0
 

@@ -24,7 +24,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
 from mp_agent.probe.isolation.guard import Guard
 
-__all__ = ["Events", "Patches", "install"]
+__all__ = ["Events", "Patches", "install", "teardown"]
 
 _POINTS = (
     autocast,
@@ -43,9 +43,7 @@ _POINTS = (
 )
 
 
-def install(events: Events, guard: Guard) -> Patches:
-    """Install all hooks; `restore()` of the returned patches removes them again."""
-    patches = Patches()
+def install(patches: Patches, events: Events, guard: Guard) -> None:
+    """Install all hooks that observe; `patches.restore()` removes them again."""
     for module in _POINTS:
         module.install(patches, events, guard)
-    return patches

@@ -33,7 +33,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
             if name in vars(owner):
                 patches.replace(owner, name, wrap)
 
-    for owner in _family(GradScaler):
+    for owner in family(GradScaler):
         wrap_methods(owner)
     patches.on_new_subclass(
         GradScaler, lambda owner: guard.run("new GradScaler", wrap_methods, owner)
@@ -73,7 +73,8 @@ def _reporting(
     return wrap
 
 
-def _family(owner: type[GradScaler]) -> Iterator[type[GradScaler]]:
+def family(owner: type[GradScaler]) -> Iterator[type[GradScaler]]:
+    """Yield a class and all that are derived from it."""
     yield owner
     for subclass in owner.__subclasses__():
-        yield from _family(subclass)
+        yield from family(subclass)

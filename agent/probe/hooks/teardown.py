@@ -2,17 +2,23 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
 from mp_agent.probe.isolation.guard import Guard
 
 
-def install(patches: Patches, events: Events, guard: Guard) -> None:
+class GroupEnd(Protocol):
+    """What is notified of the end of process groups."""
+
+    def group_ends(self, group: dist.ProcessGroup | None) -> None:
+        """Act: a process group, None for all of them, is about to be destroyed."""
+
+
+def install(patches: Patches, events: GroupEnd, guard: Guard) -> None:
     """Wrap `destroy_process_group`, under both names that it has."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,5 +63,37 @@ def members_of(process_group: object, *, named: bool) -> Members | None:
     return Members(ranks, "" if named or whole else f"-ranks{describe_ranks(ranks)}")
 
 
+def group_of(process_group: object) -> dist.ProcessGroup | None:
+    """Return the process group by which the members can agree; None for that of the whole job.
+
+    Raises SettingError for a mesh of several dimensions that is only a part of the job.
+    """
+    if isinstance(process_group, DeviceMesh):
+        if process_group.mesh.numel() == world_size():
+            return None
+        if process_group.ndim == 1:
+            found: dist.ProcessGroup = process_group.get_group()
+            return found
+        raise SettingError(
+            f"process_group has value {process_group!r}: with a guard or a reduction a mesh that "
+            "is a part of the job must have one dimension"
+        )
+    return process_group if isinstance(process_group, dist.ProcessGroup) else None
+
+
+def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return a new gloo group of the same ranks; None in a job of one rank.
+
+    Waits for the others, all of which have to call it.
+    """
+    if world_size() == 1 or not dist.is_initialized():
+        return None
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    made: dist.ProcessGroup = dist.new_group(
+        ranks, backend="gloo", use_local_synchronization=ranks is not None
+    )
+    return made
+
+
 def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(ranks))

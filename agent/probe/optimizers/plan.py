@@ -170,7 +170,7 @@ def make_plan(
         shares=shares,
         rows_of_share=rows_of_share,
         device=device,
-        compute_dtype=_fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
+        compute_dtype=fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
         strategy=_strategy(verdict for _, verdict, _ in measured),
         reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
@@ -218,7 +218,7 @@ def _strategy(verdicts: Iterable[ParameterPlacement]) -> str:
     return "mixed" if frozenset() in kinds else "+".join(sources)
 
 
-def _fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
+def fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
     """Return the dtype in which FSDP2 computes, as far as its internals show."""
     for module in modules:
         if not issubclass(type(module), FSDPModule):

@@ -55,6 +55,11 @@ class OptimizerRegistry:
         return self.roles.first
 
     @property
+    def root(self) -> nn.Module | None:
+        """The outermost module of the run's model, once the first plan has found it."""
+        return self._plan_maker.root
+
+    @property
     def known(self) -> tuple[WatchedOptimizer, ...]:
         """All of them, in the order in which they came."""
         return tuple(self.roles.watched)

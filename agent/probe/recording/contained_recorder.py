@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
@@ -27,8 +28,9 @@ class ContainedRecorder(StepRecorder):
         registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
+        activations: StepActivations | None = None,
     ) -> None:
-        super().__init__(registry, traits, settings)
+        super().__init__(registry, traits, settings, activations)
         self._contain = contain
 
     def measure(
@@ -50,6 +52,14 @@ class ContainedRecorder(StepRecorder):
     def end(self, step: OpenStep, probe_seconds: float) -> None:
         """See `StepRecorder.end`."""
         self._contain("timing a step", super().end, step, probe_seconds)
+
+    def begin_forward(self, after: OpenStep) -> None:
+        """See `StepRecorder.begin_forward`."""
+        self._contain("hooking modules", super().begin_forward, after)
+
+    def forward_ended(self, step: OpenStep) -> None:
+        """See `StepRecorder.forward_ended`."""
+        self._contain("measuring activations", super().forward_ended, step)
 
     def publish(self, step: OpenStep) -> None:
         """See `StepRecorder.publish`."""

@@ -9,6 +9,7 @@ import torch
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
+from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.delivery.base import Delivery
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
@@ -42,8 +43,13 @@ class StepRecorder:
     """
 
     def __init__(
-        self, registry: OptimizerRegistry, traits: ObservedTraits, settings: Settings
+        self,
+        registry: OptimizerRegistry,
+        traits: ObservedTraits,
+        settings: Settings,
+        activations: StepActivations | None = None,
     ) -> None:
+        """activations: measures the outputs of modules; None leaves them out."""
         self.trainer_lead = 0
         self._registry = registry
         self._traits = traits
@@ -63,6 +69,7 @@ class StepRecorder:
         )
         self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(self._schedule, traits, registry.note_unsupported)
+        self._activations = activations
         self._writer: RingWriter | None = None
         self._digests = True
 
@@ -149,6 +156,21 @@ class StepRecorder:
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
         ready.writer.count(probe_seconds=probe_seconds)
 
+    def begin_forward(self, after: OpenStep) -> None:
+        """Prepare to measure the outputs of modules in the step that follows, if that is due."""
+        if self._activations is not None and self._schedule.due_after(after.sequence):
+            self._activations.begin(self._registry.root)
+
+    def forward_ended(self, step: OpenStep) -> None:
+        """Add to the step what was measured in its first forward pass."""
+        if self._activations is not None:
+            self._activations.end(step)
+
+    def close(self) -> None:
+        """Leave no hook on any module."""
+        if self._activations is not None:
+            self._activations.close()
+
     def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
         """Record what measuring costs, and by which intervals it is kept within the budget."""
         budget = self._schedule.budget
@@ -225,4 +247,6 @@ class StepRecorder:
         plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
+        if self._activations is not None:
+            self._schema.own_families = self._activations.layers(self._registry.root)
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))

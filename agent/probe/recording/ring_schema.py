@@ -1,6 +1,6 @@
 """Keeps the schema in the ring in agreement with the plans of the watched optimizers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,8 +12,8 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import STEP_COLUMN_NAMES
-from mp_agent.records.schema import Layer, Schema, family_columns
+from mp_agent.records.columns import FAMILIES, STEP_COLUMN_NAMES
+from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.writer import RingWriter
 
 DRAIN_SECONDS = 1.0
@@ -38,8 +38,12 @@ class RingSchema:
         self._schedule = schedule
         self._traits = traits
         self._note_unsupported = note_unsupported
+        self.own_families: Mapping[str, tuple[str, ...]] = {}
+        """The layers of each family that is not of parameters, for the next schema."""
         self._layers: tuple[tuple[Layer, ...], ...] = ()
         """Of the plans that the schema in the ring was made of."""
+        self._own_layers: Mapping[str, tuple[str, ...]] = {}
+        """The own families that it has."""
         self._begun: _Begun | None = None
         """The newest schema in the ring, the gradients' device, and the order of the layers."""
         self._unfinished: tuple[_Begun, _Beginning] | None = None
@@ -57,8 +61,10 @@ class RingSchema:
         return self.delivery
 
     def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
-        return len(plans) == len(self._layers) and all(
-            plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True)
+        return (
+            self.own_families is self._own_layers
+            and len(plans) == len(self._layers)
+            and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
         )
 
     def _begin(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
@@ -67,17 +73,21 @@ class RingSchema:
         Plans of which the records look the same, as those of the next optimizer of the same
         parameters or of the next model of a sweep, continue the ones before.
         """
+        shares = tuple(share for plan in plans for share in plan.shares)
+        own = self.own_families
         schema = Schema(
             step_columns=STEP_COLUMN_NAMES,
-            families=family_columns(),
-            shares=tuple(share for plan in plans for share in plan.shares),
-            layers=_layers_of(plans),
+            families=family_columns(
+                family for family in FAMILIES if family.of_parameters or family.name in own
+            ),
+            shares=(*shares, *(_own_share(family, writer.identity) for family in own)),
+            layers=(*_layers_of(plans), *_own_layers(own, len(shares))),
             facts=facts_of(plans, self._traits),
         )
         device, order = plans[0].device, _module_order(plans)
         before, begun = self.delivery, (schema, device, order)
         if before is not None and begun == self._begun:
-            self._layers = tuple(plan.layers for plan in plans)
+            self._layers, self._own_layers = tuple(plan.layers for plan in plans), own
             return before
         begin = _Beginning(writer, schema, self._schedule, device, order)
         if before is not None:
@@ -93,7 +103,7 @@ class RingSchema:
         for plan in plans:
             for feature in plan.unsupported:
                 self._note_unsupported(feature)
-        self._layers = tuple(plan.layers for plan in plans)
+        self._layers, self._own_layers = tuple(plan.layers for plan in plans), own
         return following
 
     def _begin_now(self, begun: _Begun, begin: "_Beginning") -> Delivery:
@@ -130,6 +140,18 @@ class _Beginning:
             self._writer.write_schema(self._schema, device_slots=slots)
             self._written = True
         return make_delivery(self._writer, self._schema, self._schedule, self._device, self._order)
+
+
+def _own_share(family: str, rank: RankIdentity) -> Share:
+    """Return the share of rows that every rank has of its own part of the batch."""
+    return Share(group=family, shard_index=rank.rank, shard_count=rank.world_size, family=family)
+
+
+def _own_layers(own: Mapping[str, tuple[str, ...]], shares: int) -> Iterator[Layer]:
+    """Yield the layers of families that are not of parameters; how large varies with the batch."""
+    for index, names in enumerate(own.values(), shares):
+        for name in names:
+            yield Layer(name=name, share=index, elements=0)
 
 
 def _layers_of(plans: Sequence[MeasurementPlan]) -> tuple[Layer, ...]:

@@ -37,7 +37,7 @@ class LayerTensors:
         on_host = self.weight.device.type == "cpu"
         limit = _PIECE_ELEMENTS_HOST if on_host else _PIECE_ELEMENTS_DEVICE
         flat = {
-            name: _flat(tensor).split(limit)
+            name: torch.split(_flat(tensor), limit)
             for field in fields(self)
             if (tensor := getattr(self, name := field.name)) is not None
         }

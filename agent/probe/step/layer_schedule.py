@@ -45,6 +45,18 @@ class LayerSchedule:
         """Steps between two measurements of all layers, after the early ones."""
         return self._interval_steps * self.budget.layer_factor
 
+    def due_after(self, sequence: int) -> bool:
+        """Return whether what is seen only in a forward pass is measured in the step after this.
+
+        On schedule, on the first step for which the model is known, and after trouble.
+        """
+        return sequence == 1 or self.due(sequence + 1) or self._is_troubled
+
+    @property
+    def _is_troubled(self) -> bool:
+        """Whether the last step that was judged calls for measuring the layers."""
+        return any(map(_is_looked_into, self._trouble_in_a_row.values()))
+
     def measures(self, sequence: int) -> bool:
         """Return whether gradients are measured on step `sequence` at all."""
         return sequence % self.budget.stride == 0 or self.due(sequence)
@@ -61,7 +73,7 @@ class LayerSchedule:
             self._trouble_in_a_row[label] = 0
             return False
         in_a_row = self._trouble_in_a_row[label] = self._trouble_in_a_row.get(label, 0) + 1
-        return in_a_row <= _TROUBLE_STEPS_IN_A_ROW or in_a_row % _EARLY_INTERVAL == 0
+        return _is_looked_into(in_a_row)
 
     def _is_trouble(self, totals_GC: torch.Tensor, norm_is_known: bool) -> bool:
         measured = [row for row in totals_GC.tolist() if not isnan(row[_SUM_SQUARES])]
@@ -69,3 +81,10 @@ class LayerSchedule:
         if nonfinite or not norm_is_known:
             return nonfinite
         return sqrt(sum(row[_SUM_SQUARES] for row in measured)) > self._norm_limit
+
+
+def _is_looked_into(steps_in_a_row: int) -> bool:
+    """Return whether the layers are measured after so many steps of trouble."""
+    if steps_in_a_row <= 0:
+        return False
+    return steps_in_a_row <= _TROUBLE_STEPS_IN_A_ROW or steps_in_a_row % _EARLY_INTERVAL == 0

@@ -71,6 +71,8 @@ class OpenStep:
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     sampled: dict[str, SampledRows] = field(default_factory=dict)
     """Families other than the gradients that were measured, by name."""
+    own_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By family that is not of parameters, the rows [M, C] of its own layers."""
     unread_scales: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per optimizer, 1 / the factor by which its statistics are still multiplied, on a device."""
     timers: list[DeviceTimer] = field(default_factory=list)
@@ -197,6 +199,8 @@ class ObservedStep:
     totals_GC: torch.Tensor | None
     rows_LC: torch.Tensor | None
     sampled: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    own_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By family that is not of parameters, the rows [M, C] of its own layers."""
     unread_scales: Sequence[UnreadScale] = ()
     streams: Collection[Hashable] = ()
     timers: Sequence[DeviceTimer] = ()
@@ -225,6 +229,7 @@ def observed_step(
         totals_GC=_joined(step.totals, shares),
         rows_LC=_joined(step.rows, layers),
         sampled=_sampled(step, shares, layers),
+        own_rows=dict(step.own_rows),
         unread_scales=[
             UnreadScale(
                 inverse_scale=step.unread_scales[label],

@@ -38,6 +38,11 @@ class PhaseMarks:
         """Whether training has begun and neither a backward nor an optimizer is running."""
         return self._training is Phase.FORWARD
 
+    @property
+    def in_training(self) -> bool:
+        """Whether the rank neither evaluates nor saves, nor is in a phase that the user named."""
+        return not (self._entered or self._saves or self._signs)
+
     def training(self, phase: Phase, sequence: int) -> None:
         """Set the phase of training; it shows unless the user has named one."""
         self._training, self._sequence = phase, sequence

@@ -108,6 +108,7 @@ class BackwardTracking:
     def _begin_pass(self, roots: object, seeds: object) -> None:
         context, thread = self._context, self._context.thread
         context.step.backward_seconds = perf_counter()
+        context.recorder.forward_ended(context.step)
         first = context.registry.first
         if not thread.in_closure and first is not None and (plan := first.plan()) is not None:
             thread.weights.set(plan)

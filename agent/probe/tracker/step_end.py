@@ -78,7 +78,9 @@ class StepEnd:
         context.thread.weights.forget()
         context.step.scalars.setdefault("skipped", 0.0)
         context.recorder.end(context.step, self._guard.pop_seconds())
+        ended = context.step
         self.publish(context.boundaries.run_ended(label, awaited))
+        context.recorder.begin_forward(ended)
         context.enter_phase(Phase.FORWARD)
         self.after_step()
 

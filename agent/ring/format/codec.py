@@ -198,8 +198,8 @@ def layout_for(
     device = device_layout(
         begin=layout.size_bytes,
         step_columns=len(schema.step_columns),
-        total_floats=len(schema.shares) * gradients,
-        layer_floats=len(schema.layers) * gradients,
+        total_floats=schema.parameter_shares * gradients,
+        layer_floats=schema.parameter_layers * gradients,
         step_slots=device_slots[0],
         layer_slots=device_slots[1],
     )

@@ -121,7 +121,9 @@ class DevicePartReader:
             number = int(words_W[0])
             values_N = whole_values(words_W, number) if number > sequence else None
             if values_N is not None:
-                rows_LC = values_N.reshape(len(self._schema.layers), -1)
+                rows_LC = _padded(
+                    values_N.reshape(self._schema.parameter_layers, -1), len(self._schema.layers)
+                )
                 tables.append(LayerTable(sequence=number, families={GRADIENTS.name: rows_LC}))
         return sorted(tables, key=lambda table: table.sequence)
 
@@ -149,7 +151,8 @@ class DevicePartReader:
                 scalars[name] = value
             elif 0 <= place < numbers:
                 scalars[name] = float(values_N[place])
-        gradients_GC = np.full((len(schema.shares), len(schema.columns(GRADIENTS.name))), np.nan)
+        shape = (schema.parameter_shares, len(schema.columns(GRADIENTS.name)))
+        gradients_GC = np.full(shape, np.nan)
         if 0 <= totals <= numbers - gradients_GC.size:
             part: FloatArray = values_N[totals : totals + gradients_GC.size]
             gradients_GC = part.reshape(gradients_GC.shape)
@@ -158,12 +161,18 @@ class DevicePartReader:
             step=step,
             time_unix_ns=time_unix_ns,
             values=step_values(scalars, schema.step_columns),
-            families={GRADIENTS.name: gradients_GC},
+            families={GRADIENTS.name: _padded(gradients_GC, len(schema.shares))},
         )
 
     def _transfer(self, origin: int, slot: int, words: int, used: int) -> Words:
         data = self._read(self._offset + origin + 8 * slot * words, 8 * used)
         return np.frombuffer(data, np.int64)
+
+
+def _padded(rows_NC: FloatArray, count: int) -> FloatArray:
+    """Return rows of parameters, followed by absent ones of what else the schema has."""
+    missing = count - len(rows_NC)
+    return np.pad(rows_NC, ((0, missing), (0, 0)), constant_values=np.nan) if missing else rows_NC
 
 
 def _words(memory: memoryview, offset: int, shape: tuple[int, int]) -> Words:

@@ -51,7 +51,9 @@ SECOND_MOMENT_STALE = Condition(
     "Gradients that have grown since are divided by too little, and each update overshoots; a "
     "loss spike often follows within a few steps.",
     confirm="mp_agent_moment_rms_layer_max, and mp_agent_layer_moment_rms of the layers that "
-    "mp_agent_moment_stale_layer_info names; mp_agent_update_relative rises with them.",
+    "mp_agent_moment_stale_layer_info names; mp_agent_update_relative rises with them. A single "
+    "jump of the gradients is over after one sample at the default layer_interval: only a growth "
+    "that goes on is reported, or a jump where layers are measured at least every 25 steps.",
     remedies=(
         "Lower beta2, for example from 0.999 to 0.95, so that the second moments follow sooner.",
         "Clip updates by this root (AdaFactor, StableAdamW), or clip gradients more tightly.",

@@ -1,5 +1,6 @@
 """Run: the story of one run from top to bottom, a module for each of its rows."""
 
+from grafana.boards.run.activations import ACTIVATIONS
 from grafana.boards.run.glance import HEALTH
 from grafana.boards.run.gradients import GRADIENTS
 from grafana.boards.run.loss import LOSS
@@ -13,5 +14,5 @@ RUN = Board(
     title="mp_agent / Run",
     description="State of one run: is it healthy, what is wrong, and since when.",
     one_run=True,
-    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, OPTIMIZER, PACE),
+    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, OPTIMIZER, PACE, ACTIVATIONS),
 )

@@ -8,6 +8,8 @@ from mp_agent.alerting.conditions.optimizer import (
     updates_lost,
 )
 
+_NOTHING = "Not measured"
+
 OPTIMIZER = Row(
     title="Optimizer",
     panels=(
@@ -18,15 +20,15 @@ OPTIMIZER = Row(
             + " Far above 1e-2 the learning rate is too high; far below 1e-5 little is learned.",
             log_base=10,
             many_decades=True,
+            nothing=_NOTHING,
             queries=(Query(by_run("mp_agent_update_relative"), "update", optional=True),),
         ),
         Panel(
             id=61,
             title="Gradients against the second moment",
             description=help_of("mp_agent_moment_rms")
-            + " Dashed: the limit for a layer (<moment_rms_high>).",
-            lines=True,
-            steps=above(moment_rms_high="orange"),
+            + " The worst layer is judged: see the alert for its limit.",
+            nothing=_NOTHING,
             queries=(
                 Query(by_run("mp_agent_moment_rms"), "all elements", optional=True),
                 Query(by_run("mp_agent_moment_rms_layer_max"), "worst layer", optional=True),
@@ -36,6 +38,7 @@ OPTIMIZER = Row(
         Panel(
             id=62,
             title="Updates lost in rounding",
+            nothing="No 16-bit weights",
             description=help_of("mp_agent_updates_lost_ratio"),
             unit="percentunit",
             minimum=0,
@@ -48,6 +51,7 @@ OPTIMIZER = Row(
         Panel(
             id=63,
             title="Adam's epsilon",
+            nothing="No second moments",
             description="Share of elements whose second moment is below epsilon, and of those "
             "whose state's format cannot hold epsilon. Both are near 0 in a healthy run.",
             unit="percentunit",

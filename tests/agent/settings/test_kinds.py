@@ -88,6 +88,32 @@ def test_prometheus_alone_needs_no_extra(without_extra):
     assert load_settings(exporters=("prometheus",))[0].exporters == ("prometheus",)
 
 
+@pytest.mark.parametrize("text", ["true", "on", "skip_nonfinite, clip_spikes", True])
+def test_the_guard_is_switched_on_by_a_word_or_by_names(monkeypatch, text):
+    settings = load_settings(guard=text)[0]
+    assert list(settings.guard) == ["skip_nonfinite", "clip_spikes"]
+    assert settings.guard["clip_spikes"]["factor"] == 4.0
+
+
+def test_policies_of_the_guard_are_adapted_by_a_table(monkeypatch):
+    monkeypatch.setenv("MP_AGENT_GUARD", '{"widen_precision": {"modules": "head.*"}}')
+    settings, ignored = load_settings()
+    assert ignored == 0
+    assert settings.guard["widen_precision"]["modules"] == "head.*"
+    assert settings.guard["widen_precision"]["dtype"] == "fp32"
+
+
+@pytest.mark.parametrize("nothing", [False, "false", {}, ()])
+def test_no_policy_is_no_guard(nothing):
+    assert load_settings(guard=nothing)[0].guard == {}
+
+
+@pytest.mark.parametrize("wrong", ["sikp_nonfinite", {"clip_spikes": {"factor": 0}}, 3])
+def test_a_wrong_policy_is_named(wrong):
+    with pytest.raises(SettingError, match=r"^guard has value "):
+        load_settings(guard=wrong)
+
+
 def test_trackers_are_known_by_name_and_need_their_package(monkeypatch):
     monkeypatch.setattr(kinds, "find_spec", lambda package: package != "mlflow" or None)
     assert load_settings(trackers="wandb, tensorboard, wandb")[0].trackers == (

@@ -16,7 +16,8 @@ class Step:
     of_rank: step columns that one rank has otherwise. norm_of_rank: norms of reduced gradients, on
     ranks where they differ although they should not. of_layer: gradient columns that one layer has
     otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
-    per element. step: the trainer's own count, if it gives one.
+    per element. of_output: columns of activations that outputs of modules have otherwise.
+    step: the trainer's own count, if it gives one.
     """
 
     seconds: float = 4.0
@@ -34,6 +35,7 @@ class Step:
     of_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     optimizer: Mapping[str, float] = field(default_factory=dict)
     distribution: Mapping[str, float] = field(default_factory=dict)
+    of_output: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,8 @@ class Scenario:
     tolerated: Mapping[str, str] = field(default_factory=dict)
     minutes: float = 50.0
     layers: tuple[str, ...] = LAYERS
+    modules: tuple[str, ...] = ()
+    """Those whose outputs are measured."""
 
     @property
     def healthy(self) -> bool:

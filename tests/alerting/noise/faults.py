@@ -29,6 +29,7 @@ Events = Iterator[Event]
 
 _WITHOUT_END = 10 * 3600.0
 _HEALTHY_MINUTES = 25
+MODULES = ("embed", "blocks.0.mlp", "blocks.1.mlp", "head")
 
 
 def _trained(random: Random, **settings: object) -> tuple[Training, list[Event]]:
@@ -74,6 +75,18 @@ def _nan_loss_of_a_rank(random: Random) -> Events:
     yield training.step(of_rank=of_rank, nan_elements=4000.0)
     yield from training.steps(20, of_rank=of_rank, nan_elements=4000.0)
     yield from training.forever(loss=None, nan_elements=4000.0)
+
+
+def _nonfinite_output(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_output={"inf_elements": 3.0, "nonfinite_call": 2.0})
+
+
+def _near_overflow(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_output={"abs_max": 63_000.0, "near_overflow_elements": 2.0})
 
 
 def _collapse(random: Random) -> Events:
@@ -245,11 +258,13 @@ def _wide_range(random: Random) -> Events:
     yield from training.forever(distribution={"flushed_elements": 0.1})
 
 
-def _shifted_data(random: Random) -> Events:
-    """The gradients of new data are six times as large, and Adam's beta2 is 0.999."""
+def _outgrown(random: Random) -> Events:
+    """Gradients grow by 1 % a step, twentyfold in all, and Adam's beta2 is 0.999."""
     training, before = _trained(random, clip=None)
     yield from before
-    yield from training.forever(norm=6.0)
+    for step in range(300):
+        yield training.step(norm=1.01**step)
+    yield from training.forever(norm=20.0)
 
 
 def _rounded_away(random: Random) -> Events:
@@ -672,7 +687,7 @@ FAULTS = (
         what="two fifths of all gradients below FP16's smallest number",
         script=_flushed,
         facts=FP16,
-        expected={"MpAgentGradientUnderflow": "warning"},
+        expected={"MpAgentGradientUnderflow": "warning", "MpAgentGradientAtFloor": "info"},
         minutes=60,
     ),
     Scenario(
@@ -684,9 +699,9 @@ FAULTS = (
         minutes=60,
     ),
     Scenario(
-        name="shifted-data",
-        what="gradients six times as large, which Adam's second moment follows slowly",
-        script=_shifted_data,
+        name="outgrown",
+        what="gradients grow by 1 % a step, which Adam's second moment follows slowly",
+        script=_outgrown,
         expected={"MpAgentSecondMomentStale": "warning"},
         minutes=60,
     ),
@@ -703,5 +718,19 @@ FAULTS = (
         script=_half_state,
         expected={"MpAgentAdamEpsilonUnsafe": "warning"},
         minutes=60,
+    ),
+    Scenario(
+        name="nonfinite-output",
+        what="modules return Inf that no loss shows",
+        script=_nonfinite_output,
+        modules=MODULES,
+        expected={"MpAgentActivationNonFinite": "critical"},
+    ),
+    Scenario(
+        name="near-overflow",
+        what="FP16 outputs of modules reach 63 000",
+        script=_near_overflow,
+        modules=MODULES,
+        expected={"MpAgentActivationNearOverflow": "warning"},
     ),
 )

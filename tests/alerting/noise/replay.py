@@ -24,7 +24,9 @@ from mp_agent.lint.script import check_script
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
+from mp_agent.probe.delivery.own_shares import OwnShares
 from mp_agent.records.columns import (
+    ACTIVATIONS,
     DISTRIBUTION,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
@@ -32,7 +34,7 @@ from mp_agent.records.columns import (
     STEP_COLUMN_NAMES,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
-from mp_agent.records.steps import FloatArray, LayerTable, Phase, StepRecord
+from mp_agent.records.steps import FloatArray, Phase, StepRecord
 from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
@@ -239,6 +241,7 @@ class _Player:
                 RingWriter.create(path, identity),
                 _schema(self._scenario, number),
                 self._scenario.layers,
+                self._scenario.modules,
             )
             rank.ring.write_schema(rank.schema)
             rank.ring.stamp(Phase.FORWARD, sequence=1)
@@ -288,9 +291,17 @@ class _Player:
 
 
 class _Rank:
-    def __init__(self, ring: RingWriter, schema: Schema, layers: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        ring: RingWriter,
+        schema: Schema,
+        layers: tuple[str, ...],
+        modules: tuple[str, ...],
+    ) -> None:
         self.ring = ring
         self.layers = layers
+        self.modules = modules
+        self.own = OwnShares(schema)
         self.schema = schema
         self.sequence = 0
         self._moment = 0.0
@@ -318,13 +329,16 @@ class _Rank:
                 DISTRIBUTION.name: spread[None, :],
             }
             record = replace(record, families=families)
-        self.ring.write_step(record)
+        outputs = _outputs(step, self.modules) if sampled and self.modules else {}
+        self.ring.write_step(self.own.step(record, outputs))
         if sampled:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
             updates = np.stack([_updates(step, ratio, _ELEMENTS)] * len(self.layers))
             spread = np.stack([_distribution(step, _ELEMENTS)] * len(self.layers))
             families = {GRADIENTS.name: rows, OPTIMIZER.name: updates, DISTRIBUTION.name: spread}
-            self.ring.write_layers(LayerTable(sequence=self.sequence, families=families))
+            table = self.own.table(self.sequence, families, outputs)
+            assert table is not None
+            self.ring.write_layers(table)
         self.ring.stamp(Phase.FORWARD, sequence=self.sequence + 1)
 
     def _squared_ratio(self, step: Step) -> float:
@@ -342,12 +356,36 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
         families=family_columns(),
-        shares=(share,),
-        layers=tuple(
-            Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers
+        shares=(share, *(_share_of_outputs(scenario, rank) if scenario.modules else ())),
+        layers=(
+            *(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers),
+            *(Layer(name=name, share=1, elements=0) for name in scenario.modules),
         ),
         facts=tuple({**facts, **scenario.facts}.items()),
     )
+
+
+def _share_of_outputs(scenario: Scenario, rank: int) -> tuple[Share]:
+    family = ACTIVATIONS.name
+    own = Share(group=family, shard_index=rank, shard_count=scenario.ranks, family=family)
+    return (own,)
+
+
+def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
+    """Return rows of modules' outputs, of a standard deviation of 1."""
+    columns = {
+        "elements": _ELEMENTS,
+        "sum": 0.0,
+        "sum_squares": _ELEMENTS,
+        "abs_max": 4.0,
+        "zero_elements": 0.0,
+        "nan_elements": 0.0,
+        "inf_elements": 0.0,
+        "near_overflow_elements": 0.0,
+        **step.of_output,
+    }
+    index = {name: place for place, name in enumerate(ACTIVATIONS.names)}
+    return {ACTIVATIONS.name: np.stack([_row(index, columns, nan) for _ in modules])}
 
 
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}

@@ -97,10 +97,11 @@ def _elements(change: StepTransition, column: str) -> Reading:
 def _nonfinite_update(change: StepTransition) -> Reading:
     """Count per optimizer too; one of another model has no gradients where its step is skipped."""
     step = change.step
+    kept = step.skipped or step.skipped_by_guard
     return of_optimizers(
-        float(not step.skipped and step.gradient_nonfinite_elements > 0),
+        float(not kept and step.gradient_nonfinite_elements > 0),
         step.optimizers,
-        lambda own: float(not (own.joint and step.skipped) and own.nonfinite_elements > 0),
+        lambda own: float(not (own.joint and kept) and own.nonfinite_elements > 0),
     )
 
 
@@ -258,7 +259,8 @@ GRADIENT_METRICS = (
         unit="{step}",
         kind=Kind.COUNTER,
         scope=Scope.RUN,
-        help="Steps on which the optimizer was stepped with non-finite gradients.",
+        help="Steps on which the optimizer was stepped with non-finite gradients, but for those of "
+        "which the guard skipped the update.",
         optional_labels=OPTIMIZER,
         count=_nonfinite_update,
     ),

@@ -9,10 +9,14 @@ from mp_agent.lint.rule import Problem, Rule
 from mp_agent.lint.rules.facts import backwards, text_of
 
 _SYNCS = ("<tensor>.item", "<tensor>.cpu", "<tensor>.tolist", "<host>float", "<host>int")
+_TRAINING = frozenset({"optim", "step", "engine", "accelerat"})
+"""Parts of names; a module that trains has one of them."""
 _ON_DEVICE = frozenset({"loss", "losses", "acc", "grad_norm", "norm"})
 
 
 def _find(trace: Trace) -> Iterator[Problem]:
+    if not trace.mentions(_TRAINING):
+        return  # gradients for their own sake, such as those of a saliency map
     passes = [operation for operation in backwards(trace) if operation.loops]
     trained = {operation.receiver.key for operation in passes}
     for operation in trace.of(*_SYNCS):

@@ -56,10 +56,11 @@ def declare(monkeypatch):
                 replace(own, algebra=algebra) if own.name == COLUMN else own
                 for own in GRADIENTS.columns
             )
-            # The only family: ring, merge and roll-ups have no other place to look it up.
+            # The family of the column: ring, merge and roll-ups have no other place to look it up.
             monkeypatch.setitem(GRADIENTS.__dict__, "columns", declared)
             monkeypatch.setattr(kernel_table, "GRADIENT_COLUMNS", declared)
-            monkeypatch.setattr(kernel_table, "_STRETCHES", kernel_table._stretches())
+            uncached = kernel_table._stretches.__wrapped__
+            monkeypatch.setattr(kernel_table, "_stretches", uncached)
         step_column = replace(STEP_COLUMNS[STEP_COLUMN], algebra=algebra)
         monkeypatch.setitem(STEP_COLUMNS, STEP_COLUMN, step_column)
 

@@ -256,8 +256,8 @@ def in_bytes(records: Sequence[StepRecord | LayerTable]) -> list[list[tuple[str,
     return [[(name, rows.tobytes()) for name, rows in one.families.items()] for one in records]
 
 
-ACTIVATIONS = ColumnFamily(
-    name="activations",
+OUTPUT_STATISTICS = ColumnFamily(
+    name="outputs",
     row="elements of the outputs of modules",
     columns=(_sampled("elements", Algebra.SUM), _sampled("abs_max", Algebra.MAX)),
     key="abs_max",
@@ -271,15 +271,15 @@ OUTPUTS = {rank: [0.5 * rank, -3.0 + rank, 1.0] for rank in range(4)}
 
 def with_activations(rank: int) -> RankStep:
     schema, record = SCHEMAS[rank], record_of(rank, 1, LAYERS)
-    batch = Share(group="batch", shard_index=rank, shard_count=4, family=ACTIVATIONS.name)
+    batch = Share(group="batch", shard_index=rank, shard_count=4, family=OUTPUT_STATISTICS.name)
     rows = {name: np.vstack([own, np.full_like(own, nan)]) for name, own in record.families.items()}
     outputs = OUTPUTS[rank]
-    rows[ACTIVATIONS.name] = np.array([[nan, nan], [len(outputs), max(map(abs, outputs))]])
+    rows[OUTPUT_STATISTICS.name] = np.array([[nan, nan], [len(outputs), max(map(abs, outputs))]])
     return RankStep(
         rank,
         replace(
             schema,
-            families=(*schema.families, *family_columns([ACTIVATIONS])),
+            families=(*schema.families, *family_columns([OUTPUT_STATISTICS])),
             shares=(*schema.shares, batch),
             layers=(*schema.layers, Layer(name="blocks.0", share=1, elements=3)),
         ),
@@ -290,7 +290,7 @@ def with_activations(rank: int) -> RankStep:
 @pytest.mark.parametrize("without", [(), (3,)])
 def test_a_family_that_is_not_of_parameters_has_shares_of_its_own(without):
     ranks = [with_activations(rank) for rank in range(4)]
-    root = make_root(4, families=(*FAMILIES, ACTIVATIONS))
+    root = make_root(4, families=(*FAMILIES, OUTPUT_STATISTICS))
     for number in range(2):
         here = [2 * number, 2 * number + 1]
         node = SimNode(
@@ -298,7 +298,7 @@ def test_a_family_that_is_not_of_parameters_has_shares_of_its_own(without):
             here,
             4,
             lambda rank, sequence: ranks[rank],
-            families=(*FAMILIES, ACTIVATIONS),
+            families=(*FAMILIES, OUTPUT_STATISTICS),
         )
         node.write(without=without)
         tables = [_activation_table(ranks[rank]) for rank in here if rank not in without]
@@ -308,10 +308,10 @@ def test_a_family_that_is_not_of_parameters_has_shares_of_its_own(without):
 
     seen = [abs(v) for rank, outputs in OUTPUTS.items() if rank not in without for v in outputs]
     expected = {"elements": float(len(seen)), "abs_max": max(seen)}
-    assert steps[1].families[ACTIVATIONS.name] == expected
+    assert steps[1].families[OUTPUT_STATISTICS.name] == expected
     assert steps[1].gradients_complete, "rank 3 has a replica of the parameters"
-    assert (ACTIVATIONS.name in steps[1].complete) is (not without)
-    (view,) = table.families[ACTIVATIONS.name].views(step_judged=True)
+    assert (OUTPUT_STATISTICS.name in steps[1].complete) is (not without)
+    (view,) = table.families[OUTPUT_STATISTICS.name].views(step_judged=True)
     assert (view.name, view.values) == ("blocks.0", expected)
     assert view.judged is (not without)
     assert table.families[GRADIENTS.name].names == tuple(LAYERS)
@@ -319,12 +319,12 @@ def test_a_family_that_is_not_of_parameters_has_shares_of_its_own(without):
 
 
 def _activation_table(rank: RankStep) -> RankLayers:
-    outputs = rank.record.families[ACTIVATIONS.name][1]
+    outputs = rank.record.families[OUTPUT_STATISTICS.name][1]
     gradients = table_of(rank.rank, LAYERS).families[GRADIENTS.name]
     absent = np.full((1, gradients.shape[1]), nan)
     families = {
         GRADIENTS.name: np.vstack([gradients, absent]),
-        ACTIVATIONS.name: np.vstack([np.full((2, 2), nan), outputs]),
+        OUTPUT_STATISTICS.name: np.vstack([np.full((2, 2), nan), outputs]),
     }
     return RankLayers(rank.rank, rank.schema, families)
 

@@ -37,7 +37,7 @@ class Loop:
 
     def expected(self, moments: str = "", correction: float = 1.0) -> Rows:
         group = self.optimizer.param_groups[0]
-        rows = {}
+        rows: Rows = {}
         for name, weight in self.model.named_parameters():
             state = self.optimizer.state[weight]
             momentum = state.get("exp_avg", state.get("momentum_buffer"))
@@ -167,8 +167,9 @@ def test_a_step_that_the_scaler_skipped_has_no_rows(watch):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for gradient in (float("inf"), 1.0):
         scaler.scale(make_loss(loop.model)).backward()
-        assert loop.model[0].weight.grad is not None
-        loop.model[0].weight.grad[0, 0] = gradient
+        first = next(loop.model.parameters()).grad
+        assert first is not None
+        first[0, 0] = gradient
         scaler.step(loop.optimizer)
         scaler.update()
         loop.optimizer.zero_grad()

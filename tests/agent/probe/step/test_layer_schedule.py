@@ -41,3 +41,21 @@ def test_lasting_trouble_is_looked_at_three_times_then_every_ten_steps():
     assert looked == [1, 2, 3, 10, 20, 30]
     assert not schedule.wanted_for_trouble(totals())
     assert schedule.wanted_for_trouble(totals(nan=1))
+
+
+def test_forward_passes_are_measured_before_steps_that_are_due_and_after_the_first():
+    schedule = LayerSchedule(40, DEFAULTS)
+    before = [sequence for sequence in range(1, 125) if schedule.due_after(sequence)]
+    assert before == [1, 9, 19, 29, 39, 49, 59, 69, 79, 89, 99, 119]
+
+
+def test_forward_passes_are_measured_after_trouble_as_often_as_it_is_looked_at():
+    schedule = LayerSchedule(100, DEFAULTS)
+    after = []
+    for sequence in range(201, 221):
+        schedule.wanted_for_trouble(totals(nan=1))
+        if schedule.due_after(sequence):
+            after.append(sequence)
+    assert after == [201, 202, 203, 210, 220]
+    schedule.wanted_for_trouble(totals())
+    assert not schedule.due_after(221)

@@ -1,0 +1,100 @@
+"""Run scope: outputs of all modules together, at the latest step that was sampled."""
+
+from collections.abc import Callable
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics.activations.moments import (
+    Row,
+    mean,
+    nonfinite_elements,
+    standard_deviation,
+    zero_share,
+)
+from mp_agent.records.columns import ACTIVATIONS
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import RunView
+
+
+def _of_run(read: Callable[[Row], float | None]) -> Callable[[RunView], Reading]:
+    def read_run(run: RunView) -> Reading:
+        row = run.families.get(ACTIVATIONS.name)
+        return None if row is None else read(row)
+
+    return read_run
+
+
+def _of_step(count: Callable[[Row], float]) -> Callable[[StepTransition], Reading]:
+    def count_step(change: StepTransition) -> Reading:
+        return count(change.step.families.get(ACTIVATIONS.name, {}))
+
+    return count_step
+
+
+def _first_nonfinite(run: RunView) -> Reading:
+    first = run.first_nonfinite_output
+    return None if first is None else {(str(first.step), first.layer): 1.0}
+
+
+ACTIVATION_METRICS = (
+    Metric(
+        name="mp_agent.activation.abs_max",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest finite magnitude in the outputs of all modules in the first forward pass of "
+        "a sampled step.",
+        read=_of_run(lambda row: row.get("abs_max")),
+    ),
+    Metric(
+        name="mp_agent.activation.mean",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Mean of the finite elements of those outputs.",
+        read=_of_run(mean),
+    ),
+    Metric(
+        name="mp_agent.activation.std",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Standard deviation of the finite elements of those outputs.",
+        read=_of_run(standard_deviation),
+    ),
+    Metric(
+        name="mp_agent.activation.zero",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the elements of those outputs that are exactly zero.",
+        read=_of_run(zero_share),
+    ),
+    Metric(
+        name="mp_agent.activation.nonfinite.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="NaN and Inf elements in outputs of modules, in the steps that were sampled.",
+        count=_of_step(nonfinite_elements),
+    ),
+    Metric(
+        name="mp_agent.activation.near_overflow.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Finite elements of FP16 outputs of modules with a magnitude above the threshold "
+        "fp16_near_overflow, in the steps that were sampled.",
+        thresholds=("fp16_near_overflow",),
+        count=_of_step(lambda row: row.get("near_overflow_elements", 0.0)),
+    ),
+    Metric(
+        name="mp_agent.activation.first_nonfinite.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("step", "layer"),
+        help="The module that was the first of a forward pass to return NaN or Inf, at the first "
+        "of the latest sampled steps in a row that had any.",
+        read=_first_nonfinite,
+    ),
+)

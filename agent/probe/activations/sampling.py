@@ -1,0 +1,128 @@
+"""Hooks modules for one forward pass, and collects a row of statistics of each output."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from math import nan
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from mp_agent.probe import accelerator
+from mp_agent.probe.activations.modules import OutputModules
+from mp_agent.probe.activations.statistics import folded, measurable, output_row
+from mp_agent.records.columns import ACTIVATIONS
+
+NEVER_CALLED = "activations: no module's call was seen, as in a function that is compiled"
+
+_TENSORS_AT_MOST = 16
+"""Tensors of one output that are measured."""
+
+
+Run = Callable[..., None]
+"""`Guard.run`: a kind of failure, a function, and its arguments."""
+
+
+class _OutputHook:
+    """A forward hook; a copy of the module, pickled or deep, has one that does nothing instead."""
+
+    __slots__ = ("_add", "_place", "_run")
+
+    def __init__(self, run: Run, add: Callable[[int, object], None], place: int) -> None:
+        self._run, self._add, self._place = run, add, place
+
+    def __call__(self, module: object, inputs: object, output: object) -> None:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+            return
+        self._run("activations", self._add, self._place, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the standard library alone: what is saved must load where mp_agent is not installed.
+        return getattr, (nullcontext(), "__exit__")
+
+
+class ActivationSampling:
+    """Measures the outputs of modules between `begin` and `take`, in the forward pass.
+
+    What runs while `is_training` says no, such as an evaluation, is left out. Hooks are on modules
+    only in between: `torch.compile` sees none but when it compiles just then, and traces nothing
+    of them.
+    """
+
+    def __init__(self, run: Run, is_training: Callable[[], bool], near_overflow: float) -> None:
+        self.streams: set[Hashable] = set()
+        """Streams of the device on which outputs of the pass were measured."""
+        self._run = run
+        self._is_training = is_training
+        self._near_overflow = near_overflow
+        self._handles: list[RemovableHandle] = []
+        self._modules = 0
+        self._rows: dict[int, list[torch.Tensor]] = {}
+        self._calls = 0
+
+    def begin(self, modules: OutputModules) -> None:
+        """Put hooks on the modules; what was measured before is forgotten."""
+        self.end()
+        self._rows, self._calls, self.streams = {}, 0, set()
+        self._modules = len(modules.names)
+        for place, module in modules.alive:
+            hook = _OutputHook(self._run, self._add, place)
+            self._handles.append(module.register_forward_hook(hook))
+
+    def end(self) -> None:
+        """Remove the hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def begun(self) -> bool:
+        """Whether modules are hooked."""
+        return bool(self._handles)
+
+    def take(self) -> torch.Tensor | None:
+        """Remove the hooks; return float64 [M, C], NaN for modules that were not called.
+
+        None when no output was measured.
+        """
+        self.end()
+        rows, self._rows = self._rows, {}
+        if not rows:
+            return None
+        one_each = {place: folded(ACTIVATIONS, found) for place, found in rows.items()}
+        device = next(iter(one_each.values())).device
+        absent = torch.full((len(ACTIVATIONS.names),), nan, dtype=torch.float64, device=device)
+        return torch.stack(
+            [
+                one_each[place].to(device, non_blocking=True) if place in one_each else absent
+                for place in range(self._modules)
+            ]
+        )
+
+    def _add(self, place: int, output: object) -> None:
+        if not self._is_training():
+            return
+        call, self._calls = self._calls, self._calls + 1
+        for tensor in islice(_tensors_in(output), _TENSORS_AT_MOST):
+            if accelerator.is_supported(tensor.device) and measurable(tensor):
+                if not accelerator.is_on_host(tensor.device):
+                    self.streams.add(accelerator.current_stream(tensor.device))
+                row = output_row(tensor, call, self._near_overflow)
+                self._rows.setdefault(place, []).append(row)
+
+
+def _tensors_in(output: object, depth: int = 3) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a module's output; of sharded ones the local part."""
+    if isinstance(output, DTensor):
+        yield output.to_local()
+    elif isinstance(output, torch.Tensor):
+        yield output
+    elif depth:
+        parts: Sequence[object] = ()
+        if isinstance(output, dict):
+            parts = list(output.values())
+        elif isinstance(output, list | tuple):
+            parts = output
+        for part in parts:
+            yield from _tensors_in(part, depth - 1)

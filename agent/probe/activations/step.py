@@ -1,0 +1,55 @@
+"""Decides whose outputs are measured, and adds them to the step under way."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from mp_agent.probe.activations.modules import OutputModules
+from mp_agent.probe.activations.sampling import NEVER_CALLED, ActivationSampling
+from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.records.columns import ACTIVATIONS
+
+_NONE: Mapping[str, tuple[str, ...]] = {}
+
+
+class StepActivations:
+    """The outputs of the modules of the run's model, in the first forward pass of sampled steps."""
+
+    def __init__(
+        self, sampling: ActivationSampling, note_unsupported: Callable[[str], None]
+    ) -> None:
+        self._sampling = sampling
+        self._note_unsupported = note_unsupported
+        self._modules: OutputModules | None = None
+        self._layers = _NONE
+
+    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of the modules, by family; the same object while they are the same."""
+        if model is not None and (self._modules is None or not self._modules.is_of(model)):
+            modules = self._modules = OutputModules(model)
+            for feature in modules.not_covered:
+                self._note_unsupported(feature)
+            names = {ACTIVATIONS.name: modules.names} if modules.names else _NONE
+            self._layers = self._layers if names == self._layers else names
+        return self._layers
+
+    def begin(self, model: nn.Module | None) -> None:
+        """Put hooks on the modules for the next forward pass."""
+        self.layers(model)
+        if model is not None and self._modules is not None and self._modules.names:
+            self._sampling.begin(self._modules)
+
+    def end(self, step: OpenStep) -> None:
+        """Remove the hooks, and add what was measured to the step."""
+        if not self._sampling.begun:
+            return
+        rows_MC = self._sampling.take()
+        if rows_MC is None:
+            self._note_unsupported(NEVER_CALLED)
+            return
+        step.own_rows[ACTIVATIONS.name] = rows_MC
+        step.streams.update(self._sampling.streams)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._sampling.end()

@@ -1,0 +1,36 @@
+"""What the guard keeps of one optimizer."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.optim import Optimizer
+
+from mp_agent.catalog.guard import Values
+from mp_agent.probe.guard.outcome import Outcomes, UpdateOutcome
+from mp_agent.probe.guard.update import GuardedUpdate
+from mp_agent.probe.guard.verdict import Judge, UpdateVerdict
+
+
+class GuardedOptimizer:
+    """The history of an optimizer's updates, and the one under way; keeps no parameter alive."""
+
+    def __init__(self, policies: Mapping[str, Values], device: torch.device) -> None:
+        self.device = device
+        self._judge = Judge(policies, device)
+        self._outcomes = Outcomes()
+        self._update: GuardedUpdate | None = None
+
+    def judge(self, agreed: torch.Tensor, ranks: int) -> tuple[UpdateVerdict, list[UpdateOutcome]]:
+        """Return the verdict on the next update, and the outcomes that are due."""
+        verdict = self._judge.judge(agreed, ranks)
+        return verdict, self._outcomes.add(verdict)
+
+    def carry_out(self, optimizer: Optimizer, verdict: UpdateVerdict, rate_factor: float) -> None:
+        """Change the update under way; until `finish`."""
+        self._update = GuardedUpdate(optimizer, verdict, rate_factor)
+
+    def finish(self) -> None:
+        """Restore what was changed for the update."""
+        update, self._update = self._update, None
+        if update is not None:
+            update.finish()

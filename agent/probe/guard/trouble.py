@@ -1,0 +1,42 @@
+"""When trouble repeats, and how often the slower policies may act on it."""
+
+from collections import deque
+
+from mp_agent.catalog.guard import Values
+
+
+class TroubleTrigger:
+    """Sets a policy off: enough troubled updates within some steps, and not too often."""
+
+    def __init__(self, values: Values) -> None:
+        self._troubles = int(values["troubles"])
+        self._trouble_steps = int(values["trouble_steps"])
+        self._actions_max = int(values["actions_max"])
+        self._window_steps = int(values["window_steps"])
+        self._step = 0
+        self._troubled: deque[int] = deque()
+        self._acted: deque[int] = deque()
+        self.is_none_left = False
+        """The last update would have set the policy off, which had acted too often."""
+
+    def observe(self, *, is_trouble: bool) -> bool:
+        """Add an update; return whether the policy is to act."""
+        self._step += 1
+        self.is_none_left = False
+        _drop_before(self._troubled, self._step - self._trouble_steps + 1)
+        _drop_before(self._acted, self._step - self._window_steps + 1)
+        if not is_trouble:
+            return False
+        self._troubled.append(self._step)
+        if len(self._troubled) < self._troubles:
+            return False
+        self._troubled.clear()
+        self.is_none_left = len(self._acted) >= self._actions_max
+        if not self.is_none_left:
+            self._acted.append(self._step)
+        return not self.is_none_left
+
+
+def _drop_before(steps: deque[int], first: int) -> None:
+    while steps and steps[0] < first:
+        steps.popleft()

@@ -1,0 +1,113 @@
+"""Carries a verdict out: skips an optimizer's update, or scales its gradients down.
+
+On the host the verdict is read: a skipped update is one without gradients, which every optimizer
+of torch leaves alone, state included. On a device it is not read. A fused optimizer takes the
+verdict as `found_inf` and skips as it does for a GradScaler; for others the gradients become 0,
+upon which momentum and weight decay still move the weights by what earlier steps left.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from mp_agent.probe import accelerator
+from mp_agent.probe.guard.verdict import UpdateVerdict
+
+_ABSENT = object()
+
+
+class GuardedUpdate:
+    """One update under way; `finish` restores what was changed for it."""
+
+    def __init__(
+        self, optimizer: Optimizer, verdict: UpdateVerdict, rate_factor: float = 1.0
+    ) -> None:
+        """rate_factor: what the learning rates of all groups are multiplied by."""
+        self._optimizer = optimizer
+        self._set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._attributes: dict[str, Any] = {}
+        self._rates: list[tuple[dict[str, Any], Any, Any]] = []
+        if rate_factor != 1.0:
+            self._lower_rates(rate_factor)
+        if accelerator.is_on_host(verdict.norm.device):
+            self._carry_out_on_host(verdict)
+        else:
+            self._carry_out_on_device(verdict)
+
+    def finish(self) -> None:
+        """Restore the gradients, the learning rates and the optimizer's attributes."""
+        while self._rates:
+            group, before, lowered = self._rates.pop()
+            if group.get("lr") is lowered:  # else the script has set another one meanwhile
+                group["lr"] = before
+        while self._set_aside:
+            parameter, gradient = self._set_aside.pop()
+            if parameter.grad is None:
+                parameter.grad = gradient
+        for name, value in self._attributes.items():
+            if value is _ABSENT:
+                delattr(self._optimizer, name)
+            else:
+                setattr(self._optimizer, name, value)
+        self._attributes.clear()
+
+    def _carry_out_on_host(self, verdict: UpdateVerdict) -> None:
+        if bool(verdict.is_skipped):
+            for parameter, gradient in _gradients(self._optimizer):
+                self._set_aside.append((parameter, gradient))
+                parameter.grad = None
+        elif (coefficient := float(verdict.coefficient)) != 1.0:
+            for _, gradient in _gradients(self._optimizer):
+                _local(gradient).mul_(coefficient)
+
+    def _carry_out_on_device(self, verdict: UpdateVerdict) -> None:
+        if _takes_found_inf(self._optimizer):
+            found = verdict.is_skipped.to(torch.float32)
+            known = getattr(self._optimizer, "found_inf", None)
+            if isinstance(known, torch.Tensor):
+                found = torch.maximum(found, known.to(torch.float32))
+            self._put("found_inf", found)
+            if not hasattr(self._optimizer, "grad_scale"):
+                self._put("grad_scale", None)
+        else:
+            for _, gradient in _gradients(self._optimizer):
+                _local(gradient).masked_fill_(verdict.is_skipped, 0.0)
+        coefficients: dict[torch.dtype, torch.Tensor] = {}
+        for _, gradient in _gradients(self._optimizer):
+            local = _local(gradient)
+            if local.dtype not in coefficients:
+                real = torch.float32 if local.is_complex() else local.dtype
+                coefficients[local.dtype] = verdict.coefficient.to(real)
+            local.mul_(coefficients[local.dtype])
+
+    def _lower_rates(self, factor: float) -> None:
+        """Lower what the update uses, not what schedulers and checkpoints read between updates."""
+        for group in self._optimizer.param_groups:
+            if "lr" in group:
+                lowered = group["lr"] * factor
+                self._rates.append((group, group["lr"], lowered))
+                group["lr"] = lowered
+
+    def _put(self, name: str, value: object) -> None:
+        self._attributes[name] = getattr(self._optimizer, name, _ABSENT)
+        setattr(self._optimizer, name, value)
+
+
+def _gradients(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter, parameter.grad
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a gradient, in the same memory."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _takes_found_inf(optimizer: Optimizer) -> bool:
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(supports) and all(group.get("fused") for group in optimizer.param_groups)

@@ -1,0 +1,119 @@
+"""Hooks around updates of the weights, through which the guard acts on them."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from mp_agent.probe.hooks.grad_scaler import family
+from mp_agent.probe.hooks.optimizer import Arguments
+from mp_agent.probe.hooks.patches import Patches, untraced
+from mp_agent.probe.isolation.guard import Guard
+
+
+class Updates(Protocol):
+    """What is notified of updates, and may change them. Calls are made through the guard."""
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """Act: the gradients are as `optimizer` will use them."""
+
+    def update_ended(self, optimizer: Optimizer) -> None:
+        """Restore: it has used them."""
+
+    def scaler_step_begins(self, optimizer: Optimizer) -> None:
+        """Note that a GradScaler is asked to step `optimizer`."""
+
+    def scaler_step_ended(self, optimizer: Optimizer) -> None:
+        """Note that it has, or has skipped the update."""
+
+    def scaler_updated(self, scaler: GradScaler) -> None:
+        """Act: a scaler has adapted its scale."""
+
+
+def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None:
+    """Wrap `step` and `update` of GradScaler; before the probe's own hooks, to lie within them."""
+    within = threading.local()
+
+    def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original, updated=())
+        def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if getattr(within, "call", False) or not self.is_enabled():
+                return original(self, optimizer, *args, **kwargs)
+            try:
+                within.call = True
+                guard.run("the guard", updates.scaler_step_begins, optimizer)
+                result = original(self, optimizer, *args, **kwargs)
+                guard.run("the guard", updates.scaler_step_ended, optimizer)
+                return result
+            finally:
+                within.call = False
+
+        return untraced(step)
+
+    def wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original, updated=())
+        def update(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if self.is_enabled():
+                guard.run("the guard's loss scale", updates.scaler_updated, self)
+            return result
+
+        return untraced(update)
+
+    def wrap_methods(owner: type[GradScaler]) -> None:
+        for name, wrap in (("step", wrap_step), ("update", wrap_update)):
+            if name in vars(owner):
+                patches.replace(owner, name, wrap)
+
+    for owner in family(GradScaler):
+        wrap_methods(owner)
+    patches.on_new_subclass(
+        GradScaler, lambda owner: guard.run("new GradScaler", wrap_methods, owner)
+    )
+
+
+def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> None:
+    """Register hooks on every step; after the probe's own hooks, which measure before it acts."""
+
+    def before(
+        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None or not callable(closure):
+            guard.run("the guard", updates.update_begins, optimizer)
+            return None
+        guarded = _guarded(closure, optimizer, updates, guard)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": guarded}
+        return (args[0], guarded, *args[2:]), kwargs
+
+    def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        guard.run("the guard's restoring", updates.update_ended, optimizer)
+
+    patches.on_restore(register_optimizer_step_pre_hook(before).remove)
+    patches.on_restore(register_optimizer_step_post_hook(after).remove)
+
+
+def _guarded(
+    closure: Callable[..., Any], optimizer: Optimizer, updates: Updates, guard: Guard
+) -> Callable[..., Any]:
+    """Return a closure that acts on the gradients of the first call, before they are used."""
+    calls = 0
+
+    @functools.wraps(closure, updated=())
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        result = closure(*args, **kwargs)
+        calls += 1
+        if calls == 1:
+            guard.run("the guard", updates.update_begins, optimizer)
+        return result
+
+    return guarded

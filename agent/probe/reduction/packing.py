@@ -1,0 +1,180 @@
+"""A rank's record as two small tensors, and what the ranks' tensors say together.
+
+NaN, an absent value, is counted and never travels: it would be lost in a maximum and spoil a sum.
+"""
+
+from collections.abc import Sequence
+from math import inf, isfinite, isnan, nan
+
+import numpy as np
+import numpy.typing as npt
+
+from mp_agent.probe.reduction.assumed_groups import AssumedGroups
+from mp_agent.probe.reduction.exact_sum import PARTS, IntArray, parts_of, value_of
+from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup
+from mp_agent.records.algebra import Algebra
+from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS, Column
+from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.schema import Schema, Share
+from mp_agent.records.steps import StepRecord
+
+_STEP_COLUMNS = tuple(column for column in STEP_COLUMNS if column.algebra is not Algebra.OWN)
+_HEADER = 3
+"""Integers in front of the sums: ranks that have a record, ranks that have a new schema, and ranks
+that know the trainer's step."""
+_SUM = 1 + PARTS
+"""Integers of a sum: how many values it has, and its parts."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Packing:
+    """The places of all values, for one layout.
+
+    sums: int64 [N], to be added up over the ranks. extremes: float64 [M], of which each rank gets
+    the largest; -Inf where a rank has no value, smallest values negated.
+    """
+
+    def __init__(self, layout: GroupLayout, assumed: AssumedGroups, *, is_first_rank: bool) -> None:
+        self.layout = layout
+        self._assumed = assumed
+        self._is_first_rank = is_first_rank
+        groups = len(layout.groups)
+        columns = len(GRADIENTS.columns)
+        self.sums_size = _HEADER + (len(_STEP_COLUMNS) + groups * columns) * _SUM + groups
+        self.extremes_size = 1 + 2 * (len(_STEP_COLUMNS) + groups * columns)
+
+    def packed(
+        self, record: StepRecord | None, schema: Schema | None
+    ) -> tuple[IntArray, FloatArray]:
+        """Return a rank's sums and extremes; of a rank without a record nothing but that."""
+        sums = np.zeros(self.sums_size, dtype=np.int64)
+        extremes = np.full(self.extremes_size, -inf)
+        if schema is not None and not self.layout.holds(schema):
+            sums[1] = 1
+        if record is None or schema is None:
+            return sums, extremes
+        sums[0] = 1
+        if record.step != record.sequence:
+            sums[2], extremes[0] = 1, record.step
+        values = dict(zip(schema.step_columns, record.values.tolist(), strict=True))
+        for place, column in enumerate(_STEP_COLUMNS):
+            self._put(sums, extremes, place, values.get(column.name, nan))
+        rows = record.families.get(GRADIENTS.name)
+        if rows is None:
+            return sums, extremes
+        positions = self.layout.positions
+        for share, row in zip(schema.shares, rows.tolist(), strict=True):
+            position = positions.get(TensorGroup.of(share))
+            if position is not None and self._counts(share) and not all(map(isnan, row)):
+                self._put_row(sums, extremes, position, row)
+        return sums, extremes
+
+    def _counts(self, share: Share) -> bool:
+        """Return whether a share's row counts: of replicas the first one's does."""
+        if share.assumed:
+            return self._is_first_rank or not self._assumed.replicated(TensorGroup.of(share))
+        return share.replica_index == 0
+
+    def _put_row(
+        self, sums: IntArray, extremes: FloatArray, position: int, row: Sequence[float]
+    ) -> None:
+        sums[self._rows_at + position] += 1
+        first = len(_STEP_COLUMNS) + position * len(GRADIENTS.columns)
+        for offset, value in enumerate(row):
+            self._put(sums, extremes, first + offset, value)
+
+    def _put(self, sums: IntArray, extremes: FloatArray, place: int, value: float) -> None:
+        if not isfinite(value):
+            return
+        at = _HEADER + place * _SUM
+        sums[at] += 1
+        sums[at + 1 : at + _SUM] += parts_of(value)
+        at = 1 + 2 * place
+        extremes[at] = max(extremes[at], value)
+        extremes[at + 1] = max(extremes[at + 1], -value)
+
+    @property
+    def _rows_at(self) -> int:
+        """Where the numbers of rows per group begin among the sums."""
+        return self.sums_size - len(self.layout.groups)
+
+    def is_outdated(self, sums: IntArray) -> bool:
+        """Return whether any rank has groups that have no place."""
+        return bool(sums[1])
+
+    def unpacked(
+        self, sequence: int, world_size: int, sums: IntArray, extremes: FloatArray
+    ) -> GlobalStatistics:
+        """Return what all ranks have together."""
+        columns = {
+            column.name: value
+            for place, column in enumerate(_STEP_COLUMNS)
+            if isfinite(value := self._merged(sums, extremes, place, column))
+        }
+        groups = [
+            (group, rows, self._group(sums, extremes, position, rows))
+            for position, group in enumerate(self.layout.groups)
+            if group.is_of_run
+            for rows in (int(sums[self._rows_at + position]),)
+        ]
+        there = [values for _, rows, values in groups if rows]
+        left_out = columns.get("gradients_measured") == 0.0
+        return GlobalStatistics(
+            sequence=sequence,
+            step=int(extremes[0]) if sums[2] else sequence,
+            world_size=world_size,
+            present_ranks=int(sums[0]),
+            columns=columns,
+            gradients=GRADIENTS.merged(there) if there and not left_out else {},
+            complete=bool(groups)
+            and not left_out
+            and all(self._is_whole(group, rows, world_size) for group, rows, _ in groups),
+        )
+
+    def _group(
+        self,
+        sums: IntArray,
+        extremes: FloatArray,
+        position: int,
+        rows: int,
+    ) -> list[float]:
+        """Return one row for a group; of rows that may be replicas one, if all are equal."""
+        first = len(_STEP_COLUMNS) + position * len(GRADIENTS.columns)
+        places = [(first + offset, column) for offset, column in enumerate(GRADIENTS.columns)]
+        group = self.layout.groups[position]
+        if group.assumed and rows > 1:
+            highs = self._equal_row(sums, extremes, [place for place, _ in places], rows)
+            self._assumed.observe(group, rows, equal=highs is not None)
+            if highs is not None and not self._assumed.independent(group):
+                return highs
+        return [self._merged(sums, extremes, place, column) for place, column in places]
+
+    def _equal_row(
+        self, sums: IntArray, extremes: FloatArray, places: Sequence[int], rows: int
+    ) -> list[float] | None:
+        """Return the row that all ranks have; None where any two differ."""
+        row: list[float] = []
+        for place in places:
+            count, high = int(sums[_HEADER + place * _SUM]), float(extremes[1 + 2 * place])
+            if count not in (0, rows) or (count and high != -float(extremes[2 + 2 * place])):
+                return None
+            row.append(high if count else nan)
+        return row
+
+    def _is_whole(self, group: TensorGroup, rows: int, world_size: int) -> bool:
+        if not group.assumed:
+            return rows == group.shard_count
+        return rows == world_size or not self._assumed.independent(group)
+
+    def _merged(self, sums: IntArray, extremes: FloatArray, place: int, column: Column) -> float:
+        at = _HEADER + place * _SUM
+        count = int(sums[at])
+        if count == 0:
+            return nan
+        if column.algebra is Algebra.MAX:
+            return float(extremes[1 + 2 * place])
+        if column.algebra is Algebra.MIN:
+            return -float(extremes[2 + 2 * place])
+        total = value_of(sums[at + 1 : at + _SUM])
+        return total / count if column.algebra is Algebra.MEAN else total

@@ -1,0 +1,1 @@
+"""Conditions of the outputs of modules."""

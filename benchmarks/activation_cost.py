@@ -1,0 +1,81 @@
+"""What measuring the outputs of modules costs the step on which it is done.
+
+A transformer (of 5 M parameters by default) is trained, in turns of one step with its modules
+hooked and one without, in ABBA order. Every `layer_interval` steps there is one such step, so the
+share of the whole training is the excess divided by that interval.
+
+    python -m benchmarks.activation_cost [--device cuda] [--model gpt2-medium] [--pairs N]
+"""
+
+import argparse
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.machine import describe, markdown
+from benchmarks.step_overhead import HEADER, Comparison
+from benchmarks.training import Training, add_arguments, chosen_training
+from mp_agent.probe.activations.modules import OutputModules
+from mp_agent.probe.activations.sampling import ActivationSampling
+from mp_agent.probe.isolation.guard import Guard
+from mp_agent.settings import Settings
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def compare(training: Training, device: torch.device, pairs: int) -> Comparison:
+    """Time steps with and without hooks on all modules."""
+    modules = OutputModules(training.model)
+    guard = Guard(on_failure=_nothing)
+    sampling = ActivationSampling(guard.run, lambda: True, 60_000.0)
+
+    def finish() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def seconds(training_step: Callable[[], None]) -> float:
+        finish()
+        start = perf_counter()
+        training_step()
+        finish()
+        return perf_counter() - start
+
+    def sampled() -> None:
+        sampling.begin(modules)
+        training.step(_nothing)
+        assert sampling.take() is not None
+
+    without: list[float] = []
+    with_hooks: list[float] = []
+    for pair in range(pairs + 1):
+        for hooked in (False, True) if pair % 2 else (True, False):
+            if hooked:
+                with_hooks.append(seconds(sampled))
+            else:
+                without.append(seconds(lambda: training.step(_nothing)))
+    what = f"a step on which {len(modules.names)} modules are measured: {training.what}"
+    return Comparison(what, without[1:], with_hooks[1:])
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--pairs", type=int, default=12)
+    arguments = parser.parse_args()
+    found = compare(chosen_training(arguments), arguments.device, arguments.pairs)
+    excess = [b / a - 1.0 for a, b in zip(found.without, found.with_probe, strict=True)]
+    interval = Settings().layer_interval
+    amortised = sorted(excess)[len(excess) // 2] / interval
+    print(f"{describe(arguments.device)}\n\n{markdown(HEADER, [found.cells()])}")
+    print(f"\nOne step in {interval}: {amortised:.4%} of the training time (median of the pairs).")
+
+
+if __name__ == "__main__":
+    main()

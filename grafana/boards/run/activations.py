@@ -1,0 +1,43 @@
+"""Outputs of modules, where they are measured."""
+
+from grafana.panel import Panel, Query, Row, help_of
+from grafana.queries import by_run, increase
+from mp_agent.alerting.conditions.activations import activation_near_overflow, activation_nonfinite
+
+ACTIVATIONS = Row(
+    title="Activations",
+    panels=(
+        Panel(
+            id=50,
+            title="Size of activations",
+            description=help_of("mp_agent_activation_abs_max")
+            + " A standard deviation that keeps growing comes before an overflow. Measured only "
+            "if the setting measure_activations is on.",
+            unit="sci",
+            decimals=1,
+            log_base=10,
+            many_decades=True,
+            nothing="Not measured",
+            queries=(
+                Query(by_run("mp_agent_activation_abs_max"), "largest", optional=True),
+                Query(by_run("mp_agent_activation_std"), "standard deviation", optional=True),
+            ),
+            runbooks=(activation_near_overflow.ACTIVATION_NEAR_OVERFLOW,),
+        ),
+        Panel(
+            id=51,
+            title="Non-finite activations",
+            description="NaN and Inf elements in outputs of modules, and elements of FP16 outputs "
+            "close to its largest number, in the steps that were sampled.",
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(increase("mp_agent_activation_nonfinite_elements_total"), "NaN or Inf"),
+                Query(
+                    increase("mp_agent_activation_near_overflow_elements_total"), "near overflow"
+                ),
+            ),
+            runbooks=(activation_nonfinite.ACTIVATION_NONFINITE,),
+        ),
+    ),
+)

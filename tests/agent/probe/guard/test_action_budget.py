@@ -1,0 +1,24 @@
+"""How often a policy may act."""
+
+import torch
+
+from mp_agent.probe.guard.action_budget import ActionBudget
+
+CPU = torch.device("cpu")
+
+
+def _granted(budget: ActionBudget, steps: int, *, wanted: bool = True) -> int:
+    return sum(bool(budget.grant(torch.tensor(wanted))) for _ in range(steps))
+
+
+def test_acts_as_often_at_once_as_it_may_and_then_at_the_rate_of_the_window():
+    budget = ActionBudget(3, 10, CPU)
+    assert _granted(budget, 3) == 3
+    assert 29 <= _granted(budget, 100) <= 31
+
+
+def test_what_is_not_used_comes_back_and_is_not_saved_beyond_the_limit():
+    budget = ActionBudget(2, 10, CPU)
+    assert _granted(budget, 2) == 2
+    assert _granted(budget, 100, wanted=False) == 0
+    assert [bool(budget.grant(torch.tensor(True))) for _ in range(3)] == [True, True, False]

@@ -1,0 +1,169 @@
+"""The guard of one process, around loops as people write them."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from tests.agent.probe.small_model import fail, make_loss, make_model
+
+POISONED, SPIKING, STEPS = 25, 28, 35
+
+
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    with_closure: bool = False,
+    steps: int = STEPS,
+) -> list[dict[str, torch.Tensor]]:
+    """Train; return the weights after each step. Gradients are bad on two of them."""
+    weights = []
+    for step in range(steps):
+
+        def closure(step: int = step) -> float:
+            optimizer.zero_grad()
+            loss = make_loss(model, step)
+            loss.backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                if step == POISONED:
+                    parameter.grad.view(-1)[0] = torch.nan
+                if step == SPIKING:
+                    parameter.grad.mul_(1e4)
+            return float(loss.detach())
+
+        if with_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        weights.append(deepcopy(model.state_dict()))
+    return weights
+
+
+def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _columns(watch, name: str) -> list[float]:
+    """A step column of every step in the ring, in order."""
+    contents = watch.read()
+    position = contents.schema.step_columns.index(name)
+    return [float(record.values[position]) for record in contents.records]
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_skips_what_is_not_finite_and_clips_a_spike(watch, with_closure):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    started = watch(guard=True)
+
+    weights = _train(model, optimizer, with_closure=with_closure)
+
+    assert _equal(weights[POISONED], weights[POISONED - 1])
+    moved = [
+        sum(float((w[name] - b[name]).pow(2).sum()) for name in w) ** 0.5
+        for b, w in pairwise(weights)
+    ]
+    assert moved[SPIKING - 1] <= 2.0 * max(moved[: POISONED - 1])
+    assert torch.isfinite(weights[-1]["0.weight"]).all()
+    started.probe.flush()
+    skips = _columns(started, "guard_skip_update")
+    clips = _columns(started, "guard_clip_gradients")
+    assert [step for step, value in enumerate(skips) if value == 1.0] == [POISONED]
+    assert [step for step, value in enumerate(clips) if value == 1.0] == [SPIKING]
+
+
+def test_a_dry_run_trains_as_without_a_guard_and_counts(watch):
+    plain = _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01))
+    started = watch(guard=True, guard_dry_run=True)
+    dry = _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01))
+    assert all(_equal(a, b) for a, b in zip(plain[:POISONED], dry[:POISONED], strict=True))
+    assert torch.isnan(dry[-1]["0.weight"]).any()
+    assert torch.isnan(plain[-1]["0.weight"]).any()
+    started.probe.flush()
+    assert _columns(started, "guard_skip_update")[POISONED] == 0.5
+
+
+def test_a_healthy_run_is_the_same_to_the_bit(watch):
+    plain = _train(model := make_model(), torch.optim.AdamW(model.parameters()), steps=24)
+    watch(guard=True)
+    guarded = _train(model := make_model(), torch.optim.AdamW(model.parameters()), steps=24)
+    assert all(_equal(a, b) for a, b in zip(plain, guarded, strict=True))
+
+
+def test_without_policies_nothing_is_hooked_and_nothing_recorded(watch):
+    started = watch()
+    _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01), steps=2)
+    started.probe.flush()
+    assert started.probe.requests is None
+    assert all(value != value for value in _columns(started, "guard_skip_update"))
+
+
+def test_detaching_restores_what_is_switched(watch):
+    started = watch(guard={"widen_precision": {"troubles": 1}})
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _train(model, optimizer, steps=POISONED + 1)
+    assert "forward" in vars(model)
+    started.probe.detach()
+    assert "forward" not in vars(model)
+
+
+def test_a_failure_to_measure_turns_the_guard_off_and_training_goes_on(watch, monkeypatch, caplog):
+    started = watch(guard=True)
+    monkeypatch.setattr("mp_agent.probe.guard.reading.GradientReader.read", fail)
+    weights = _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01), steps=3)
+    assert not _equal(weights[1], weights[2])
+    assert "the guard is off from now on" in caplog.text
+    started.probe.flush()
+
+
+def test_an_optimizer_within_an_optimizer_is_decided_on_once(watch):
+    class Outer(torch.optim.SGD):
+        def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+            inner.step()
+
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    started = watch(guard={"request_checkpoint": {"troubles": 1}})
+    outer = Outer(model.parameters(), lr=0.01)
+    _train(model, outer, steps=POISONED + 1)
+    assert started.probe.requests is not None
+    assert started.probe.requests.take_checkpoint()
+    assert not started.probe.requests.take_checkpoint()
+
+
+def test_the_loss_scale_is_kept_above_its_floor(watch):
+    watch(guard={"raise_loss_scale": {"floor": 64.0}})
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scales = []
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(make_loss(model, step) * (float("inf") if step < 5 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [128.0, 64.0, 64.0, 64.0, 64.0, 64.0]
+
+
+def test_skips_of_a_scaler_are_trouble_for_the_slower_policies(watch):
+    started = watch(guard={"request_stop": {"troubles": 2, "trouble_steps": 10}})
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    requested = []
+    for step in range(4):
+        optimizer.zero_grad()
+        scaler.scale(make_loss(model, step) * (float("inf") if step in (1, 2) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert started.probe.requests is not None
+        requested.append(started.probe.requests.stop)
+    assert requested == [False, False, True, True]

@@ -1,0 +1,30 @@
+"""When trouble sets a policy off."""
+
+from mp_agent.probe.guard.trouble import TroubleTrigger
+
+
+def _trigger(**values: float) -> TroubleTrigger:
+    defaults = {"troubles": 2.0, "trouble_steps": 3.0, "actions_max": 2.0, "window_steps": 20.0}
+    return TroubleTrigger({**defaults, **values})
+
+
+def _set_off(trigger: TroubleTrigger, course: str) -> list[int]:
+    """The steps on which it is set off; x is trouble."""
+    return [i for i, mark in enumerate(course) if trigger.observe(is_trouble=mark == "x")]
+
+
+def test_enough_troubles_within_the_steps_set_it_off():
+    assert _set_off(_trigger(), "..x.x...") == [4]
+    assert _set_off(_trigger(), "..x..x..") == []
+
+
+def test_each_trouble_counts_once():
+    assert _set_off(_trigger(), "xxx.....") == [1]
+    assert _set_off(_trigger(), "xxxx....") == [1, 3]
+
+
+def test_it_acts_no_more_often_than_the_window_allows():
+    trigger = _trigger()
+    assert _set_off(trigger, "xxxxxx") == [1, 3]
+    assert trigger.is_none_left
+    assert _set_off(trigger, "." * 20 + "xx") == [21]
