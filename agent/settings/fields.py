@@ -97,17 +97,17 @@ class Settings(BaseSettings):
         "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
     )
     measure_updates: bool = Field(
-        True,
+        False,
         description="Measure weights, their updates and the optimizer's state when layers are "
         "measured.",
     )
     measure_distribution: bool = Field(
-        True,
+        False,
         description="Measure how the gradients are distributed over the exponents, and what FP16 "
         "loses of them at the loss scale, when layers are measured.",
     )
     update_copy_mib: float = Field(
-        1024.0,
+        256.0,
         ge=0,
         description="Memory, per rank, for the copy of the weights that updates are compared with "
         "while a sampled step lasts, in MiB; the updates of layers beyond it are not measured.",

@@ -43,7 +43,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*torchrun, f"--nproc-per-node={WORLD}", "-m", "tests.numerics.job", str(directory)],
         check=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "MP_AGENT_MEASURE_UPDATES": "true",
+        },
     )
     return directory
 

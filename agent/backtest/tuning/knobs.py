@@ -107,6 +107,7 @@ UNTUNABLE = frozenset(
         "MpAgentRunRestarting",
         "MpAgentRunVanished",
         "MpAgentCoverageLow",
+        "MpAgentPrecisionLint",
         "MpAgentTelemetryDegraded",
         "MpAgentActivationNonFinite",
         "MpAgentActivationNearOverflow",

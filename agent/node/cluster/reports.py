@@ -169,7 +169,7 @@ class ReportBuilder:
             header,
             final=ended and not self.waiting,
             step_columns=self._schema_index.step_columns,
-            families=family_columns(self._schema_index.families),
+            families=family_columns(self._reported_families(steps, layers)),
             shares=tuple(self._schema_index.shares),
             holdings=tuple(self._schema_index.holdings),
             layouts=layouts,
@@ -182,6 +182,14 @@ class ReportBuilder:
             layers_position=layers_position,
             layers=layers,
         )
+
+    def _reported_families(
+        self, steps: Sequence[NodeStep], layers: Sequence[NodeLayers]
+    ) -> Sequence[ColumnFamily]:
+        """Return the families up to the last one that has rows: rows name them by number."""
+        numbers = [row.family for step in steps for row in step.rows]
+        numbers += [block.family for table in layers for block in table.blocks]
+        return self._schema_index.families[: max(numbers, default=-1) + 1]
 
     def acknowledge(self, receipt: Receipt) -> None:
         """Drop what is settled; after a refusal, resend what the root lacks."""

@@ -23,6 +23,7 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
+from mp_agent.records.columns import DISTRIBUTION, FAMILIES, OPTIMIZER, ColumnFamily
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -68,7 +69,9 @@ class StepRecorder:
             distribution=settings.measure_distribution,
         )
         self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
-        self._schema = RingSchema(self._schedule, traits, registry.note_unsupported)
+        self._schema = RingSchema(
+            self._schedule, traits, _measured_families(settings), registry.note_unsupported
+        )
         self._activations = activations
         self._writer: RingWriter | None = None
         self._digests = True
@@ -125,8 +128,10 @@ class StepRecorder:
 
     def measure_updates(self, step: OpenStep, watched: WatchedOptimizer) -> None:
         """Measure what an optimizer has done, if this is a sampled step that it did not skip."""
+        if not self._updates.enabled or not self._schedule.due(step.sequence):
+            return
         optimizer, plan = watched.optimizer, watched.plan()
-        if optimizer is None or plan is None or not self._schedule.due(step.sequence):
+        if optimizer is None or plan is None:
             return
         skipped = watched.scalars.get("skipped", 0.0)
         if not isinstance(skipped, torch.Tensor) and skipped:
@@ -250,3 +255,12 @@ class StepRecorder:
         if self._activations is not None:
             self._schema.own_families = self._activations.layers(self._registry.root)
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
+
+
+def _measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:
+    """Return those that are not switched off, in the order of `FAMILIES`."""
+    off = {
+        OPTIMIZER: not settings.measure_updates,
+        DISTRIBUTION: not settings.measure_distribution,
+    }
+    return tuple(family for family in FAMILIES if not off.get(family, False))

@@ -12,7 +12,7 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import FAMILIES, STEP_COLUMN_NAMES
+from mp_agent.records.columns import STEP_COLUMN_NAMES, ColumnFamily
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.writer import RingWriter
 
@@ -32,11 +32,14 @@ class RingSchema:
         self,
         schedule: LayerSchedule,
         traits: ObservedTraits,
+        families: Sequence[ColumnFamily],
         note_unsupported: Callable[[str], None],
     ) -> None:
+        """families: those to measure; one that is not of parameters only where it has layers."""
         self.delivery: Delivery | None = None
         self._schedule = schedule
         self._traits = traits
+        self._families = families
         self._note_unsupported = note_unsupported
         self.own_families: Mapping[str, tuple[str, ...]] = {}
         """The layers of each family that is not of parameters, for the next schema."""
@@ -78,7 +81,7 @@ class RingSchema:
         schema = Schema(
             step_columns=STEP_COLUMN_NAMES,
             families=family_columns(
-                family for family in FAMILIES if family.of_parameters or family.name in own
+                family for family in self._families if family.of_parameters or family.name in own
             ),
             shares=(*shares, *(_own_share(family, writer.identity) for family in own)),
             layers=(*_layers_of(plans), *_own_layers(own, len(shares))),

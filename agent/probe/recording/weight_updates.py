@@ -27,7 +27,8 @@ class WeightUpdates:
         self, measures: Measurement, settings: Settings, note_unsupported: Callable[[str], None]
     ) -> None:
         self._measures = measures
-        self._enabled = settings.measure_updates
+        self.enabled = settings.measure_updates
+        """Whether updates are measured: not when switched off, nor once memory has run out."""
         self._limit_bytes = settings.update_copy_mib * _MIB
         self._note_unsupported = note_unsupported
         self._kept: dict[str, tuple[int, list[torch.Tensor | None]]] = {}
@@ -35,7 +36,7 @@ class WeightUpdates:
 
     def keep(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Copy the weights of optimizers that are about to step, unless that was done."""
-        if not self._enabled:
+        if not self.enabled:
             return
         self._kept = {label: kept for label, kept in self._kept.items() if kept[0] == step.sequence}
         room = self._limit_bytes - sum(
@@ -47,7 +48,7 @@ class WeightUpdates:
                     copies, room = self._copies(plan, room)
                     self._kept[plan.label] = step.sequence, copies
         except torch.OutOfMemoryError:
-            self._enabled, self._kept = False, {}
+            self.enabled, self._kept = False, {}
             self._note_unsupported("updates of weights, for whose copy there is no memory")
 
     def forget(self, label: str) -> None:

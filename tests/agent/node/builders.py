@@ -47,7 +47,7 @@ def make_schema(*shares: Share, layers: tuple[str, ...] = ("weight",), **facts: 
     shares = shares or (Share(group="all"),)
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        families=family_columns(),
+        families=family_columns((GRADIENTS,)),
         shares=shares,
         layers=tuple(
             Layer(name=name, share=index % len(shares), elements=4)

@@ -49,7 +49,9 @@ def test_any_layout_on_any_nodes_is_the_whole_model(data, placement):
         assert other.complete
         alone = on_one_node.optimizers[name]
         assert other.gradients == pytest.approx(alone.gradients, rel=1e-12)
-        assert other.gradients == pytest.approx(placement.truth(name), rel=1e-12)
+        own = placement.truth(name)
+        there = {column: value for column, value in own.items() if math.isfinite(value)}
+        assert other.gradients == pytest.approx(there, rel=1e-12)
 
 
 @settings(max_examples=80, deadline=None)

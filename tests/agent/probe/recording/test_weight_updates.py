@@ -1,6 +1,7 @@
 """Updates of real optimizers in a real loop, as they arrive in the ring, against plain Python."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isnan, sqrt
 from typing import Any
 
@@ -12,6 +13,13 @@ from mp_agent.probe.recording import weight_updates
 from mp_agent.records.columns import OPTIMIZER
 from tests.agent.probe.small_model import make_loss, make_model
 from tests.agent.update_reference import update_reference
+
+
+@pytest.fixture
+def watch(watch: Callable[..., Any]) -> Callable[..., Any]:
+    """Attach a probe that measures all families of parameters."""
+    return partial(watch, measure_updates=True, measure_distribution=True)
+
 
 Rows = dict[str, Mapping[str, float]]
 

@@ -259,7 +259,7 @@ class TestPlans:
             loop.step()
             device._queue.clear()
         state = watched.state()
-        assert state.records_dropped == 5, "three steps, layers and families of the first"
+        assert state.records_dropped == 4, "three steps, and the layers of the first"
 
     def test_a_pool_that_cannot_be_made_leaves_one_schema_in_the_ring(
         self, watch, device, monkeypatch
