@@ -47,7 +47,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             **os.environ,
             "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}",
             "OMP_NUM_THREADS": "1",
-            "MP_AGENT_MEASURE_UPDATES": "true",
         },
     )
     return directory

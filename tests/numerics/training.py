@@ -26,7 +26,7 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 def watched(directory: Path, rank: int) -> AbstractContextManager[Probe]:
     """A probe on this rank; looks at layers on steps 1, 2 and 4."""
-    return watching.watched(directory, rank, WORLD)
+    return watching.watched(directory, rank, WORLD, measure_updates=True)
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mp_agent.probe.probe import Probe
 from mp_agent.ring.writer import RingWriter
@@ -11,10 +12,10 @@ from tests.agent.probe.rings import make_identity
 
 
 @contextmanager
-def watched(directory: Path, rank: int, world_size: int) -> Iterator[Probe]:
+def watched(directory: Path, rank: int, world_size: int, **settings: Any) -> Iterator[Probe]:
     """Watch this rank; layers are looked at on every second step."""
     writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, world_size))
-    probe = Probe(lambda: writer, Settings(layer_interval=2))
+    probe = Probe(lambda: writer, Settings(layer_interval=2, **settings))
     probe.attach()
     try:
         yield probe
