@@ -69,7 +69,8 @@ HEADROOM_VANISHING = Condition(
         "Keep the layers with the smallest gradients in FP32.",
     ),
     why="The scale moves all gradients together: only a smaller distance between the largest and "
-    "the smallest, or a format with more exponents, makes both fit.",
+    "the smallest, or a format with more exponents, makes both fit. Judged only if the setting "
+    "measure_distribution is on.",
     levels=(
         Level(
             severity=Severity.INFO,

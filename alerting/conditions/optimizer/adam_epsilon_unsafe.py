@@ -59,7 +59,8 @@ ADAM_EPSILON_UNSAFE = Condition(
         "the loss by large constants.",
     ),
     why="Epsilon is to prevent a division by zero without setting the size of the update: it has "
-    "to lie between the format's smallest number and the root of the second moments.",
+    "to lie between the format's smallest number and the root of the second moments. Judged only "
+    "if the setting measure_updates is on.",
     levels=(
         Level(
             severity=Severity.WARNING,

@@ -60,7 +60,7 @@ SECOND_MOMENT_STALE = Condition(
         "Check what changed in the data at that step, and shuffle it better.",
     ),
     why="A smaller beta2 shortens the time for which the second moment is out of date; clipping "
-    "bounds the update meanwhile.",
+    "bounds the update meanwhile. Judged only if the setting measure_updates is on.",
     levels=(
         Level(
             severity=Severity.WARNING,

@@ -49,7 +49,7 @@ UPDATES_LOST = Condition(
         "does not allow FP32 weights.",
     ),
     why="FP32 weights keep 24 significant bits, so that small updates add up instead of being "
-    "lost one by one.",
+    "lost one by one. Judged only if the setting measure_updates is on.",
     levels=(
         Level(
             severity=Severity.WARNING,
