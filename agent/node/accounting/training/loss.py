@@ -45,11 +45,15 @@ class LossTracker(Tracker):
     """
 
     window: list[float] = field(default_factory=list)
+    usual: LossLevel | None = None
+    """The level of the window."""
     above: list[bool] = field(default_factory=list)
     """Whether each of the last losses was above the bound at that time."""
     block: list[float] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
     """Medians of the last blocks, oldest first."""
+    trend_deviations: float | None = None
+    """The trend of these medians."""
     spiking: bool = False
     """Whether the last step belongs to a spike."""
     explained: bool = False
@@ -86,8 +90,8 @@ class LossTracker(Tracker):
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return the usual loss, its trend, and the best level."""
         return {
-            "loss": self.level(context.thresholds),
-            "loss_trend": self.trend(context.thresholds),
+            "loss": self.usual,
+            "loss_trend": self.trend_deviations,
             "loss_rising_steps": self.rising_steps,
             "loss_standing": self.reference.standing,
         }
@@ -100,14 +104,15 @@ class LossTracker(Tracker):
             return
         if not self._has_usual_ranks(len(step.present_ranks)):
             return
-        level = self.level(thresholds)
+        level = self.usual
         self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
         needed = 3 if level is not None and level.noisy else 2
         self.spiking = self.above[-1] and sum(self.above) >= needed
         self.window = [*self.window[1 - WINDOW_STEPS :], loss]
+        self.usual = self.level(thresholds)
         self._fold_block(loss)
         if not self.block:
-            trend = self.trend(thresholds)
+            trend = self.trend_deviations = self.trend(thresholds)
             self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
         self.rising_steps = self.rising_steps + 1 if self.rising else 0
         if level is not None:
@@ -163,7 +168,7 @@ class LossTracker(Tracker):
             self.fewer_steps += 1
             if self.fewer_steps < WARM_UP_STEPS:
                 return False
-            self.window, self.above = [], []
+            self.window, self.usual, self.above = [], None, []
         self.fewer_steps, self.ranks = 0, ranks
         return True
 
