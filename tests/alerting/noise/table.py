@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import median
 
 from mp_agent.alerting.conditions import CONDITIONS
+from tests.alerting.noise.events import Scenario
 from tests.alerting.noise.faults import FAULTS
 from tests.alerting.noise.healthy import HEALTHY
 from tests.alerting.noise.judge import Verdict, judge
-from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, Scenario, record
+from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, record
 
 SCENARIOS = (*HEALTHY, *FAULTS)
 _BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
