@@ -56,6 +56,7 @@ def main() -> None:
         time.sleep(STEP_PAUSE_SECONDS)
         if time.monotonic() - begun > USUAL_SECONDS:
             scale = 1e6
+    time.sleep(0.1)  # see tests/e2e/counting_job.py
     dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -28,6 +29,7 @@ def main(directory: Path) -> None:
         if dist.get_rank() == 0:
             (place / "history.json").write_text(json.dumps(history))
     dist.barrier()
+    time.sleep(0.1)  # see tests/e2e/counting_job.py
     dist.destroy_process_group()
 
 

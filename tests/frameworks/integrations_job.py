@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,4 +175,5 @@ if __name__ == "__main__":
     with conditions_polled_at_every_step():
         train(Path(sys.argv[2]))
     if dist.is_initialized():
+        time.sleep(0.1)  # see tests/e2e/counting_job.py
         dist.destroy_process_group()

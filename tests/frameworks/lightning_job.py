@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,4 +187,5 @@ def main(directory: Path) -> None:
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
     if dist.is_initialized():
+        time.sleep(0.1)  # see tests/e2e/counting_job.py
         dist.destroy_process_group()

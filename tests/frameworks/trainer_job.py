@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,4 +128,5 @@ if __name__ == "__main__":
     train(place, own)
     train_one_after_the_other(place / "successive", own)
     train_with_accelerate(place, own)
+    time.sleep(0.1)  # see tests/e2e/counting_job.py
     dist.destroy_process_group()

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import sqrt
@@ -238,4 +239,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     main(Path(sys.argv[1]))
     if dist.is_initialized():
+        time.sleep(0.1)  # see tests/e2e/counting_job.py
         dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Shares: who holds what, told alike by all ranks. Wrapped ones are tested in real jobs too."""
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,7 @@ def _shares_of_rank(rank: int, directory: Path) -> None:
         found[f"declared {name}"] = verdict(module.weight)
     torch.save(found, directory / f"shares{rank}.pt")
     dist.barrier()
+    time.sleep(0.1)  # see tests/e2e/counting_job.py
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def run(rank: int, world_size: int, directory: Path) -> None:
         found = _train(rank, world_size, strategy, directory)
         path_of(directory, strategy, rank).write_bytes(pickle.dumps(found))
     dist.barrier()
+    time.sleep(0.1)  # see tests/e2e/counting_job.py
     dist.destroy_process_group()
 
 

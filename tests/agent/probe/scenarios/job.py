@@ -5,6 +5,7 @@ else touches them, gathers them over the ranks, and computes in float64 with num
 """
 
 import contextlib
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,7 @@ def run(rank: int, world_size: int, strategy: str, directory: Path) -> None:
         _train(rank, world_size, strategy, variant, directory / variant.name)
     if world_size > 1:
         dist.barrier()
+        time.sleep(0.1)  # see tests/e2e/counting_job.py
         dist.destroy_process_group()
 
 
