@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from mp_agent.errors import SettingError
@@ -127,6 +126,8 @@ def _read_table(path: Path) -> Mapping[str, Any]:
         for name in ("tool", "mp_agent"):
             table = table.get(name, {}) if isinstance(table, Mapping) else None
     else:
+        import yaml  # kept out of the memory of node agents, which read none
+
         table = yaml.safe_load(text) or {}
     if not isinstance(table, Mapping):
         raise ValueError("must hold a table of settings")

@@ -29,7 +29,7 @@ from tests.alerting.promtool import assert_passes
 from tools.generators import metrics_reference as metrics_page
 
 ACTIVATION = Metric(
-    name="mp_agent.activation.abs_max",
+    name="mp_agent.made_up.abs_max",
     unit="{activation}",
     kind=Kind.GAUGE,
     scope=Scope.RUN,
@@ -116,13 +116,13 @@ def test_they_become_entries_of_the_references(
     (metrics,) = metrics_page.reference_files().values()
     assert "| warning | Activations come near the end of FP16. |" in alerts
     assert "### MpAgentActivationNearOverflow\n" in alerts
-    assert "### `mp_agent_activation_abs_max`\n" in metrics
+    assert "### `mp_agent_made_up_abs_max`\n" in metrics
 
 
 def test_its_metric_becomes_a_series() -> None:
     metrics = (*METRICS, ACTIVATION, LARGEST_MODULE)
     snapshot = SnapshotBuilder(resolve({}), 20_000, metrics=metrics).build([export()], 0.0)
-    assert series(snapshot, "mp_agent_activation_abs_max") == {("llama",): 61_000.0}
+    assert series(snapshot, "mp_agent_made_up_abs_max") == {("llama",): 61_000.0}
     assert series(snapshot, "mp_agent_largest_activation_info") == {("llama", "blocks.3.mlp"): 1.0}
 
 
