@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 from mp_agent.alerting.conditions import CONDITIONS
-from tests.alerting.noise.events import Scenario
 from tests.alerting.noise.faults import FAULTS
 from tests.alerting.noise.healthy import HEALTHY
 from tests.alerting.noise.judge import Verdict, judge
@@ -24,10 +23,10 @@ _HEADER = (
 )
 
 
-def record_all(directory: Path, scenarios: Sequence[Scenario] = SCENARIOS) -> list[Recording]:
-    """Return the scrapes of scenarios, of all unless some are given."""
+def record_all(directory: Path) -> list[Recording]:
+    """Return the scrapes of every scenario."""
     # The slowest first, so that no process waits for the other at the end.
-    order = sorted(scenarios, key=lambda s: -s.minutes * s.ranks)
+    order = sorted(SCENARIOS, key=lambda s: -s.minutes * s.ranks)
     names = [scenario.name for scenario in order]
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn")) as pool:
         return list(pool.map(_record, names, [directory] * len(names)))
