@@ -62,7 +62,7 @@ class Level:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The description, its marks told apart."""
+        """The description, its parts by kind of mark."""
         labels = (*ALERT_LABELS, *kept_labels(self.when))
         return parse_description(self.severity.value, self.description, labels)
 

@@ -113,7 +113,7 @@ class _Player:
         self._quiet_seconds = min(_QUIET_SCRAPES * self._scrape_seconds, 2 * self._period_seconds)
         names = {metric.name for metric in counted[Scope.RUN]}
         self._telling = frozenset(names - _ROUTINE)
-        self._told: tuple[object, ...] = ()
+        self._last_trouble: tuple[object, ...] = ()
         self._limits = values.limits
         self._identity = _identity(log.name)
         self.episodes = Episodes(values, self._series_labels)
@@ -130,15 +130,15 @@ class _Player:
             self._pass_time(clock, step.now_seconds)
             self._fold(step)
             clock.point = step.point
-            told = self._trouble()
+            trouble = self._trouble()
             period_seconds = self._period_seconds
             if not self._detector.holding:
                 period_seconds = self._quiet_seconds
             due = (
                 step.now_seconds - clock.judged_seconds >= period_seconds or self._detector.pending
             )
-            if due or told != self._told or step is course.steps[-1]:
-                self._told = told
+            if due or trouble != self._last_trouble or step is course.steps[-1]:
+                self._last_trouble = trouble
                 self._judge(clock, step.now_seconds)
         self.episodes.close(self._last_step(), clock.now_seconds)
 

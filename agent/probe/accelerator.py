@@ -178,7 +178,7 @@ def is_sticky_error(error: BaseException) -> bool:
 class DeviceConstants:
     """Integers that are sent to a device once per stream.
 
-    So no stream uses what another one may not have brought yet. Constants are told apart by
+    So no stream uses what another one may not have brought yet. Constants are distinguished by
     identity, and kept.
     """
 

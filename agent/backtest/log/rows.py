@@ -33,7 +33,7 @@ class Problems:
         else:
             self.more += 1
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Return the notes."""
         return [
             *self.notes,
@@ -81,8 +81,8 @@ def points_of_rows(
     if repeated:
         notes.append(f"{repeated} steps were logged more than once; the last row counts")
     if not points:
-        raise LogError("; ".join(problems.told()) or "no row holds a number to judge")
-    return tuple(points), [*notes, *problems.told()]
+        raise LogError("; ".join(problems.messages()) or "no row holds a number to judge")
+    return tuple(points), [*notes, *problems.messages()]
 
 
 def _step(row: Mapping[str, Any], columns: Mapping[str, str], index: int) -> int | None:

@@ -27,7 +27,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     problems = Problems()
     rows = list(_rows(text, "\t" if path.suffix == ".tsv" else ",", problems))
     if not rows:
-        raise LogError("; ".join(problems.told()) or "holds no row below its heading")
+        raise LogError("; ".join(problems.messages()) or "holds no row below its heading")
     logs, failed = [], []
     for name, own in _by_run(rows, run_name(path)).items():
         try:

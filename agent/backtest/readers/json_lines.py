@@ -26,7 +26,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     problems = Problems()
     rows = list(_rows(read_text(path), problems))
     if not rows:
-        raise LogError("; ".join(problems.told()) or "is empty")
+        raise LogError("; ".join(problems.messages()) or "is empty")
     return [log_of_rows(path, _NAME, rows, options, problems=problems)]
 
 

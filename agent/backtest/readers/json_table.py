@@ -52,8 +52,8 @@ def _columns(content: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         raise LogError(f"holds no array; keys: {', '.join(map(str, content)) or 'none'}")
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise LogError(f"the arrays differ in length: {told}")
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise LogError(f"the arrays differ in length: {listed}")
     return columns
 
 

@@ -35,7 +35,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     problems = Problems()
     samples = sorted(_of_directory(path / "metrics", problems), key=lambda sample: sample[1])
     if not samples:
-        raise LogError("; ".join(problems.told()) or "holds no metric")
+        raise LogError("; ".join(problems.messages()) or "holds no metric")
     name = _tag(path, "mlflow.runName") or path.name
     rows = _rows(samples)
     return [log_of_rows(path, _NAME, rows, options, name=name, problems=problems)]

@@ -39,7 +39,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     for file in files:
         rows += _rows(file, problems)
     if not rows:
-        raise LogError("; ".join(problems.told()) or "holds no scalar")
+        raise LogError("; ".join(problems.messages()) or "holds no scalar")
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     return [log_of_rows(path, _NAME, rows, options, name=name, problems=problems)]
 

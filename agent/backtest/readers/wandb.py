@@ -44,7 +44,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
         except (WireError, LogError) as error:
             problems.add(number, str(error))
     if not rows:
-        raise LogError("; ".join(problems.told()) or "holds no history")
+        raise LogError("; ".join(problems.messages()) or "holds no history")
     return [log_of_rows(path, _NAME, rows, options, name=name, problems=problems)]
 
 

@@ -110,6 +110,6 @@ def _common_blindness(runs: Sequence[RunResult]) -> list[str]:
         for name in {name for name, _ in counts} - set(everywhere)
     }
     if some:
-        told = ", ".join(f"{name} in {count}" for name, count in sorted(some.items()))
-        lines.append(f"blind in some: {told}; --details says why")
+        listed = ", ".join(f"{name} in {count}" for name, count in sorted(some.items()))
+        lines.append(f"blind in some: {listed}; --details says why")
     return lines

@@ -93,10 +93,10 @@ def verdict(runs: Sequence[RunResult]) -> list[str]:
 
 def _share(runs: Sequence[RunResult], label: str) -> str:
     counts = {severity: sum(run.worst == severity for run in runs) for severity in SEVERITIES}
-    told = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
+    listed = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
     quiet = sum(not run.alerts for run in runs)
     return f"{len(runs)} {label}run{'s' if len(runs) != 1 else ''}: {quiet} without an alert" + (
-        f", by the worst alert {told}" if told else ""
+        f", by the worst alert {listed}" if listed else ""
     )
 
 

@@ -108,11 +108,13 @@ class Search:
             runs = tuple(run for _, run in own)
             needed = max(needed for needed, _ in own)
             if knob is None or needed == inf:
-                told = self._milder(name, by_condition[name])
+                changed = self._milder(name, by_condition[name])
             else:
-                told = self._moved(name, knob, needed)
-                proposal.thresholds.update({change.name: float(change.proposed) for change in told})
-            changes += [_of_runs(change, runs) for change in told]
+                changed = self._moved(name, knob, needed)
+                proposal.thresholds.update(
+                    {change.name: float(change.proposed) for change in changed}
+                )
+            changes += [_of_runs(change, runs) for change in changed]
         for change in changes:
             if change.limit is None:
                 proposal.severities[change.name] = change.proposed

@@ -54,7 +54,7 @@ def _overflows(calls: Sequence[CallComparison]) -> list[Origin]:
             kind=OriginKind.OVERFLOW,
             severity=inf,
             text=f"{percent(call.output.nonfinite_ratio)} of its outputs are NaN or Inf, though "
-            "what it read was finite; its own operations could not be told apart",
+            "what it read was finite; its own operations could not be distinguished",
         )
         for call in lost
         if call.own is None
