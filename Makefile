@@ -1,5 +1,7 @@
 # Every target works on a fresh machine: the virtual environment is made on first use.
 SHELL := bash
+# The tests start hundreds of processes: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

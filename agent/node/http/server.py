@@ -42,9 +42,12 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class _Rendering:
-    """A snapshot in one form: content type, compressed or not."""
+    """A snapshot in one form: content type, compressed or not.
 
-    exposure: Exposure
+    It does not keep the snapshot, whose objects take several times the memory of the text.
+    """
+
+    delivered: Callable[[str, float], None]
     body: bytes
     headers: dict[str, str]
     begun_seconds: float
@@ -126,7 +129,7 @@ class MetricsServer:
             return response
         remote = (request.remote or "").removeprefix("::ffff:")
         scraper = f"{remote} {request.headers.get('User-Agent', '')}"
-        rendering.exposure.delivered(scraper[:_SCRAPER_CHARACTERS_MAX], rendering.seconds)
+        rendering.delivered(scraper[:_SCRAPER_CHARACTERS_MAX], rendering.seconds)
         return response
 
     async def _render(self, accept: str, *, packed: bool) -> "_Rendering":
@@ -139,7 +142,7 @@ class MetricsServer:
             self._renderer, _encode, exposure.snapshot, accept, packed
         )
         seconds = time.perf_counter() - started
-        rendering = _Rendering(exposure, body, headers, begun_seconds, seconds)
+        rendering = _Rendering(exposure.delivered, body, headers, begun_seconds, seconds)
         if len(self._last) >= _FORMS_KEPT:
             self._last.clear()
         self._last[content_type(accept), packed] = rendering
