@@ -70,7 +70,11 @@ class StepRecorder:
         )
         self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(
-            self._schedule, traits, _measured_families(settings), registry.note_unsupported
+            self._schedule,
+            traits,
+            _measured_families(settings),
+            registry.note_unsupported,
+            guarded=bool(settings.guard),
         )
         self._activations = activations
         self._writer: RingWriter | None = None
