@@ -12,7 +12,7 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import ColumnFamily, step_columns
+from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.writer import RingWriter
 
@@ -33,19 +33,15 @@ class RingSchema:
         schedule: LayerSchedule,
         traits: ObservedTraits,
         families: Sequence[ColumnFamily],
+        step_columns: tuple[str, ...],
         note_unsupported: Callable[[str], None],
-        *,
-        guarded: bool = False,
     ) -> None:
-        """families: those to measure; one that is not of parameters only where it has layers.
-
-        guarded: whether a guard acts on updates, which has columns of its own.
-        """
+        """families: those to measure; one that is not of parameters only where it has layers."""
         self.delivery: Delivery | None = None
         self._schedule = schedule
         self._traits = traits
         self._families = families
-        self._step_columns = step_columns(guarded=guarded)
+        self._step_columns = step_columns
         self._note_unsupported = note_unsupported
         self.own_families: Mapping[str, tuple[str, ...]] = {}
         """The layers of each family that is not of parameters, for the next schema."""
