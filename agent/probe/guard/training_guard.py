@@ -190,7 +190,8 @@ class TrainingGuard:
             log.warning("gradients cannot be measured on every rank: the guard is off from now on")
             return
         self._log.updated(outcome, sequence)
-        for action in self._slow.observe(outcome, self._context.registry.root):
+        step = sequence + self._context.trainer_step.lead
+        for action in self._slow.observe(outcome, self._context.registry.root, step):
             self._note(scalars, action, True)
             self._log.acted(action, sequence)
 
