@@ -4,6 +4,7 @@ import pytest
 
 from mp_agent.catalog.metric import Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.catalog.snapshot import HistogramValue
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.counters import CounterStore, labelled
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
@@ -37,7 +38,7 @@ def test_series_exist_from_the_first_guarded_step_on_and_in_later_attempts():
     counters = CounterStore()
     shown = SnapshotBuilder(thresholds=resolve({}), max_series=1_000)
 
-    def series() -> dict[tuple[str, ...], float]:
+    def series() -> dict[tuple[str, ...], float | HistogramValue]:
         export = make_export(counters=counters)
         family = next(f for f in shown.build([export], 0.0).families if f.metric is ACTIONS)
         return {sample.labels[1:]: sample.value for sample in family.samples}
