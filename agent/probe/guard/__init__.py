@@ -6,6 +6,6 @@ that every rank knows the same. `verdict` compares them with what has been usual
 within limits (`action_budget`), without leaving the device; `update` carries the verdict out.
 `outcome` brings it to the host some steps later, where `trouble` counts, and the slower policies
 follow: `learning_rate`, `loss_scale`, `precision`, `requests`, of which `checkpoint_callbacks`
-tells the script. `training_guard` ties all of it together, `guarded_optimizer` holds what belongs
-to one optimizer.
+notifies the script. `training_guard` ties all of it together, `guarded_optimizer` holds what
+belongs to one optimizer.
 """
