@@ -28,6 +28,7 @@ from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
 from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduced_columns import reduced_values
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -171,9 +172,16 @@ class Probe:
             self._on_step()
         finally:
             if self._reduction is not None:
-                ended = self._context.step.sequence - 1
-                on_host = accelerator.computing_device() is None
-                self._reduction.step_ended(ended, on_host=on_host)
+                self._reduce(self._reduction)
+
+    def _reduce(self, reduction: GroupReduction) -> None:
+        """Reduce what is due; rank 0's next record has what was taken up."""
+        step, before = self._context.step, reduction.latest
+        on_host = accelerator.computing_device() is None
+        reduction.step_ended(step.sequence - 1, on_host=on_host)
+        latest = reduction.latest
+        if latest is not None and latest is not before and reduction.is_first_rank:
+            step.scalars.update(reduced_values(latest))
 
     def _enter_phase(self, name: object) -> None:
         self._tracker.collect()

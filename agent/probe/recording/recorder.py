@@ -23,7 +23,14 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
-from mp_agent.records.columns import DISTRIBUTION, FAMILIES, OPTIMIZER, ColumnFamily
+from mp_agent.records.columns import (
+    DISTRIBUTION,
+    FAMILIES,
+    OPTIMIZER,
+    ColumnFamily,
+    step_columns,
+)
+from mp_agent.records.reduced_columns import REDUCED_COLUMNS
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -70,7 +77,11 @@ class StepRecorder:
         )
         self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(
-            self._schedule, traits, _measured_families(settings), registry.note_unsupported
+            self._schedule,
+            traits,
+            _measured_families(settings),
+            _step_columns(settings),
+            registry.note_unsupported,
         )
         self._activations = activations
         self._writer: RingWriter | None = None
@@ -264,3 +275,9 @@ def _measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:
         DISTRIBUTION: not settings.measure_distribution,
     }
     return tuple(family for family in FAMILIES if not off.get(family, False))
+
+
+def _step_columns(settings: Settings) -> tuple[str, ...]:
+    """Return the step columns of this rank: those of a guard and of a reduction where one is on."""
+    reduced = () if settings.reduction == "agents" else REDUCED_COLUMNS
+    return (*step_columns(guarded=bool(settings.guard)), *reduced)
