@@ -67,7 +67,9 @@ def compare(
 ) -> Comparison:
     """Time steps on which something is measured in the forward pass, and steps without."""
     guard = Guard(on_failure=_nothing)
-    measured = (_Attention if attention else _Outputs)(training, guard)
+    measured: _Outputs | _Attention = (
+        _Attention(training, guard) if attention else _Outputs(training, guard)
+    )
 
     def finish() -> None:
         if device.type == "cuda":

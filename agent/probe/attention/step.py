@@ -49,6 +49,7 @@ class StepAttention:
 
     def begin(self, model: nn.Module | None) -> None:
         """Watch the calls of the next forward pass."""
+        self._sampling.end()
         self.layers(model)
         if model is None:
             return

