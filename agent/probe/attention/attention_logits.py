@@ -35,7 +35,6 @@ def attention_row(
         return None
     query_BHLE = query_BHLE.expand(batch, max(heads, query_BHLE.shape[1]), -1, -1)
     members, queries = query_BHLE.shape[1] // heads, query_BHLE.shape[2]
-    by_group = (heads, members)
     members_at_most = max(1, HEADS_AT_MOST // min(heads, HEADS_AT_MOST))
     some_heads, some_members, some_queries, some_batches = spread(
         (heads, members, queries, batch),
@@ -44,7 +43,7 @@ def attention_row(
     )
     (some_keys,) = spread((keys,), (KEYS_AT_MOST,), 0)
     picked = (some_batches, some_heads, some_members, some_queries)
-    few_queries = query_BHLE.unflatten(1, by_group)[picked]
+    few_queries = query_BHLE.reshape(batch, heads, members, queries, -1)[picked]
     few_keys = key_BHSE.expand(batch, -1, -1, -1).unsqueeze(2)[
         some_batches, some_heads, :, some_keys
     ]
@@ -53,7 +52,9 @@ def attention_row(
     visible = torch.ones_like(logits, dtype=torch.bool)
     if mask is not None:
         mask_BHLS = _of_four(mask).expand(batch, heads * members, queries, keys)
-        few_of_mask = mask_BHLS.unflatten(1, by_group)[picked][..., some_keys]
+        few_of_mask = mask_BHLS.reshape(batch, heads, members, queries, keys)[picked][
+            ..., some_keys
+        ]
         if mask.dtype is torch.bool:
             visible = visible & few_of_mask
         else:

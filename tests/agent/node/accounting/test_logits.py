@@ -92,7 +92,7 @@ def test_a_young_run_has_no_past():
     for sample in range(SAMPLES_AT_LEAST):
         assert past.growth is None
         past.add(float(sample))
-    assert past.growth == 6.0, "the median of 5, 6 and 7, over at least 1"
+    assert past.growth == 4.0, "the median of 5, 6 and 7, over that of 0, 1, 2 and 3"
 
 
 @pytest.mark.parametrize(("value", "growth"), [(-50.0, -50.0), (0.0, 0.0), (1.7e308, 1.0)])

@@ -281,6 +281,10 @@ def test_a_frozen_encoder_keeps_its_fast_path(watch):
     taken: list[bool] = []
     inner: Any = vars(torch)["_transformer_encoder_layer_fwd"]
 
+    def fast(*args: Any) -> Any:
+        taken.append(True)
+        return inner(*args)
+
     class Frozen(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -288,11 +292,7 @@ def test_a_frozen_encoder_keeps_its_fast_path(watch):
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(
-                    torch,
-                    "_transformer_encoder_layer_fwd",
-                    lambda *args: (taken.append(True), inner(*args))[1],
-                )
+                patch.setattr(torch, "_transformer_encoder_layer_fwd", fast)
                 out: torch.Tensor = self.encoder(inputs)
             return out
 
