@@ -18,7 +18,7 @@ _RUN_OF_MODULE: CodeType = nn.Module._call_impl.__code__
 
 
 class _Call:
-    """A function that tells of its calls; a copy, pickled or deep, is the function itself."""
+    """A function that reports its calls; a copy, pickled or deep, is the function itself."""
 
     def __init__(self, name: str, function: Callable[..., Any], seen: Seen) -> None:
         update_wrapper(self, function)
@@ -36,7 +36,7 @@ class _Call:
 
 
 class FunctionCalls:
-    """Tells of calls of some functions of `torch.nn.functional` between `begin` and `end`.
+    """Reports calls of some functions of `torch.nn.functional` between `begin` and `end`.
 
     Reaches callers who imported a function by name before: in any module under its own name, and
     under any name where the forward of a model's module looks it up. Not a function that is kept
