@@ -122,6 +122,7 @@ _COUNTED = {
     "moment_rms_high": 2.3,
     "moment_rms_samples": 2,
     "fp16_near_overflow": 60_000,
+    "attention_logit_high": 100,
 }
 """Numbers that the node agent compares against, step by step."""
 
