@@ -55,6 +55,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),
     "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
     "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
+    "MpAgentTrainInferenceMismatch": (frozenset((_Q.LOGPROBS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

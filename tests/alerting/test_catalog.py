@@ -55,6 +55,7 @@ _SEVERITIES = {
     "MpAgentAdamEpsilonUnsafe": (_W,),
     "MpAgentActivationNonFinite": (_C,),
     "MpAgentActivationNearOverflow": (_W,),
+    "MpAgentTrainInferenceMismatch": (_C, _W),
 }
 
 _HOLD_SECONDS = {

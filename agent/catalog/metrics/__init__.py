@@ -18,6 +18,7 @@ from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
 from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
 from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
+from mp_agent.catalog.metrics.reinforcement.logprobs import LOGPROB_METRICS
 from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
@@ -54,6 +55,7 @@ METRICS: tuple[Metric, ...] = (
     *TRANSPORT_METRICS,
     *ACTIVATION_METRICS,
     *ACTIVATION_LAYER_METRICS,
+    *LOGPROB_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

@@ -1,7 +1,7 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
 from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.logprobs.step import StepLogprobs
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -23,7 +24,7 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
-from mp_agent.records.columns import DISTRIBUTION, FAMILIES, OPTIMIZER, ColumnFamily
+from mp_agent.records.columns import DISTRIBUTION, FAMILIES, LOGPROBS, OPTIMIZER, ColumnFamily
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -73,6 +74,7 @@ class StepRecorder:
             self._schedule, traits, _measured_families(settings), registry.note_unsupported
         )
         self._activations = activations
+        self._logprobs = StepLogprobs(registry.note_unsupported)
         self._writer: RingWriter | None = None
         self._digests = True
 
@@ -171,6 +173,12 @@ class StepRecorder:
         if self._activations is not None:
             self._activations.end(step)
 
+    def compare_logprobs(
+        self, step: OpenStep, trainer: object, sampler: object, mask: object
+    ) -> None:
+        """Add to the step how the log-probabilities of two engines differ."""
+        self._logprobs.add(step, trainer, sampler, mask)
+
     def close(self) -> None:
         """Leave no hook on any module."""
         if self._activations is not None:
@@ -252,8 +260,12 @@ class StepRecorder:
         plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
+        own: Mapping[str, tuple[str, ...]] = {}
         if self._activations is not None:
-            self._schema.own_families = self._activations.layers(self._registry.root)
+            own = self._activations.layers(self._registry.root)
+        if self._logprobs.used:
+            own = {**own, LOGPROBS.name: ()}
+        self._schema.own_families = own
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
 
 

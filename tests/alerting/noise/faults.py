@@ -89,6 +89,12 @@ def _near_overflow(random: Random) -> Events:
     yield from training.forever(of_output={"abs_max": 63_000.0, "near_overflow_elements": 2.0})
 
 
+def _other_policy(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(logprob_delta=0.6)
+
+
 def _collapse(random: Random) -> Events:
     """No scale fits any more: it is halved every other step, down to a floor of 1."""
     training, before = _trained(random, scaler=Scaler(floor=1.0), seconds=1.0)
@@ -732,5 +738,12 @@ FAULTS = (
         script=_near_overflow,
         modules=MODULES,
         expected={"MpAgentActivationNearOverflow": "warning"},
+    ),
+    Scenario(
+        name="other-policy",
+        what="the rollout engine has other weights than the trainer",
+        script=_other_policy,
+        logprobs=True,
+        expected={"MpAgentTrainInferenceMismatch": "critical"},
     ),
 )

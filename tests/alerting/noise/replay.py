@@ -17,6 +17,7 @@ from random import Random
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
@@ -25,13 +26,17 @@ from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.probe.delivery.own_shares import OwnShares
+from mp_agent.probe.logprobs.comparison import Comparison
 from mp_agent.records.columns import (
     ACTIVATIONS,
     DISTRIBUTION,
+    FAMILIES,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
+    LOGPROBS,
     OPTIMIZER,
     STEP_COLUMN_NAMES,
+    ColumnFamily,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, Phase, StepRecord
@@ -242,6 +247,7 @@ class _Player:
                 _schema(self._scenario, number),
                 self._scenario.layers,
                 self._scenario.modules,
+                self._scenario.logprobs,
             )
             rank.ring.write_schema(rank.schema)
             rank.ring.stamp(Phase.FORWARD, sequence=1)
@@ -297,8 +303,10 @@ class _Rank:
         schema: Schema,
         layers: tuple[str, ...],
         modules: tuple[str, ...],
+        logprobs: bool,
     ) -> None:
         self.ring = ring
+        self.logprobs = logprobs
         self.layers = layers
         self.modules = modules
         self.own = OwnShares(schema)
@@ -330,7 +338,8 @@ class _Rank:
             }
             record = replace(record, families=families)
         outputs = _outputs(step, self.modules) if sampled and self.modules else {}
-        self.ring.write_step(self.own.step(record, outputs))
+        compared = _compared(step) if self.logprobs else {}
+        self.ring.write_step(self.own.step(record, {**outputs, **compared}))
         if sampled:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
             updates = np.stack([_updates(step, ratio, _ELEMENTS)] * len(self.layers))
@@ -355,8 +364,14 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
     facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        families=family_columns(),
-        shares=(share, *(_share_of_outputs(scenario, rank) if scenario.modules else ())),
+        families=family_columns(
+            own for own in FAMILIES if scenario.logprobs or own is not LOGPROBS
+        ),
+        shares=(
+            share,
+            *(_own_share(ACTIVATIONS, scenario, rank) if scenario.modules else ()),
+            *(_own_share(LOGPROBS, scenario, rank) if scenario.logprobs else ()),
+        ),
         layers=(
             *(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers),
             *(Layer(name=name, share=1, elements=0) for name in scenario.modules),
@@ -365,10 +380,19 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
     )
 
 
-def _share_of_outputs(scenario: Scenario, rank: int) -> tuple[Share]:
-    family = ACTIVATIONS.name
-    own = Share(group=family, shard_index=rank, shard_count=scenario.ranks, family=family)
-    return (own,)
+def _own_share(family: ColumnFamily, scenario: Scenario, rank: int) -> tuple[Share]:
+    name = family.name
+    return (Share(group=name, shard_index=rank, shard_count=scenario.ranks, family=name),)
+
+
+def _compared(step: Step) -> dict[str, FloatArray]:
+    """Return the row of tokens whose log-probabilities differ alike."""
+    trainer = torch.linspace(-4.0, 0.0, 200, dtype=torch.float64)
+    row_C = _COMPARISON.row(trainer, trainer - step.logprob_delta, None)
+    return {LOGPROBS.name: row_C.reshape(1, -1).numpy()}
+
+
+_COMPARISON = Comparison()
 
 
 def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
