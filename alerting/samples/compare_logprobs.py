@@ -12,6 +12,7 @@ def logprobs_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def k3(trainer: torch.Tensor, sampler: torch.Tensor) -> float:
+    """Return the estimate of KL(sampler || trainer)."""
     delta = (trainer - sampler).double()
     return float((delta.expm1() - delta).mean())
 
