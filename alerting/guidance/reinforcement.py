@@ -8,10 +8,10 @@ REINFORCEMENT = {
         harm="Gradients are biased: the reward may rise for a while and then collapse. Critical: "
         "stop, since trainer and sampler are different policies. Warning: investigate within "
         "hours.",
-        query='mp_agent_logprobs_k3{run="RUN"}',
-        reading="The k3 estimate of KL(sampler || trainer) in nats per token. In the same "
-        "arithmetic it is 0; rounding in 16 bits gives some 1e-4 to 1e-2, most in BF16 and in "
-        "models with experts. mp_agent_logprobs_correlation is then above 0.99.",
+        query='increase(mp_agent_logprobs_mismatch_steps_total{run="RUN"}[1h])',
+        reading="On how many steps of the last hour trainer and sampler differed, by level. "
+        "mp_agent_logprobs_k3 says by how much, in nats per token: 0 in the same arithmetic, and "
+        "little where the two only round differently.",
         causes=(
             "The sampler computes in another precision or with other kernels, or is quantized.",
             "The sampler has older weights: their transfer failed, or rollouts are asynchronous.",

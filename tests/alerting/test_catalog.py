@@ -119,6 +119,9 @@ _COUNTED = {
     "moment_rms_high": 2.3,
     "moment_rms_samples": 2,
     "fp16_near_overflow": 60_000,
+    "logprob_k3_high": 0.01,
+    "logprob_k3_extreme": 0.1,
+    "logprob_delta_tail": 0.1,
 }
 """Numbers that the node agent compares against, step by step."""
 
