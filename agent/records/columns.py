@@ -408,7 +408,7 @@ ACTIVATIONS = ColumnFamily(
 )
 """Rows count with elements that are not finite: the other statistics leave those out."""
 
-DELTA_EDGES = tuple(2.0 ** (quarter / 4) for quarter in range(-56, 25))
+DELTA_EDGES: tuple[float, ...] = tuple(2.0 ** (quarter / 4) for quarter in range(-56, 25))
 """Upper edges of the bins of |Δ|, from 2^-14 to 2^6 in steps of 2^(1/4), each within its bin; the
 first bin begins at 0, and after the last edge comes one more bin."""
 

@@ -3,7 +3,7 @@
 import torch
 
 logits = torch.randn(2, 16, 64, generator=torch.Generator().manual_seed(0))
-tokens = torch.distributions.Categorical(logits=logits).sample()
+tokens = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1).reshape(2, 16)
 
 
 def logprobs_of(logits: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,10 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import make_identity, read_ring
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries, about each other
+]
 
 WORDS = ("<pad>", "<eos>", *(f"w{number}" for number in range(30)))
 
@@ -36,14 +39,20 @@ def test_the_tokens_of_every_completion_are_compared(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            n_layer=1, n_head=2, n_embd=16, vocab_size=len(WORDS), n_positions=32, eos_token_id=1
+            n_layer=1,
+            n_head=2,
+            n_embd=16,
+            vocab_size=len(WORDS),
+            n_positions=32,
+            bos_token_id=1,
+            eos_token_id=1,
         )
     )
     writer = RingWriter.create(tmp_path / "ring", make_identity())
     probe = Probe(lambda: writer, Settings())
     tokens: list[int] = []
 
-    class WatchedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
+    class WatchedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[name-defined]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             batch = super()._generate_and_score_completions(inputs)
             trainer = batch["old_per_token_logps"]

@@ -60,7 +60,7 @@ def against_numpy(
 ) -> None:
     arrays = [each.detach().double().numpy() for each in (trainer, sampler)]
     chosen = None if mask is None else mask.double().numpy()
-    assert_is(compared(trainer, sampler, mask), expected_of(*arrays, chosen))
+    assert_is(compared(trainer, sampler, mask), expected_of(arrays[0], arrays[1], chosen))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
