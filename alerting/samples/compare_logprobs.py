@@ -1,4 +1,4 @@
-"""Tell log-probabilities that are shifted by a token from those of a less precise sampler."""
+"""Distinguish log-probabilities shifted by a token from those of a less precise sampler."""
 
 import torch
 
