@@ -24,7 +24,7 @@ _EDGES = np.array(DELTA_EDGES).view(np.int64)
 _BINS = len(DELTA_EDGES) + 1
 
 
-class Comparison:
+class LogprobComparison:
     """Compares log-probabilities, and adds rows up."""
 
     def __init__(self) -> None:

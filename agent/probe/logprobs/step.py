@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.logprobs.comparison import Comparison, joined, refused_row
+from mp_agent.probe.logprobs.comparison import LogprobComparison, joined, refused_row
 from mp_agent.probe.scalars import local_of
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import LOGPROBS
@@ -27,7 +27,7 @@ class StepLogprobs:
         self.used = False
         """Whether any were reported so far: records have a row for them from then on."""
         self._note_unsupported = note_unsupported
-        self._comparison = Comparison()
+        self._comparison = LogprobComparison()
         self._stream: Hashable = None
         """On which the newest row is computed."""
 

@@ -26,7 +26,7 @@ from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.probe.delivery.own_shares import OwnShares
-from mp_agent.probe.logprobs.comparison import Comparison
+from mp_agent.probe.logprobs.comparison import LogprobComparison
 from mp_agent.records.columns import (
     ACTIVATIONS,
     DISTRIBUTION,
@@ -392,7 +392,7 @@ def _compared(step: Step) -> dict[str, FloatArray]:
     return {LOGPROBS.name: row_C.reshape(1, -1).numpy()}
 
 
-_COMPARISON = Comparison()
+_COMPARISON = LogprobComparison()
 
 
 def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:

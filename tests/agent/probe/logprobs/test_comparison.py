@@ -14,12 +14,12 @@ from mp_agent.catalog.metrics.reinforcement.quantities import (
     k1,
     k3,
 )
-from mp_agent.probe.logprobs.comparison import Comparison, joined, refused_row
+from mp_agent.probe.logprobs.comparison import LogprobComparison, joined, refused_row
 from mp_agent.records.columns import LOGPROBS, by_name
 from tests.agent.probe.logprobs.reference import Expected, expected_of
 
 Row = Mapping[str, float]
-COMPARISON = Comparison()
+COMPARISON = LogprobComparison()
 
 
 def named(row_C: torch.Tensor) -> Row:

@@ -11,12 +11,12 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.probe.logprobs.comparison import Comparison, joined, refused_row
+from mp_agent.probe.logprobs.comparison import LogprobComparison, joined, refused_row
 from mp_agent.records.columns import LOGPROBS, by_name
 from mp_agent.records.merged import MergedStep
 from tests.agent.node.builders import make_run_view, merged_step
 
-_COMPARISON = Comparison()
+_COMPARISON = LogprobComparison()
 _PREFIX = "mp_agent_logprobs_"
 
 
