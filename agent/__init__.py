@@ -44,6 +44,7 @@ __all__ = [
     "global_statistics",
     "init",
     "observe",
+    "observe_logprobs",
     "on_checkpoint_request",
     "on_condition",
     "phase",
@@ -106,6 +107,25 @@ def observe(
     """
     if (api := _loaded()) is not None:
         api.observe(loss=loss, step=step, lr=lr, tokens=tokens)
+
+
+def observe_logprobs(trainer: Tensor, sampler: Tensor, mask: Tensor | None = None) -> None:
+    """Report log-probabilities of the same tokens by the trainer and by the sampler that drew them.
+
+    For reinforcement learning with a rollout engine of its own; optional, on the ranks that have
+    tokens. `trainer` and `sampler` are floating-point tensors of one shape, such as [B, T], on any
+    device: they stay there, and no graph is kept. `mask`, of that shape, chooses the tokens where
+    it is not 0. Several calls in a step (micro-batches) add up; those after the optimizer's step
+    count for the next one.
+
+    With Δ = trainer - sampler, over the tokens of all ranks: estimates k1 = mean(-Δ) and
+    k3 = mean(exp(Δ) - 1 - Δ) of KL(sampler || trainer), in nats (Schulman, Approximating KL
+    Divergence, r = exp(Δ)); the largest and the 99.9th percentile of |Δ|; the correlation; the
+    effective sample size of the weights exp(Δ). Tokens with a NaN or Inf are left out and counted.
+    What cannot be compared is counted, and said once in the log. Never raises, never waits.
+    """
+    if (api := _loaded()) is not None:
+        api.observe_logprobs(trainer, sampler, mask)
 
 
 def phase(name: str) -> AbstractContextManager[None]:

@@ -275,6 +275,11 @@ DURATIONS = (
         seconds=2 * _MINUTE,
         meaning="how long a run's series must be absent",
     ),
+    Duration(
+        name="logprob_window",
+        seconds=_HOUR,
+        meaning="window in which steps are counted on which trainer and sampler differ",
+    ),
 )
 
 BY_NAME = {duration.name: duration for duration in DURATIONS}

@@ -57,6 +57,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
     "MpAgentAttentionLogitGrowth": (frozenset((_Q.LOGITS,)),),
     "MpAgentOutputLogitDivergence": (frozenset((_Q.LOGITS,)),),
+    "MpAgentTrainInferenceMismatch": (frozenset((_Q.LOGPROBS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

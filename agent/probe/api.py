@@ -127,6 +127,12 @@ def observe(
         _attachment.probe.observe(loss=loss, step=step, lr=lr, tokens=tokens)
 
 
+def observe_logprobs(trainer: object, sampler: object, mask: object) -> None:
+    """See `mp_agent.observe_logprobs`."""
+    if _attachment is not None:
+        _attachment.probe.observe_logprobs(trainer, sampler, mask)
+
+
 def phase(name: str) -> AbstractContextManager[None]:
     """See `mp_agent.phase`."""
     return nullcontext() if _attachment is None else _attachment.probe.phase(name)

@@ -122,6 +122,10 @@ class Probe:
         """Use what the trainer reports of the step under way."""
         self._guard.run("observe", self._tracker.observe, loss, step, lr, tokens)
 
+    def observe_logprobs(self, trainer: object, sampler: object, mask: object = None) -> None:
+        """Use the log-probabilities that trainer and sampler have of the same tokens."""
+        self._guard.run("observe_logprobs", self._tracker.observe_logprobs, trainer, sampler, mask)
+
     @property
     def global_statistics(self) -> GlobalStatistics | None:
         """The newest statistics that the ranks have reduced; None without any."""

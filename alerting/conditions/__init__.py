@@ -47,6 +47,9 @@ from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
 from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
 from mp_agent.alerting.conditions.ranks.replica_divergence import REPLICA_DIVERGENCE
+from mp_agent.alerting.conditions.reinforcement.train_inference_mismatch import (
+    TRAIN_INFERENCE_MISMATCH,
+)
 from mp_agent.alerting.conditions.run.precision_lint import PRECISION_LINT
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
 from mp_agent.alerting.conditions.run.run_restarting import RUN_RESTARTING
@@ -87,6 +90,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         ATTENTION_LOGIT_GROWTH,
         OUTPUT_LOGIT_DIVERGENCE,
     ),
+    "reinforcement": (TRAIN_INFERENCE_MISMATCH,),
 }
 """Rule group to its conditions, in the order in which they are rendered."""
 

@@ -65,6 +65,7 @@ _NODE_COUNTERS = (
     metrics.SETTING_ERRORS,
 )
 _BOUNDS = tuple({"bound": limit(name)} for name in ("grad_norm_high", "grad_norm_extreme"))
+_K3_BOUNDS = tuple({"bound": limit(name)} for name in ("logprob_k3_high", "logprob_k3_extreme"))
 _LOW = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 _REPLICAS = ("gradients", "weights")
 NODE = {"node_rank": "0"}
@@ -80,6 +81,7 @@ def healthy_tracks(minutes: int) -> tuple[Track, ...]:
         *(Track(metric, (0,), NODE) for metric in _NODE_COUNTERS),
         *(Track(metrics.GRAD_EXPLODED, (0,), bound) for bound in _BOUNDS),
         *(Track(metrics.GRAD_EXPLODED_UNCLIPPED, (0,), bound) for bound in _BOUNDS),
+        *(Track(metrics.LOGPROB_MISMATCH_STEPS, (0,), bound) for bound in _K3_BOUNDS),
         *(Track(metrics.GRAD_NORM_BELOW, (0,), {"limit": name}) for name in _LOW),
         *(Track(metrics.REPLICA_DIVERGENCE, (0,), {"kind": kind}) for kind in _REPLICAS),
         *(Track(metrics.REPLICA_DIVERGENCE_STEPS, (0,), {"kind": kind}) for kind in _REPLICAS),

@@ -9,6 +9,7 @@ from mp_agent.alerting.guidance.loss_scale import LOSS_SCALE
 from mp_agent.alerting.guidance.optimizer import OPTIMIZER
 from mp_agent.alerting.guidance.ranks import RANKS
 from mp_agent.alerting.guidance.record import Guidance
+from mp_agent.alerting.guidance.reinforcement import REINFORCEMENT
 from mp_agent.alerting.guidance.runs import RUNS
 
 GUIDANCE: Mapping[str, Guidance] = {
@@ -19,6 +20,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     **RUNS,
     **OPTIMIZER,
     **ACTIVATIONS,
+    **REINFORCEMENT,
 }
 """By name of the condition."""
 

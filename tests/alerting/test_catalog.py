@@ -57,6 +57,7 @@ _SEVERITIES = {
     "MpAgentActivationNearOverflow": (_W,),
     "MpAgentAttentionLogitGrowth": (_W,),
     "MpAgentOutputLogitDivergence": (_W,),
+    "MpAgentTrainInferenceMismatch": (_C, _W),
 }
 
 _HOLD_SECONDS = {
@@ -123,6 +124,9 @@ _COUNTED = {
     "moment_rms_samples": 2,
     "fp16_near_overflow": 60_000,
     "attention_logit_high": 100,
+    "logprob_k3_high": 0.01,
+    "logprob_k3_extreme": 0.1,
+    "logprob_delta_tail": 0.1,
 }
 """Numbers that the node agent compares against, step by step."""
 

@@ -29,6 +29,7 @@ class Quantity(Enum):
     OPTIMIZER = "the weights' updates and the optimizer's state"
     ACTIVATIONS = "outputs of modules"
     LOGITS = "logits of attention and of the output"
+    LOGPROBS = "log-probabilities of trainer and sampler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,7 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentLossScaleLow": (_down("loss_scale_very_low", "loss_scale_reduced"),),
     "MpAgentOverflowRatioHigh": (_up("overflow_warning", "overflow_critical", "overflow_rising"),),
     "MpAgentRankStraggler": (_up("straggler_ratio"),),
+    "MpAgentTrainInferenceMismatch": (_up("logprob_k3_high", "logprob_k3_extreme"),),
 }
 """Condition → what may be moved, the most direct first; of several, the one that moves least."""
 

@@ -23,6 +23,7 @@ from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
 from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
 from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
+from mp_agent.catalog.metrics.reinforcement.logprobs import LOGPROB_METRICS
 from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
@@ -62,6 +63,7 @@ METRICS: tuple[Metric, ...] = (
     *ATTENTION_METRICS,
     *OUTPUT_LOGIT_METRICS,
     *ATTENTION_LAYER_METRICS,
+    *LOGPROB_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

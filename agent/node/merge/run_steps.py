@@ -87,7 +87,7 @@ class StepMerge:
         # Of a step that some ranks left out by plan, the others' part is no statement on the run.
         left_out = values.get("gradients_measured") == 0.0
         merged = {
-            name: _FamilyStep(own, own.chosen(assumed), own.whole(assumed, self._world_size))
+            name: self._family_step(own, assumed)
             for name, own in self._families.items()
             if not (left_out and name == GRADIENTS.name)
         }
@@ -116,6 +116,12 @@ class StepMerge:
                 replicated=lambda group: assumed.replicated(group) and group not in apart,
             ),
         )
+
+    def _family_step(self, own: FamilyRows, assumed: AssumedShares) -> "_FamilyStep":
+        chosen, whole = own.chosen(assumed), own.whole(assumed, self._world_size)
+        if own.family.of_some_ranks and self._present.all():
+            whole |= chosen.keys()
+        return _FamilyStep(own, chosen, whole)
 
     def _optimizers(
         self, merged: Mapping[str, "_FamilyStep"], expected_shares: ExpectedShares

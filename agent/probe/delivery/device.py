@@ -8,14 +8,14 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
-from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
+from mp_agent.probe.delivery.own_shares import CADENCES, OwnRows, OwnShares
 from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Tier
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.device_part import HostPart
@@ -23,6 +23,8 @@ from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
 
 _LAYER_SLOTS = 4
+_OWN_SLOTS = {Tier.EVERY_STEP: STEP_SLOTS, Tier.SAMPLED: _LAYER_SLOTS}
+"""Of families that are not of parameters, as many as there are records on their way."""
 _SAMPLED_SLOTS = 2
 _LAYER_HISTORY_STEPS = 8
 
@@ -76,9 +78,11 @@ class DeviceDelivery:
         self._layers = TransferSlots.pinned(
             layer_slots, self._own.parameter_layers * columns, device
         )
-        self._own_slots = TransferSlots.pinned(
-            _LAYER_SLOTS if self._own.numbers else 0, self._own.numbers, device
-        )
+        self._own_slots = {
+            cadence: TransferSlots.pinned(slots, numbers, device)
+            for cadence, slots in _OWN_SLOTS.items()
+            if (numbers := self._own.numbers(cadence))
+        }
         self._own_rows: dict[int, OwnRows] = {}
         """By step, what has arrived of it and is in no table yet."""
         self._with_layers: set[int] = set()
@@ -269,21 +273,28 @@ class DeviceDelivery:
     def _send_own(self, step: ObservedStep) -> None:
         """Send the rows of families that are not of parameters, ahead of the step's numbers."""
         fitting = self._own.fitting(step.own_rows)
-        if not fitting:
-            return
+        for cadence, slots in self._own_slots.items():
+            rows = {name: own for name, own in fitting.items() if CADENCES[name] is cadence}
+            if rows:
+                self._send_own_rows(step.sequence, rows, slots)
+
+    def _send_own_rows(
+        self, sequence: int, rows: Mapping[str, torch.Tensor], slots: TransferSlots
+    ) -> None:
         parts = [
-            rows_MC.to(self._device, non_blocking=True).reshape(-1) for rows_MC in fitting.values()
+            rows_MC.to(self._device, non_blocking=True).reshape(-1) for rows_MC in rows.values()
         ]
 
         def keep(values_N: FloatArray) -> None:
-            for sequence in [each for each in self._own_rows if each < step.sequence]:
-                del self._own_rows[sequence]
-            self._own_rows[step.sequence] = self._own.split(values_N, iter(fitting))
+            for outdated in [each for each in self._own_rows if each < sequence]:
+                del self._own_rows[outdated]
+            known = self._own_rows.get(sequence, {})
+            self._own_rows[sequence] = {**known, **self._own.split(values_N, iter(rows))}
 
         def lose() -> None:
             self._writer.count(records_dropped=1)
 
-        if not self._transfers.send(self._own_slots, torch.cat(parts), keep, lose):
+        if not self._transfers.send(slots, torch.cat(parts), keep, lose):
             lose()
 
     def _write_layers(

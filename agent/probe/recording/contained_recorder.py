@@ -61,6 +61,13 @@ class ContainedRecorder(StepRecorder):
         """See `StepRecorder.forward_ended`."""
         self._contain("measuring a forward pass", super().forward_ended, step)
 
+    def compare_logprobs(
+        self, step: OpenStep, trainer: object, sampler: object, mask: object
+    ) -> None:
+        """See `StepRecorder.compare_logprobs`."""
+        compare = super().compare_logprobs
+        self._contain("comparing log-probabilities", compare, step, trainer, sampler, mask)
+
     def publish(self, step: OpenStep) -> None:
         """See `StepRecorder.publish`."""
         self._contain("writing a step", super().publish, step)

@@ -1,7 +1,7 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.logprobs.step import StepLogprobs
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -26,6 +27,7 @@ from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.records.columns import (
     DISTRIBUTION,
     FAMILIES,
+    LOGPROBS,
     OPTIMIZER,
     ColumnFamily,
     step_columns,
@@ -84,6 +86,7 @@ class StepRecorder:
             registry.note_unsupported,
         )
         self._forward_pass = forward_pass
+        self._logprobs = StepLogprobs(registry.note_unsupported)
         self._writer: RingWriter | None = None
         self._digests = True
 
@@ -182,6 +185,12 @@ class StepRecorder:
         if self._forward_pass is not None:
             self._forward_pass.end(step)
 
+    def compare_logprobs(
+        self, step: OpenStep, trainer: object, sampler: object, mask: object
+    ) -> None:
+        """Add to the step how the log-probabilities of two engines differ."""
+        self._logprobs.add(step, trainer, sampler, mask)
+
     def close(self) -> None:
         """Leave modules and functions as they were."""
         if self._forward_pass is not None:
@@ -263,8 +272,12 @@ class StepRecorder:
         plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
+        own: Mapping[str, tuple[str, ...]] = {}
         if self._forward_pass is not None:
-            self._schema.own_families = self._forward_pass.layers(self._registry.root)
+            own = self._forward_pass.layers(self._registry.root)
+        if self._logprobs.used:
+            own = {**own, LOGPROBS.name: ()}
+        self._schema.own_families = own
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
 
 

@@ -44,7 +44,7 @@ class RingSchema:
         self._step_columns = step_columns
         self._note_unsupported = note_unsupported
         self.own_families: Mapping[str, tuple[str, ...]] = {}
-        """The layers of each family that is not of parameters, for the next schema."""
+        """The layers, or none, of each family that is not of parameters, for the next schema."""
         self._layers: tuple[tuple[Layer, ...], ...] = ()
         """Of the plans that the schema in the ring was made of."""
         self._own_layers: Mapping[str, tuple[str, ...]] = {}
@@ -67,7 +67,7 @@ class RingSchema:
 
     def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
         return (
-            self.own_families is self._own_layers
+            self.own_families == self._own_layers
             and len(plans) == len(self._layers)
             and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
         )

@@ -67,6 +67,12 @@ class StepTracker:
         if (count := snapshot_of(tokens)) is not None:
             context.step.scalars["tokens"] = add(context.step.scalars.get("tokens"), count)
 
+    def observe_logprobs(self, trainer: object, sampler: object, mask: object) -> None:
+        """Use the log-probabilities of the step under way that two engines computed."""
+        context = self._context
+        context.recorder.collect()
+        context.recorder.compare_logprobs(context.step, trainer, sampler, mask)
+
     def collect(self) -> None:
         """Publish what has come from a device since the last event."""
         self._context.recorder.collect()

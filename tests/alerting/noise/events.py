@@ -18,6 +18,7 @@ class Step:
     otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
     per element. of_output: columns of activations that outputs of modules have otherwise.
     attention_logit, logsumexp: the largest of attention, and that of the output logits.
+    logprob_delta: by how much trainer and sampler differ in every token, if they are compared.
     step: the trainer's own count, if it gives one.
     """
 
@@ -39,6 +40,7 @@ class Step:
     of_output: Mapping[str, float] = field(default_factory=dict)
     attention_logit: float = 15.0
     logsumexp: float = 11.0
+    logprob_delta: float = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class Scenario:
     layers: tuple[str, ...] = LAYERS
     modules: tuple[str, ...] = ()
     """Those whose outputs are measured."""
+    logprobs: bool = False
+    """Whether log-probabilities of trainer and sampler are compared."""
 
     @property
     def healthy(self) -> bool:

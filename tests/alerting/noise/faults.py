@@ -105,6 +105,12 @@ def _output_drift(random: Random) -> Events:
     yield from training.forever(logsumexp=-310.0)
 
 
+def _other_policy(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(logprob_delta=0.6)
+
+
 def _collapse(random: Random) -> Events:
     """No scale fits any more: it is halved every other step, down to a floor of 1."""
     training, before = _trained(random, scaler=Scaler(floor=1.0), seconds=1.0)
@@ -764,5 +770,12 @@ FAULTS = (
         modules=MODULES,
         expected={"MpAgentOutputLogitDivergence": "warning"},
         minutes=60,
+    ),
+    Scenario(
+        name="other-policy",
+        what="the rollout engine has other weights than the trainer",
+        script=_other_policy,
+        logprobs=True,
+        expected={"MpAgentTrainInferenceMismatch": "critical"},
     ),
 )

@@ -17,6 +17,7 @@ from random import Random
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
@@ -25,15 +26,19 @@ from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.probe.delivery.own_shares import OwnShares
+from mp_agent.probe.logprobs.comparison import LogprobComparison
 from mp_agent.records.columns import (
     ACTIVATIONS,
     ATTENTION,
     DISTRIBUTION,
+    FAMILIES,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
     LOGITS,
+    LOGPROBS,
     OPTIMIZER,
     STEP_COLUMN_NAMES,
+    ColumnFamily,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, Phase, StepRecord
@@ -244,6 +249,7 @@ class _Player:
                 _schema(self._scenario, number),
                 self._scenario.layers,
                 self._scenario.modules,
+                self._scenario.logprobs,
             )
             rank.ring.write_schema(rank.schema)
             rank.ring.stamp(Phase.FORWARD, sequence=1)
@@ -299,8 +305,10 @@ class _Rank:
         schema: Schema,
         layers: tuple[str, ...],
         modules: tuple[str, ...],
+        logprobs: bool,
     ) -> None:
         self.ring = ring
+        self.logprobs = logprobs
         self.layers = layers
         self.modules = modules
         self.own = OwnShares(schema)
@@ -332,7 +340,8 @@ class _Rank:
             }
             record = replace(record, families=families)
         outputs = _outputs(step, self.modules) if sampled and self.modules else {}
-        self.ring.write_step(self.own.step(record, outputs))
+        compared = _compared(step) if self.logprobs else {}
+        self.ring.write_step(self.own.step(record, {**outputs, **compared}))
         if sampled:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
             updates = np.stack([_updates(step, ratio, _ELEMENTS)] * len(self.layers))
@@ -355,10 +364,19 @@ class _Rank:
 def _schema(scenario: Scenario, rank: int) -> Schema:
     share = Share(group="ddp", replica_index=rank, replica_count=scenario.ranks)
     facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
+    own_families = (
+        *((ACTIVATIONS, ATTENTION, LOGITS) if scenario.modules else ()),
+        *((LOGPROBS,) if scenario.logprobs else ()),
+    )
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
-        families=family_columns(),
-        shares=(share, *(_share_of_outputs(scenario, rank) if scenario.modules else ())),
+        families=family_columns(
+            own for own in FAMILIES if scenario.logprobs or own is not LOGPROBS
+        ),
+        shares=(
+            share,
+            *(_own_share(family, scenario, rank) for family in own_families),
+        ),
         layers=(
             *(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers),
             *(Layer(name=name, share=1, elements=0) for name in scenario.modules),
@@ -369,11 +387,19 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
     )
 
 
-def _share_of_outputs(scenario: Scenario, rank: int) -> tuple[Share, ...]:
-    return tuple(
-        Share(group=name, shard_index=rank, shard_count=scenario.ranks, family=name)
-        for name in (ACTIVATIONS.name, ATTENTION.name, LOGITS.name)
-    )
+def _own_share(family: ColumnFamily, scenario: Scenario, rank: int) -> Share:
+    name = family.name
+    return Share(group=name, shard_index=rank, shard_count=scenario.ranks, family=name)
+
+
+def _compared(step: Step) -> dict[str, FloatArray]:
+    """Return the row of tokens whose log-probabilities differ alike."""
+    trainer = torch.linspace(-4.0, 0.0, 200, dtype=torch.float64)
+    row_C = _COMPARISON.row(trainer, trainer - step.logprob_delta, None)
+    return {LOGPROBS.name: row_C.reshape(1, -1).numpy()}
+
+
+_COMPARISON = LogprobComparison()
 
 
 def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:

@@ -16,7 +16,7 @@ from mp_agent.probe.delivery.host import HostDelivery
 from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep
-from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
+from mp_agent.records.columns import ACTIVATIONS, GRADIENTS, LOGPROBS
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.writer import RingWriter
 from tests.agent.probe.rings import make_identity, read_ring
@@ -124,3 +124,42 @@ def test_what_finds_no_slot_is_counted_and_the_step_still_comes(ring, clock: Clo
     assert len(contents.records) == 6
     assert sum(ACTIVATIONS.name in record.families for record in contents.records) == 4
     assert contents.state.records_dropped == 2
+
+
+WITHOUT_LAYERS = replace(
+    SCHEMA, shares=(*SCHEMA.shares, Share(group="logprobs", family=LOGPROBS.name))
+)
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_family_without_layers_has_its_share_s_row_on_every_step(
+    on_device: bool, steps: int, tmp_path: Path, clock: Clock
+):
+    writer = RingWriter.create(tmp_path / "own" / "rank0.ring", make_identity())
+    writer.write_schema(WITHOUT_LAYERS)
+    delivery: Delivery = HostDelivery(writer, WITHOUT_LAYERS)
+    if on_device:
+        delivery = DeviceDelivery(
+            writer,
+            WITHOUT_LAYERS,
+            LayerSchedule(1000, DEFAULTS),
+            DeviceTransfers(CPU),
+            device=CPU,
+            gradients_device=CPU,
+        )
+    row_1C = torch.arange(1.0, len(LOGPROBS.names) + 1, dtype=torch.float64).reshape(1, -1)
+    for sequence in range(101, 101 + steps):
+        rows = {LOGPROBS.name: row_1C * sequence}
+        delivery.offer(replace(step(sequence), rows_LC=None, own_rows=rows), complete=True)
+    clock.now = 1000
+    delivery.collect()
+
+    contents = read_ring(writer.path)
+    assert contents.state.records_dropped == 0
+    assert [record.sequence for record in contents.records] == list(range(101, 101 + steps))
+    for record in contents.records:
+        own = record.families[LOGPROBS.name]
+        np.testing.assert_array_equal(own[2], row_1C[0].numpy() * record.sequence)
+        assert np.isnan(own[:2]).all()
+    assert not contents.layers

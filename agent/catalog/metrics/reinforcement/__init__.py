@@ -1,0 +1,1 @@
+"""Metrics of reinforcement learning: how trainer and sampler differ."""
