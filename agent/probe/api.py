@@ -112,6 +112,12 @@ def observe(
         _attachment.probe.observe(loss=loss, step=step, lr=lr, tokens=tokens)
 
 
+def watch_tensor(name: object, tensor: object, dim: object, reduction: object) -> None:
+    """See `mp_agent.watch_tensor`."""
+    if _attachment is not None:
+        _attachment.probe.watch_tensor(name, tensor, dim, reduction)
+
+
 def phase(name: str) -> AbstractContextManager[None]:
     """See `mp_agent.phase`."""
     return nullcontext() if _attachment is None else _attachment.probe.phase(name)

@@ -96,6 +96,11 @@ class Settings(BaseSettings):
         description="Measure the outputs of modules on the steps on which layers are measured, by "
         "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
     )
+    measure_tensors: bool = Field(
+        True,
+        description="Measure the tensors that the script gives to mp_agent.watch_tensor, on the "
+        "steps on which layers are measured. Without such a call it costs nothing.",
+    )
     measure_updates: bool = Field(
         False,
         description="Measure weights, their updates and the optimizer's state when layers are "

@@ -10,6 +10,7 @@ from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.settings import Settings
 
 Contain = Callable[..., None]
@@ -29,8 +30,9 @@ class ContainedRecorder(StepRecorder):
         traits: ObservedTraits,
         settings: Settings,
         activations: StepActivations | None = None,
+        tensors: WatchedTensors | None = None,
     ) -> None:
-        super().__init__(registry, traits, settings, activations)
+        super().__init__(registry, traits, settings, activations, tensors)
         self._contain = contain
 
     def measure(
@@ -55,11 +57,15 @@ class ContainedRecorder(StepRecorder):
 
     def begin_forward(self, after: OpenStep) -> None:
         """See `StepRecorder.begin_forward`."""
-        self._contain("hooking modules", super().begin_forward, after)
+        self._contain("preparing a forward pass", super().begin_forward, after)
 
     def forward_ended(self, step: OpenStep) -> None:
         """See `StepRecorder.forward_ended`."""
         self._contain("measuring activations", super().forward_ended, step)
+
+    def add_tensors(self, step: OpenStep) -> None:
+        """See `StepRecorder.add_tensors`."""
+        self._contain("adding watched tensors", super().add_tensors, step)
 
     def publish(self, step: OpenStep) -> None:
         """See `StepRecorder.publish`."""

@@ -1,7 +1,7 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
-from mp_agent.records.columns import DISTRIBUTION, FAMILIES, OPTIMIZER, ColumnFamily
+from mp_agent.probe.tensors.watched import WatchedTensors
+from mp_agent.records.columns import DISTRIBUTION, FAMILIES, OPTIMIZER, TENSORS, ColumnFamily
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -49,8 +50,12 @@ class StepRecorder:
         traits: ObservedTraits,
         settings: Settings,
         activations: StepActivations | None = None,
+        tensors: WatchedTensors | None = None,
     ) -> None:
-        """activations: measures the outputs of modules; None leaves them out."""
+        """activations: measures the outputs of modules. tensors: what the script watches.
+
+        None leaves them out.
+        """
         self.trainer_lead = 0
         self._registry = registry
         self._traits = traits
@@ -73,6 +78,7 @@ class StepRecorder:
             self._schedule, traits, _measured_families(settings), registry.note_unsupported
         )
         self._activations = activations
+        self._tensors = tensors
         self._writer: RingWriter | None = None
         self._digests = True
 
@@ -90,6 +96,8 @@ class StepRecorder:
         """
         if not self._schema.written:
             self._traits.measuring_point = point
+        if self._tensors is not None and not step.totals:
+            self._tensors.admit()
         plans = [(watched.plan(), inverse_scale) for watched, inverse_scale in scaled]
         if (ready := self._prepare()) is None:
             return
@@ -152,6 +160,7 @@ class StepRecorder:
         """
         if (ready := self._prepare()) is None:
             return
+        self.add_tensors(step)
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds
@@ -162,14 +171,22 @@ class StepRecorder:
         ready.writer.count(probe_seconds=probe_seconds)
 
     def begin_forward(self, after: OpenStep) -> None:
-        """Prepare to measure the outputs of modules in the step that follows, if that is due."""
-        if self._activations is not None and self._schedule.due_after(after.sequence):
+        """Prepare for what is measured in the forward pass of the step that follows, if due."""
+        due = self._schedule.due_after(after.sequence)
+        if self._tensors is not None:
+            self._tensors.begin(due=due)
+        if self._activations is not None and due:
             self._activations.begin(self._registry.root)
 
     def forward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first forward pass."""
         if self._activations is not None:
             self._activations.end(step)
+
+    def add_tensors(self, step: OpenStep) -> None:
+        """Add to the step what was measured of the tensors that the script watches."""
+        if self._tensors is not None:
+            self._tensors.take(step)
 
     def close(self) -> None:
         """Leave no hook on any module."""
@@ -252,9 +269,17 @@ class StepRecorder:
         plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
-        if self._activations is not None:
-            self._schema.own_families = self._activations.layers(self._registry.root)
+        self._schema.own_families = self._own_families()
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
+
+    def _own_families(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the layers of the families that are not of parameters."""
+        found: dict[str, tuple[str, ...]] = {}
+        if self._activations is not None:
+            found.update(self._activations.layers(self._registry.root))
+        if self._tensors is not None and self._tensors.names:
+            found[TENSORS.name] = self._tensors.names
+        return found
 
 
 def _measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:

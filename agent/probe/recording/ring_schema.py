@@ -65,7 +65,7 @@ class RingSchema:
 
     def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
         return (
-            self.own_families is self._own_layers
+            self.own_families == self._own_layers
             and len(plans) == len(self._layers)
             and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
         )
