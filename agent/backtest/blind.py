@@ -55,6 +55,8 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),
     "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
     "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
+    "MpAgentReductionSwallows": (frozenset((_Q.TENSORS,)),),
+    "MpAgentDimensionImbalance": (frozenset((_Q.TENSORS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

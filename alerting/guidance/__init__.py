@@ -10,6 +10,7 @@ from mp_agent.alerting.guidance.optimizer import OPTIMIZER
 from mp_agent.alerting.guidance.ranks import RANKS
 from mp_agent.alerting.guidance.record import Guidance
 from mp_agent.alerting.guidance.runs import RUNS
+from mp_agent.alerting.guidance.tensors import TENSORS
 
 GUIDANCE: Mapping[str, Guidance] = {
     **GRADIENTS,
@@ -19,6 +20,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     **RUNS,
     **OPTIMIZER,
     **ACTIVATIONS,
+    **TENSORS,
 }
 """By name of the condition."""
 

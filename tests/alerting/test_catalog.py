@@ -55,6 +55,8 @@ _SEVERITIES = {
     "MpAgentAdamEpsilonUnsafe": (_W,),
     "MpAgentActivationNonFinite": (_C,),
     "MpAgentActivationNearOverflow": (_W,),
+    "MpAgentReductionSwallows": (_W,),
+    "MpAgentDimensionImbalance": (_W,),
 }
 
 _HOLD_SECONDS = {

@@ -92,6 +92,8 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentLossScaleLow": (_down("loss_scale_very_low", "loss_scale_reduced"),),
     "MpAgentOverflowRatioHigh": (_up("overflow_warning", "overflow_critical", "overflow_rising"),),
     "MpAgentRankStraggler": (_up("straggler_ratio"),),
+    "MpAgentReductionSwallows": (_up("reduction_swallowed"),),
+    "MpAgentDimensionImbalance": (_up("dimension_imbalance"),),
 }
 """Condition → what may be moved, the most direct first; of several, the one that moves least."""
 

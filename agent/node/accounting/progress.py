@@ -11,6 +11,7 @@ from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.ranks.pace import Pace
 from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
+from mp_agent.node.accounting.tensors import WatchedTensors
 from mp_agent.node.accounting.tracker import Tracker
 from mp_agent.node.accounting.training.learning import LearningTracker
 from mp_agent.node.accounting.training.loss import LossTracker
@@ -43,6 +44,7 @@ class Progress:
     layers: LayerHealth = field(default_factory=LayerHealth)
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
+    tensors: WatchedTensors = field(default_factory=WatchedTensors)
 
     @property
     def trackers(self) -> Iterator[Tracker]:

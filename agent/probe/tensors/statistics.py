@@ -51,9 +51,7 @@ def _has_running_sum(values: torch.Tensor) -> bool:
     return values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled()
 
 
-def _piece_row(
-    piece: torch.Tensor, running: RunningSum | None, *, reduction: bool
-) -> torch.Tensor:
+def _piece_row(piece: torch.Tensor, running: RunningSum | None, *, reduction: bool) -> torch.Tensor:
     values_N = piece.double().reshape(-1)
     finite_N = values_N.isfinite()
     finites = finite_N.sum()

@@ -6,6 +6,7 @@ from grafana.boards.run.gradients import GRADIENTS
 from grafana.boards.run.loss import LOSS
 from grafana.boards.run.optimizer import OPTIMIZER
 from grafana.boards.run.pace import PACE
+from grafana.boards.run.tensors import TENSORS
 from grafana.boards.run.trouble import TROUBLE
 from grafana.panel import Board
 
@@ -14,5 +15,5 @@ RUN = Board(
     title="mp_agent / Run",
     description="State of one run: is it healthy, what is wrong, and since when.",
     one_run=True,
-    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, OPTIMIZER, PACE, ACTIVATIONS),
+    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, OPTIMIZER, PACE, ACTIVATIONS, TENSORS),
 )

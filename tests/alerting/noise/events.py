@@ -17,6 +17,7 @@ class Step:
     ranks where they differ although they should not. of_layer: gradient columns that one layer has
     otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
     per element. of_output: columns of activations that outputs of modules have otherwise.
+    of_tensor: columns that watched tensors have otherwise.
     step: the trainer's own count, if it gives one.
     """
 
@@ -36,6 +37,7 @@ class Step:
     optimizer: Mapping[str, float] = field(default_factory=dict)
     distribution: Mapping[str, float] = field(default_factory=dict)
     of_output: Mapping[str, float] = field(default_factory=dict)
+    of_tensor: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,8 @@ class Scenario:
     layers: tuple[str, ...] = LAYERS
     modules: tuple[str, ...] = ()
     """Those whose outputs are measured."""
+    tensors: tuple[str, ...] = ()
+    """Those that the script watches."""
 
     @property
     def healthy(self) -> bool:

@@ -32,8 +32,10 @@ from mp_agent.records.columns import (
     GRADIENTS,
     OPTIMIZER,
     STEP_COLUMN_NAMES,
+    TENSORS,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
+from mp_agent.records.slice_ratio import packed
 from mp_agent.records.steps import FloatArray, Phase, StepRecord
 from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
@@ -242,6 +244,7 @@ class _Player:
                 _schema(self._scenario, number),
                 self._scenario.layers,
                 self._scenario.modules,
+                self._scenario.tensors,
             )
             rank.ring.write_schema(rank.schema)
             rank.ring.stamp(Phase.FORWARD, sequence=1)
@@ -297,10 +300,12 @@ class _Rank:
         schema: Schema,
         layers: tuple[str, ...],
         modules: tuple[str, ...],
+        tensors: tuple[str, ...],
     ) -> None:
         self.ring = ring
         self.layers = layers
         self.modules = modules
+        self.tensors = tensors
         self.own = OwnShares(schema)
         self.schema = schema
         self.sequence = 0
@@ -330,6 +335,8 @@ class _Rank:
             }
             record = replace(record, families=families)
         outputs = _outputs(step, self.modules) if sampled and self.modules else {}
+        if sampled and self.tensors:
+            outputs = {**outputs, **_tensors(step, self.tensors)}
         self.ring.write_step(self.own.step(record, outputs))
         if sampled:
             rows = np.stack([_layer(step, name, len(self.layers)) for name in self.layers])
@@ -352,23 +359,27 @@ class _Rank:
 
 def _schema(scenario: Scenario, rank: int) -> Schema:
     share = Share(group="ddp", replica_index=rank, replica_count=scenario.ranks)
+    own = {ACTIVATIONS.name: scenario.modules, TENSORS.name: scenario.tensors}
+    own = {family: names for family, names in own.items() if names}
     facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
         families=family_columns(),
-        shares=(share, *(_share_of_outputs(scenario, rank) if scenario.modules else ())),
+        shares=(share, *(_own_share(scenario, rank, family) for family in own)),
         layers=(
             *(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers),
-            *(Layer(name=name, share=1, elements=0) for name in scenario.modules),
+            *(
+                Layer(name=name, share=index, elements=0)
+                for index, names in enumerate(own.values(), 1)
+                for name in names
+            ),
         ),
         facts=tuple({**facts, **scenario.facts}.items()),
     )
 
 
-def _share_of_outputs(scenario: Scenario, rank: int) -> tuple[Share]:
-    family = ACTIVATIONS.name
-    own = Share(group=family, shard_index=rank, shard_count=scenario.ranks, family=family)
-    return (own,)
+def _own_share(scenario: Scenario, rank: int, family: str) -> Share:
+    return Share(group=family, shard_index=rank, shard_count=scenario.ranks, family=family)
 
 
 def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
@@ -386,6 +397,25 @@ def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
     }
     index = {name: place for place, name in enumerate(ACTIVATIONS.names)}
     return {ACTIVATIONS.name: np.stack([_row(index, columns, nan) for _ in modules])}
+
+
+def _tensors(step: Step, tensors: tuple[str, ...]) -> dict[str, FloatArray]:
+    """Return rows of watched tensors, with slices of about the same range."""
+    columns = {
+        "elements": _ELEMENTS,
+        "nonfinite_elements": 0.0,
+        "sum": 0.0,
+        "sum_squares": _ELEMENTS,
+        "abs_sum": 0.8 * _ELEMENTS,
+        "abs_max": 4.0,
+        "abs_min": 1e-4,
+        "swallowed_sum": 1e-3 * _ELEMENTS,
+        "reduction": 1.0,
+        "range_ratio": packed(3.0, 1),
+        **step.of_tensor,
+    }
+    index = {name: place for place, name in enumerate(TENSORS.names)}
+    return {TENSORS.name: np.stack([_row(index, columns, nan) for _ in tensors])}
 
 
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
