@@ -6,6 +6,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 
 from mp_agent.probe.attachment import Attachment
@@ -114,6 +115,8 @@ def observe(
 
 def watch_tensor(name: object, tensor: object, dim: object, reduction: object) -> None:
     """See `mp_agent.watch_tensor`."""
+    if torch.compiler.is_compiling():
+        return
     if _attachment is not None:
         _attachment.probe.watch_tensor(name, tensor, dim, reduction)
 

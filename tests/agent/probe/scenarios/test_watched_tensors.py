@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import nan
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import mp_agent
+from mp_agent.probe import api
 from mp_agent.probe.tensors.watched import CALLS_AT_MOST, NAMES_AT_MOST
 from mp_agent.records.columns import GRADIENTS, TENSORS
-from tests.agent.probe.rings import RingContents
+from tests.agent.probe.rings import RingContents, read_ring
 from tests.agent.probe.tensors import tensor_reference as reference
 
 
@@ -67,7 +70,8 @@ def test_rows_are_those_of_the_tensors_of_sampled_steps(watch):
             assert np.isnan(row.pop("range_ratio"))
             assert row == pytest.approx(expected[name], rel=1e-6, nan_ok=True)
     assert len(contents.records) == 12
-    assert all(GRADIENTS.name in table.families for table in contents.layers)
+    gradients = [t.sequence for t in contents.layers if GRADIENTS.name in t.families]
+    assert gradients == [1, 10], "on schedule; tensors in the second step as well"
     assert contents.state.probe_errors == 0
     assert unmeasured(contents) == 0.0
 
@@ -114,9 +118,10 @@ def test_a_name_that_is_new_after_clipping_is_measured_from_the_next_sample_on(w
         optimizer.step()
         optimizer.zero_grad()
 
-    contents = watched.read()
+    contents = read_ring(watched.writer.path, one_schema=False)
     assert sorted(tables(contents)) == [2]
-    assert [table.sequence for table in contents.layers] == [1], "no table is written twice"
+    assert [table.sequence for table in contents.layers] == [1, 2], "none is written twice"
+    assert [record.sequence for record in contents.records] == [1, 2, 3]
     assert unmeasured(contents) == 1.0
 
 
@@ -132,6 +137,7 @@ ODD: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|quantize_per_tensor|nested tensors):UserWarning")
 @pytest.mark.parametrize("kind", ODD)
 def test_what_has_no_numbers_is_counted_and_said_once(kind, watch, caplog):
     watched, odd = watch(), ODD[kind]()
@@ -223,3 +229,33 @@ def test_gradients_flow_through_what_is_watched(watch):
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [2.0, 2.0, 2.0]
     assert (product.requires_grad, product.grad_fn is not None) == (True, True)
+
+
+def test_a_compiled_function_that_watches_is_one_graph_and_measures_nothing(watch, monkeypatch):
+    watched = watch()
+    monkeypatch.setattr(api, "_attachment", SimpleNamespace(probe=watched.probe))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def double(inputs: torch.Tensor) -> torch.Tensor:
+        outputs = inputs * 2.0
+        mp_agent.watch_tensor("outputs", outputs, dim=0)
+        return outputs
+
+    train(watched, 1, lambda step, outputs: assert_(double(outputs).shape == outputs.shape))
+    contents = watched.read()
+    assert not tables(contents)
+    assert contents.state.probe_errors == 0
+
+
+def assert_(condition: bool) -> None:
+    assert condition
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_public_call_raises_for_nothing(attached, watch, monkeypatch):
+    if attached:
+        monkeypatch.setattr(api, "_attachment", SimpleNamespace(probe=watch().probe))
+    for odd in (None, [1.0], np.ones(2), "text", object(), torch.ones(0), torch.ones(())):
+        for dim in (None, 0, 5, "x"):
+            mp_agent.watch_tensor("x", odd, dim=dim)  # type: ignore[arg-type] # wrong on purpose
+    mp_agent.watch_tensor(object(), torch.ones(2))  # type: ignore[arg-type] # wrong on purpose
