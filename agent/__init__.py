@@ -120,8 +120,9 @@ def watch_tensor(
     `tensor` has any shape and dtype; of complex ones real and imaginary parts count separately, of
     a DTensor the local part. `dim` compares its slices along that dimension: the largest range (of
     a slice, from its smallest to its largest element) divided by the smallest, and the slice at
-    fault. `reduction=True` says that the script sums the elements in their dtype, or takes their
-    mean: MpAgentReductionSwallows is judged of those only. All tensors of one name in a step, of
+    fault. `reduction=True` says that the script adds the elements up in their own dtype, as a loop
+    of `total += term` or an all-reduce in 16 bits does, while torch.sum and torch.mean accumulate
+    in FP32: MpAgentReductionSwallows is judged of those only. All tensors of one name in a step, of
     micro-batches and ranks, count as one; a range is compared within each.
 
     Never raises. Of one process 64 names of up to 128 characters are measured, and 64 calls of each
@@ -133,7 +134,7 @@ def watch_tensor(
         mp_agent.watch_tensor("inputs", inputs, dim=-1)
         mp_agent.watch_tensor("logits", logits)
         losses = cross_entropy(logits, targets, reduction="none")
-        mp_agent.watch_tensor("token losses", losses, reduction=True)
+        mp_agent.watch_tensor("token losses", losses)
         losses.mean().backward()
     """
     if (api := _loaded()) is not None:

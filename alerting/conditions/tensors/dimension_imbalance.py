@@ -20,7 +20,7 @@ _RAW_FEATURE = Example(
     ),
     fires={
         Severity.WARNING: "In tensor inputs of run demo, the largest range of a slice along the "
-        "watched dimension is 5.2e+04 times the smallest. Worst slices: tensor inputs, slice 3"
+        "watched dimension is 5.2e+04 times the smallest. Worst of all is tensor inputs, slice 3."
     },
     labels=_TENSOR,
     at=15,
@@ -61,7 +61,7 @@ DIMENSION_IMBALANCE = Condition(
             hold=duration("tensor_hold"),
             description="In tensor {tensor} of run {run}, the largest range of a slice along the "
             "watched dimension is {value|number} times the smallest."
-            "{mp_agent_imbalanced_tensor_info| Worst slices: |tensor slice}",
+            "{mp_agent_imbalanced_tensor_info| Worst of all is |tensor slice}",
             reason="The delay spares a single unusual batch.",
         ),
     ),

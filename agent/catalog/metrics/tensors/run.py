@@ -31,13 +31,12 @@ def _gauge(name: str, unit: str, text: str, read: Callable[[Row], float | None])
     )
 
 
-def _imbalanced(run: RunView) -> Reading:
-    limit = run.thresholds.get("dimension_imbalance", float("inf"))
-    return {
-        (tensor, str(worst_slice(row))): 1.0
-        for tensor, row in run.tensors.items()
-        if (slice_imbalance(row) or 0.0) > limit
-    }
+def _most_imbalanced(run: RunView) -> Reading:
+    found = {name: ratio for name, row in run.tensors.items() if (ratio := slice_imbalance(row))}
+    if not found:
+        return None
+    tensor = max(found, key=found.__getitem__)
+    return {(tensor, str(worst_slice(run.tensors[tensor]))): 1.0}
 
 
 def _names(run: RunView) -> Reading:
@@ -109,10 +108,8 @@ TENSOR_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=("tensor", "slice"),
-        thresholds=("dimension_imbalance",),
-        help="A tensor whose slices differ by more than the threshold dimension_imbalance, and its "
-        "worst slice.",
-        read=_imbalanced,
+        help="The watched tensor whose slices differ most in range, and its worst slice.",
+        read=_most_imbalanced,
     ),
     Metric(
         name="mp_agent.tensors.watched",

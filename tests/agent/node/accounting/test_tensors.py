@@ -104,8 +104,8 @@ def test_a_dynamic_range_beyond_float64_has_no_series(account):
     assert read(account, "mp_agent_tensor_dynamic_range") == {("x",): None}
 
 
-def test_an_imbalanced_tensor_is_named_with_its_slice(account):
-    fold(account, inputs=ROW, logits={**ROW, "range_ratio": packed(9000.0, 1)})
+def test_the_most_imbalanced_tensor_is_named_with_its_slice(account):
+    fold(account, logits={**ROW, "range_ratio": packed(9000.0, 1)}, inputs=ROW, ids={"elements": 1})
 
     assert read(account, "mp_agent_imbalanced_tensor_info") == {("inputs", "3"): 1.0}
 

@@ -96,6 +96,16 @@ def test_a_running_sum_is_judged_as_one_that_torch_adds_up_in_the_dtype(dtype):
     assert float(running.lost(terms.double())) == lost == 25.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_torch_itself_sums_in_more_than_16_bits(dtype):
+    """Why a large share is no trouble unless the script says that it sums in the dtype."""
+    terms = torch.ones(8192, dtype=dtype)
+
+    assert float(terms.sum()) == 8192.0
+    found = columns(tensor_row(terms, dim=None, reduction=False))
+    assert found["swallowed_sum"] > 0.5 * found["abs_sum"]
+
+
 def test_the_sum_goes_on_from_chunk_to_chunk():
     terms = torch.tensor([2048.0] + [1.0] * 99, dtype=torch.float16).double()
     running = RunningSum(torch.float16, terms.device)
