@@ -1,6 +1,6 @@
 """What `mp_agent.watch_tensor` costs: one tensor, measured, and the call on all other steps.
 
-Each measurement stands beside the sum of squares of the same tensor in FP32, in turns (ABBA), so
+Each measurement is compared with the sum of squares of the same tensor in FP32, in turns (ABBA), so
 that the ratio holds on a busy machine as well.
 
     python -m benchmarks.tensor_cost [--device cuda] [--pairs N]

@@ -30,8 +30,7 @@ TENSORS = {
         reading="The largest range of a slice divided by the smallest, by tensor, on the last "
         "sampled step. mp_agent_tensor_worst_slice is the index of the slice at fault.",
         causes=(
-            "Features in different units, such as a price beside a rate, that are not "
-            "standardized.",
+            "Features in different units, such as a price and a rate, that are not standardized.",
             "Outlier features: a few channels whose activations grow far beyond the others.",
             "A slice that is almost constant, such as an unused feature with a little noise.",
         ),

@@ -1,4 +1,4 @@
-"""Standardize each feature by itself, so that no slice is lost beside a larger one."""
+"""Standardize each feature by itself, so that no slice is lost next to a larger one."""
 
 import torch
 

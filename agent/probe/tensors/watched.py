@@ -50,7 +50,7 @@ class WatchedTensors:
         self._unmeasured = 0
 
     def watch(self, name: object, tensor: object, dim: object, reduction: object) -> None:
-        """Measure a tensor, unless the model is evaluated or a checkpoint computes it anew."""
+        """Measure a tensor, unless the model is evaluated or backward recomputes it."""
         if not self._is_training() or within_backward():
             return
         problem = self._problem_of_name(name) or _problem_of(tensor)
