@@ -8,6 +8,7 @@ that the ratio holds on a busy machine as well.
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -30,10 +31,8 @@ def rows(device: torch.device, pairs: int) -> Iterator[tuple[str, str, str, str]
             for dim in (None, -1):
                 place = None if dim is None else dim % tensor.dim()
                 plain, measured = _pairs(
-                    lambda tensor=tensor: tensor.float().square().sum(),
-                    lambda tensor=tensor, place=place: tensor_row(
-                        tensor, dim=place, reduction=False
-                    ),
+                    partial(_sum_of_squares, tensor),
+                    partial(tensor_row, tensor, dim=place, reduction=False),
                     device,
                     pairs,
                 )
@@ -41,6 +40,10 @@ def rows(device: torch.device, pairs: int) -> Iterator[tuple[str, str, str, str]
                 name = f"{'×'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
                 name += "" if dim is None else f", dim={dim}"
                 yield name, _text(median(plain)), _text(median(measured)), f"{ratio:.1f}"
+
+
+def _sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float().square().sum()
 
 
 def _pairs(

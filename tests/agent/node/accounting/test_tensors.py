@@ -123,7 +123,8 @@ def test_what_only_some_ranks_watch_is_shown_as_they_have_it(account):
 
 
 def test_names_beyond_the_limit_are_counted_and_have_no_series(account):
-    fold(account, **{f"of rank {number}": ROW for number in range(NAMES_AT_MOST + 5)})
+    names = [f"of rank {number}" for number in range(NAMES_AT_MOST + 5)]
+    account.fold_layers(1, tensors(dict.fromkeys(names, ROW)), step_judged=True)
 
     assert len(read(account, "mp_agent_tensor_abs_max")) == NAMES_AT_MOST
     assert read(account, "mp_agent_tensors_watched") == NAMES_AT_MOST + 5
