@@ -51,6 +51,7 @@ __all__ = [
     "recommend",
     "shutdown",
     "stop_requested",
+    "watch_tensor",
 ]
 
 CheckpointCallback = TypeVar("CheckpointCallback", bound=Callable[[int], object])
@@ -126,6 +127,40 @@ def observe_logprobs(trainer: Tensor, sampler: Tensor, mask: Tensor | None = Non
     """
     if (api := _loaded()) is not None:
         api.observe_logprobs(trainer, sampler, mask)
+
+
+def watch_tensor(
+    name: str, tensor: Tensor, *, dim: int | None = None, reduction: bool = False
+) -> None:
+    """Measure a tensor of the step under way, such as inputs, logits or the terms of a loss.
+
+    Call it in the forward pass, on any rank, each time under the same name. On the steps on which
+    layers are measured (`layer_interval`) it adds up, on the tensor's device and without waiting
+    for it: largest and smallest non-zero magnitude, mean, L2 norm, non-finite elements, and how
+    much a running sum in the tensor's dtype would lose. On all other steps it returns at once.
+
+    `tensor` has any shape and dtype; of complex ones real and imaginary parts count separately, of
+    a DTensor the local part. `dim` compares its slices along that dimension: the largest range (of
+    a slice, from its smallest to its largest element) divided by the smallest, and the slice at
+    fault. `reduction=True` says that the script adds the elements up in their own dtype, as a loop
+    of `total += term` or an all-reduce in 16 bits does, while torch.sum and torch.mean accumulate
+    in FP32: MpAgentReductionSwallows is judged of those only. All tensors of one name in a step, of
+    micro-batches and ranks, count as one; a range is compared within each.
+
+    Never raises. Of one process 64 names of up to 128 characters are measured, and 64 calls of each
+    in a step; not in evaluation, within `torch.compile` and in what backward recomputes. What has
+    no numbers (sparse, quantized and meta tensors, other objects) is logged once and counted in
+    `mp_agent_tensor_unmeasured_calls_total`.
+
+        logits = model(inputs)
+        mp_agent.watch_tensor("inputs", inputs, dim=-1)
+        mp_agent.watch_tensor("logits", logits)
+        losses = cross_entropy(logits, targets, reduction="none")
+        mp_agent.watch_tensor("token losses", losses)
+        losses.mean().backward()
+    """
+    if (api := _loaded()) is not None:
+        api.watch_tensor(name, tensor, dim, reduction)
 
 
 def phase(name: str) -> AbstractContextManager[None]:

@@ -144,6 +144,11 @@ DURATIONS = (
         meaning="how long updates must be lost, or epsilon be unsafe: several samples",
     ),
     Duration(
+        name="tensor_hold",
+        seconds=5 * _MINUTE,
+        meaning="how long a watched tensor must lose terms, or be imbalanced",
+    ),
+    Duration(
         name="loss_trend_window",
         seconds=5 * _MINUTE,
         meaning="window whose mean loss is compared with that of the window before",

@@ -58,6 +58,8 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentAttentionLogitGrowth": (frozenset((_Q.LOGITS,)),),
     "MpAgentOutputLogitDivergence": (frozenset((_Q.LOGITS,)),),
     "MpAgentTrainInferenceMismatch": (frozenset((_Q.LOGPROBS,)),),
+    "MpAgentReductionSwallows": (frozenset((_Q.TENSORS,)),),
+    "MpAgentDimensionImbalance": (frozenset((_Q.TENSORS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

@@ -6,6 +6,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn, optim
 
 from mp_agent.probe.attachment import Attachment
@@ -131,6 +132,14 @@ def observe_logprobs(trainer: object, sampler: object, mask: object) -> None:
     """See `mp_agent.observe_logprobs`."""
     if _attachment is not None:
         _attachment.probe.observe_logprobs(trainer, sampler, mask)
+
+
+def watch_tensor(name: object, tensor: object, dim: object, reduction: object) -> None:
+    """See `mp_agent.watch_tensor`."""
+    if torch.compiler.is_compiling():
+        return
+    if _attachment is not None:
+        _attachment.probe.watch_tensor(name, tensor, dim, reduction)
 
 
 def phase(name: str) -> AbstractContextManager[None]:

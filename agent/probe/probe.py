@@ -28,6 +28,7 @@ from mp_agent.probe.reduction.group_reduction import GroupReduction
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.step.phases import PhaseMarks
+from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
 from mp_agent.records.global_statistics import GlobalStatistics
@@ -63,8 +64,14 @@ class Probe:
         self._phases = PhaseMarks()
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
+        self._tensors = self._watched_tensors(settings)
         recorder = self._recorder = ContainedRecorder(
-            self._guard.contain, self._registry, traits, settings, self._forward_pass(settings)
+            self._guard.contain,
+            self._registry,
+            traits,
+            settings,
+            self._forward_pass(settings),
+            self._tensors,
         )
         self._create_ring = create_ring
         self._connection = RingConnection(
@@ -126,6 +133,11 @@ class Probe:
         """Use the log-probabilities that trainer and sampler have of the same tokens."""
         self._guard.run("observe_logprobs", self._tracker.observe_logprobs, trainer, sampler, mask)
 
+    def watch_tensor(self, name: object, tensor: object, dim: object, reduction: object) -> None:
+        """Measure a tensor, if the step under way is a sampled one."""
+        if self._tensors is not None and self._tensors.due:
+            self._guard.run("watch_tensor", self._tensors.watch, name, tensor, dim, reduction)
+
     @property
     def global_statistics(self) -> GlobalStatistics | None:
         """The newest statistics that the ranks have reduced; None without any."""
@@ -168,6 +180,11 @@ class Probe:
 
     def _in_training(self) -> bool:
         return self._phases.in_training
+
+    def _watched_tensors(self, settings: Settings) -> WatchedTensors | None:
+        if not settings.measure_tensors:
+            return None
+        return WatchedTensors(self._in_training, self._registry.note_unsupported)
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

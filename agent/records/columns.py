@@ -189,6 +189,12 @@ _COMMON_STEP_COLUMNS = (
         Algebra.OWN,
         "share of the time of recent steps that the probe took on the device",
     ),
+    Column(
+        "unmeasured_tensors",
+        Algebra.SUM,
+        "calls of watch_tensor() in the step that gave nothing to measure: no tensor with numbers, "
+        "no name, or one call or name too many; absent without any",
+    ),
 )
 """What every rank knows of a step as a whole."""
 
@@ -508,6 +514,44 @@ LOGPROBS = ColumnFamily(
 )
 """Without layers: on the steps on which a rank reported any, one row of its share."""
 
+TENSORS = ColumnFamily(
+    name="tensors",
+    row="elements of a tensor that the script watches, of every rank's own part of the batch",
+    columns=(
+        _sampled("elements", Algebra.SUM, "elements looked at"),
+        _sampled("nonfinite_elements", Algebra.SUM, "elements that are NaN or Inf"),
+        _sampled("sum", Algebra.SUM, "sum of the finite elements", signed=True),
+        _sampled("sum_squares", Algebra.SUM, "sum of squares of the finite elements"),
+        _sampled("abs_sum", Algebra.SUM, "sum of magnitudes of the finite elements"),
+        _sampled("abs_max", Algebra.MAX, "largest magnitude among the finite elements"),
+        _sampled(
+            "abs_min",
+            Algebra.MIN,
+            "smallest magnitude among the finite elements that are not zero; absent without any",
+        ),
+        _sampled(
+            "swallowed_sum",
+            Algebra.SUM,
+            "sum of the magnitudes that a running sum in the tensor's dtype, element after element "
+            "on each rank, does not change by; absent for integers, whose sums are exact",
+        ),
+        _sampled("reduction", Algebra.MAX, "1 if the script sums the elements in that dtype"),
+        _sampled(
+            "range_ratio",
+            Algebra.MAX,
+            "largest range of a slice along the watched dimension, from its smallest to its "
+            "largest finite element, divided by the smallest that is not zero, on the rank where "
+            "that is largest; its low bits are the index of the slice at fault, see "
+            "`records.slice_ratio`; absent without two such slices",
+        ),
+    ),
+    key="elements",
+    required=("elements",),
+    size="elements",
+    of_parameters=False,
+)
+"""Rows count with elements that are not finite: the other statistics leave those out."""
+
 FAMILIES: tuple[ColumnFamily, ...] = (
     GRADIENTS,
     OPTIMIZER,
@@ -516,6 +560,7 @@ FAMILIES: tuple[ColumnFamily, ...] = (
     ATTENTION,
     LOGITS,
     LOGPROBS,
+    TENSORS,
 )
 """All of them. When there are too many series, the layers of the last family give way first."""
 

@@ -92,6 +92,10 @@ class RunView:
     missing_ranks: tuple[int, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
     first_nonfinite_output: FirstNonfiniteOutput | None = None
+    tensors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The columns of each tensor that the script watches, by name, as of its last sample."""
+    tensor_names: int = 0
+    """How many names it watches; the first ones are in `tensors`."""
     optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
     """Where there are several, by the value of the label `optimizer`."""
     optimizer_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -102,6 +102,11 @@ class Settings(BaseSettings):
         "logits that cross_entropy is given, on the steps on which layers are measured. Not where "
         "torch.compile is used.",
     )
+    measure_tensors: bool = Field(
+        True,
+        description="Measure the tensors that the script gives to mp_agent.watch_tensor, on the "
+        "steps on which layers are measured. Without such a call it costs nothing.",
+    )
     measure_updates: bool = Field(
         False,
         description="Measure weights, their updates and the optimizer's state when layers are "

@@ -55,6 +55,8 @@ from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
 from mp_agent.alerting.conditions.run.run_restarting import RUN_RESTARTING
 from mp_agent.alerting.conditions.run.run_stalled import RUN_STALLED
 from mp_agent.alerting.conditions.run.run_vanished import RUN_VANISHED
+from mp_agent.alerting.conditions.tensors.dimension_imbalance import DIMENSION_IMBALANCE
+from mp_agent.alerting.conditions.tensors.reduction_swallows import REDUCTION_SWALLOWS
 from mp_agent.errors import CatalogError
 
 GROUPS: Mapping[str, tuple[Condition, ...]] = {
@@ -91,6 +93,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         OUTPUT_LOGIT_DIVERGENCE,
     ),
     "reinforcement": (TRAIN_INFERENCE_MISMATCH,),
+    "tensors": (REDUCTION_SWALLOWS, DIMENSION_IMBALANCE),
 }
 """Rule group to its conditions, in the order in which they are rendered."""
 

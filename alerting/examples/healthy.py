@@ -86,6 +86,8 @@ def healthy_tracks(minutes: int) -> tuple[Track, ...]:
         *(Track(metrics.REPLICA_DIVERGENCE, (0,), {"kind": kind}) for kind in _REPLICAS),
         *(Track(metrics.REPLICA_DIVERGENCE_STEPS, (0,), {"kind": kind}) for kind in _REPLICAS),
         Track(metrics.GRAD_FP16_FLUSHED, (0,), {"scale": "in_force"}),
+        Track(metrics.TENSOR_REDUCTION_SWALLOWED, (0.001,), {"tensor": "losses"}),
+        Track(metrics.TENSOR_SLICE_IMBALANCE, (12,), {"tensor": "inputs"}),
         Track(metrics.BUILD, (1,), {**NODE, "version": "0.1.0"}),
         Track(metrics.PHASE, (1,), {"phase": "forward"}),
         Track(metrics.RUN_INFO, (1,), {"world_size": "8", "precision": "fp16"}),

@@ -11,6 +11,7 @@ from mp_agent.alerting.guidance.ranks import RANKS
 from mp_agent.alerting.guidance.record import Guidance
 from mp_agent.alerting.guidance.reinforcement import REINFORCEMENT
 from mp_agent.alerting.guidance.runs import RUNS
+from mp_agent.alerting.guidance.tensors import TENSORS
 
 GUIDANCE: Mapping[str, Guidance] = {
     **GRADIENTS,
@@ -21,6 +22,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     **OPTIMIZER,
     **ACTIVATIONS,
     **REINFORCEMENT,
+    **TENSORS,
 }
 """By name of the condition."""
 

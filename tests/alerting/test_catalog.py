@@ -58,6 +58,8 @@ _SEVERITIES = {
     "MpAgentAttentionLogitGrowth": (_W,),
     "MpAgentOutputLogitDivergence": (_W,),
     "MpAgentTrainInferenceMismatch": (_C, _W),
+    "MpAgentReductionSwallows": (_W,),
+    "MpAgentDimensionImbalance": (_W,),
 }
 
 _HOLD_SECONDS = {

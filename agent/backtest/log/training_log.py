@@ -30,6 +30,7 @@ class Quantity(Enum):
     ACTIVATIONS = "outputs of modules"
     LOGITS = "logits of attention and of the output"
     LOGPROBS = "log-probabilities of trainer and sampler"
+    TENSORS = "watched tensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

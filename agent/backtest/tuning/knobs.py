@@ -95,6 +95,8 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentOverflowRatioHigh": (_up("overflow_warning", "overflow_critical", "overflow_rising"),),
     "MpAgentRankStraggler": (_up("straggler_ratio"),),
     "MpAgentTrainInferenceMismatch": (_up("logprob_k3_high", "logprob_k3_extreme"),),
+    "MpAgentReductionSwallows": (_up("reduction_swallowed"),),
+    "MpAgentDimensionImbalance": (_up("dimension_imbalance"),),
 }
 """Condition → what may be moved, the most direct first; of several, the one that moves least."""
 

@@ -29,6 +29,7 @@ from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
 from mp_agent.catalog.metrics.run.waiting import WAITING_METRICS
+from mp_agent.catalog.metrics.tensors.run import TENSOR_METRICS
 from mp_agent.catalog.metrics.training.guard import GUARD_METRICS
 from mp_agent.catalog.metrics.training.learning import LEARNING_METRICS
 from mp_agent.catalog.metrics.training.loss import LOSS_METRICS
@@ -64,6 +65,7 @@ METRICS: tuple[Metric, ...] = (
     *OUTPUT_LOGIT_METRICS,
     *ATTENTION_LAYER_METRICS,
     *LOGPROB_METRICS,
+    *TENSOR_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

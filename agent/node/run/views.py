@@ -1,6 +1,6 @@
 """Builds the immutable views of a run that the catalog reads, from the run's state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator
@@ -14,8 +14,16 @@ from mp_agent.node.run.ledger import ProbeTotals
 from mp_agent.node.run.name_conflicts import FEATURE as NAME_CONFLICT_FEATURE
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.columns import TENSORS
 from mp_agent.records.steps import EndReason
-from mp_agent.records.views import AgentView, ExportAccount, RankView, RunView, TransportView
+from mp_agent.records.views import (
+    AgentView,
+    ExportAccount,
+    LayerView,
+    RankView,
+    RunView,
+    TransportView,
+)
 from mp_agent.version import __version__
 
 SCRIPT_FACT = "script"
@@ -63,9 +71,7 @@ def run_export(
         run=attempt.identity.run,
         node_rank=attempt.identity.node_rank,
         view=view,
-        layers=tuple(view for own in account.layers.values() for view in own.values())
-        if exported
-        else (),
+        layers=tuple(_layers(account)) if exported else (),
         ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
         faded_ranks=state.departed_ranks.expired(now_seconds),
         agent=agent_view(
@@ -78,6 +84,13 @@ def run_export(
         counters=account.counters,
         layer_budget=state.layer_budget,
     )
+
+
+def _layers(account: Accumulator) -> Iterator[LayerView]:
+    """Yield the layers that have metrics of their own; those of tensors are metrics of the run."""
+    for family, own in account.layers.items():
+        if family != TENSORS.name:
+            yield from own.values()
 
 
 def run_view(

@@ -12,7 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.activations.modules import OutputModules
-from mp_agent.probe.activations.statistics import folded, measurable, output_row
+from mp_agent.probe.activations.statistics import measurable, output_row
+from mp_agent.probe.statistics.folding import folded
 from mp_agent.records.columns import ACTIVATIONS
 
 NEVER_CALLED = "activations: no module's call was seen, as in a function that is compiled"

@@ -1,14 +1,13 @@
 """A row of statistics of one tensor; on an accelerator without waiting for it."""
 
-from collections.abc import Sequence
 from math import isfinite, nan
 from sys import float_info
 
 import torch
 
+from mp_agent.probe.statistics.folding import bounded, folded
 from mp_agent.probe.statistics.pieces import pieces, stored_values
-from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import ACTIVATIONS, ColumnFamily
+from mp_agent.records.columns import ACTIVATIONS
 
 _HOST_CHUNK_ELEMENTS = 64 * 1024
 """As float64 they fit the processor's cache."""
@@ -38,26 +37,6 @@ def output_row(output: torch.Tensor, call: int, near_overflow: float) -> torch.T
         return torch.tensor(tally.row(call), dtype=torch.float64, device="cpu")
     rows = [_row_on_device(piece, call, limit) for piece in pieces(values, _DEVICE_CHUNK_ELEMENTS)]
     return folded(ACTIVATIONS, rows)
-
-
-def folded(family: ColumnFamily, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return rows [C] of a family as one, by the algebra of each column; NaN is absent."""
-    if len(rows) == 1:
-        return rows[0]
-    rows_KC = torch.stack(list(rows))
-    absent_KC = rows_KC.isnan()
-    found = []
-    for place, column in enumerate(family.columns):
-        values_K, absent_K = rows_KC[:, place], absent_KC[:, place]
-        if column.algebra is Algebra.SUM:
-            value = values_K.masked_fill(absent_K, 0.0).sum()
-            value = value.clamp(-float_info.max, float_info.max)
-        elif column.algebra is Algebra.MAX:
-            value = values_K.masked_fill(absent_K, -torch.inf).amax()
-        else:
-            value = values_K.masked_fill(absent_K, torch.inf).amin()
-        found.append(value.masked_fill(absent_K.all(), nan))
-    return torch.stack(found)
 
 
 class _Tally:
@@ -93,8 +72,8 @@ class _Tally:
         low, high = (float(bound) for bound in torch.aminmax(values))
         largest = max(-low, high)
         self._abs_max = largest if self._abs_max != self._abs_max else max(self._abs_max, largest)
-        self._sum = _bounded(self._sum + total)
-        self._sum_squares = _bounded(self._sum_squares + float(values.dot(values)))
+        self._sum = bounded(self._sum + total)
+        self._sum_squares = bounded(self._sum_squares + float(values.dot(values)))
         if largest > self._limit:
             self._near_overflow += int((values.abs() > self._limit).sum())
 
@@ -111,11 +90,6 @@ class _Tally:
             float(self._near_overflow),
             float(call) if self._nans or self._infinities else nan,
         ]
-
-
-def _bounded(value: float) -> float:
-    """Return a sum of finite numbers, at most float64's largest magnitude."""
-    return min(max(value, -float_info.max), float_info.max)
 
 
 def _row_on_device(piece: torch.Tensor, call: int, limit: float) -> torch.Tensor:

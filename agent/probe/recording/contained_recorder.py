@@ -10,6 +10,7 @@ from mp_agent.probe.recording.forward_pass import ForwardPass
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.settings import Settings
 
 Contain = Callable[..., None]
@@ -29,8 +30,9 @@ class ContainedRecorder(StepRecorder):
         traits: ObservedTraits,
         settings: Settings,
         forward_pass: ForwardPass | None = None,
+        tensors: WatchedTensors | None = None,
     ) -> None:
-        super().__init__(registry, traits, settings, forward_pass)
+        super().__init__(registry, traits, settings, forward_pass, tensors)
         self._contain = contain
 
     def measure(
@@ -67,6 +69,10 @@ class ContainedRecorder(StepRecorder):
         """See `StepRecorder.compare_logprobs`."""
         compare = super().compare_logprobs
         self._contain("comparing log-probabilities", compare, step, trainer, sampler, mask)
+
+    def add_tensors(self, step: OpenStep) -> None:
+        """See `StepRecorder.add_tensors`."""
+        self._contain("adding watched tensors", super().add_tensors, step)
 
     def publish(self, step: OpenStep) -> None:
         """See `StepRecorder.publish`."""

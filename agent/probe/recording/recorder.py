@@ -24,11 +24,13 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
+from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.records.columns import (
     DISTRIBUTION,
     FAMILIES,
     LOGPROBS,
     OPTIMIZER,
+    TENSORS,
     ColumnFamily,
     step_columns,
 )
@@ -58,8 +60,12 @@ class StepRecorder:
         traits: ObservedTraits,
         settings: Settings,
         forward_pass: ForwardPass | None = None,
+        tensors: WatchedTensors | None = None,
     ) -> None:
-        """forward_pass: measures what is seen only there; None leaves it out."""
+        """forward_pass: measures what is seen only there. tensors: what the script watches.
+
+        None leaves them out.
+        """
         self.trainer_lead = 0
         self._registry = registry
         self._traits = traits
@@ -86,6 +92,7 @@ class StepRecorder:
             registry.note_unsupported,
         )
         self._forward_pass = forward_pass
+        self._tensors = tensors
         self._logprobs = StepLogprobs(registry.note_unsupported)
         self._writer: RingWriter | None = None
         self._digests = True
@@ -104,6 +111,8 @@ class StepRecorder:
         """
         if not self._schema.written:
             self._traits.measuring_point = point
+        if self._tensors is not None and not step.totals:
+            self._tensors.admit()
         plans = [(watched.plan(), inverse_scale) for watched, inverse_scale in scaled]
         if (ready := self._prepare()) is None:
             return
@@ -166,6 +175,7 @@ class StepRecorder:
         """
         if (ready := self._prepare()) is None:
             return
+        self.add_tensors(step)
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds
@@ -176,8 +186,11 @@ class StepRecorder:
         ready.writer.count(probe_seconds=probe_seconds)
 
     def begin_forward(self, after: OpenStep) -> None:
-        """Prepare to measure the forward pass of the step that follows, if that is due."""
-        if self._forward_pass is not None and self._schedule.due_after(after.sequence):
+        """Prepare for what is measured in the forward pass of the step that follows, if due."""
+        due = self._schedule.due_after(after.sequence)
+        if self._tensors is not None:
+            self._tensors.begin(due=due)
+        if self._forward_pass is not None and due:
             self._forward_pass.begin(self._registry.root)
 
     def forward_ended(self, step: OpenStep) -> None:
@@ -190,6 +203,11 @@ class StepRecorder:
     ) -> None:
         """Add to the step how the log-probabilities of two engines differ."""
         self._logprobs.add(step, trainer, sampler, mask)
+
+    def add_tensors(self, step: OpenStep) -> None:
+        """Add to the step what was measured of the tensors that the script watches."""
+        if self._tensors is not None:
+            self._tensors.take(step)
 
     def close(self) -> None:
         """Leave modules and functions as they were."""
@@ -272,13 +290,19 @@ class StepRecorder:
         plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
-        own: Mapping[str, tuple[str, ...]] = {}
-        if self._forward_pass is not None:
-            own = self._forward_pass.layers(self._registry.root)
-        if self._logprobs.used:
-            own = {**own, LOGPROBS.name: ()}
-        self._schema.own_families = own
+        self._schema.own_families = self._own_families()
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
+
+    def _own_families(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the layers of the families that are not of parameters."""
+        found: dict[str, tuple[str, ...]] = {}
+        if self._forward_pass is not None:
+            found.update(self._forward_pass.layers(self._registry.root))
+        if self._tensors is not None and self._tensors.names:
+            found[TENSORS.name] = self._tensors.names
+        if self._logprobs.used:
+            found[LOGPROBS.name] = ()
+        return found
 
 
 def _measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:

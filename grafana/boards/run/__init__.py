@@ -7,6 +7,7 @@ from grafana.boards.run.loss import LOSS
 from grafana.boards.run.optimizer import OPTIMIZER
 from grafana.boards.run.pace import PACE
 from grafana.boards.run.reinforcement import REINFORCEMENT
+from grafana.boards.run.tensors import TENSORS
 from grafana.boards.run.trouble import TROUBLE
 from grafana.panel import Board
 
@@ -15,5 +16,5 @@ RUN = Board(
     title="mp_agent / Run",
     description="State of one run: is it healthy, what is wrong, and since when.",
     one_run=True,
-    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, OPTIMIZER, PACE, ACTIVATIONS, REINFORCEMENT),
+    rows=(HEALTH, TROUBLE, LOSS, GRADIENTS, OPTIMIZER, PACE, ACTIVATIONS, REINFORCEMENT, TENSORS),
 )

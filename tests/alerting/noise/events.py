@@ -19,6 +19,7 @@ class Step:
     per element. of_output: columns of activations that outputs of modules have otherwise.
     attention_logit, logsumexp: the largest of attention, and that of the output logits.
     logprob_delta: by how much trainer and sampler differ in every token, if they are compared.
+    of_tensor: columns that watched tensors have otherwise.
     step: the trainer's own count, if it gives one.
     """
 
@@ -41,6 +42,7 @@ class Step:
     attention_logit: float = 15.0
     logsumexp: float = 11.0
     logprob_delta: float = 0.02
+    of_tensor: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,8 @@ class Scenario:
     """Those whose outputs are measured."""
     logprobs: bool = False
     """Whether log-probabilities of trainer and sampler are compared."""
+    tensors: tuple[str, ...] = ()
+    """Those that the script watches."""
 
     @property
     def healthy(self) -> bool:

@@ -6,6 +6,7 @@ from math import exp
 from random import Random
 
 from mp_agent.lint.rules.scaling.clip_without_unscale import CLIP_WITHOUT_UNSCALE
+from mp_agent.records.slice_ratio import packed
 from mp_agent.records.steps import EndReason, Phase
 from tests.alerting.noise.events import (
     LAYERS,
@@ -109,6 +110,18 @@ def _other_policy(random: Random) -> Events:
     training, before = _trained(random)
     yield from before
     yield from training.forever(logprob_delta=0.6)
+
+
+def _swallowed_terms(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_tensor={"swallowed_sum": 300.0})
+
+
+def _raw_feature(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_tensor={"range_ratio": packed(5e4, 7)})
 
 
 def _collapse(random: Random) -> Events:
@@ -777,5 +790,19 @@ FAULTS = (
         script=_other_policy,
         logprobs=True,
         expected={"MpAgentTrainInferenceMismatch": "critical"},
+    ),
+    Scenario(
+        name="swallowed-terms",
+        what="a sum in FP16 loses a third of its terms",
+        script=_swallowed_terms,
+        tensors=("token losses",),
+        expected={"MpAgentReductionSwallows": "warning"},
+    ),
+    Scenario(
+        name="raw-feature",
+        what="an input feature has 50 000 times the range of another",
+        script=_raw_feature,
+        tensors=("inputs",),
+        expected={"MpAgentDimensionImbalance": "warning"},
     ),
 )

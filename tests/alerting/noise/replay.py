@@ -38,9 +38,10 @@ from mp_agent.records.columns import (
     LOGPROBS,
     OPTIMIZER,
     STEP_COLUMN_NAMES,
-    ColumnFamily,
+    TENSORS,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
+from mp_agent.records.slice_ratio import packed
 from mp_agent.records.steps import FloatArray, Phase, StepRecord
 from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
@@ -250,6 +251,7 @@ class _Player:
                 self._scenario.layers,
                 self._scenario.modules,
                 self._scenario.logprobs,
+                self._scenario.tensors,
             )
             rank.ring.write_schema(rank.schema)
             rank.ring.stamp(Phase.FORWARD, sequence=1)
@@ -306,11 +308,13 @@ class _Rank:
         layers: tuple[str, ...],
         modules: tuple[str, ...],
         logprobs: bool,
+        tensors: tuple[str, ...],
     ) -> None:
         self.ring = ring
         self.logprobs = logprobs
         self.layers = layers
         self.modules = modules
+        self.tensors = tensors
         self.own = OwnShares(schema)
         self.schema = schema
         self.sequence = 0
@@ -340,6 +344,8 @@ class _Rank:
             }
             record = replace(record, families=families)
         outputs = _outputs(step, self.modules) if sampled and self.modules else {}
+        if sampled and self.tensors:
+            outputs = {**outputs, **_tensors(step, self.tensors)}
         compared = _compared(step) if self.logprobs else {}
         self.ring.write_step(self.own.step(record, {**outputs, **compared}))
         if sampled:
@@ -363,33 +369,36 @@ class _Rank:
 
 def _schema(scenario: Scenario, rank: int) -> Schema:
     share = Share(group="ddp", replica_index=rank, replica_count=scenario.ranks)
+    own: dict[str, tuple[str, ...]] = {}
+    if scenario.modules:
+        own[ACTIVATIONS.name] = scenario.modules
+        own[ATTENTION.name] = ("blocks.1.attn",)
+        own[LOGITS.name] = ("output",)
+    if scenario.tensors:
+        own[TENSORS.name] = scenario.tensors
+    if scenario.logprobs:
+        own[LOGPROBS.name] = ()
     facts = {"strategy": "ddp", "precision": "bf16", "scaler": "none", "device": "cuda"}
-    own_families = (
-        *((ACTIVATIONS, ATTENTION, LOGITS) if scenario.modules else ()),
-        *((LOGPROBS,) if scenario.logprobs else ()),
-    )
     return Schema(
         step_columns=STEP_COLUMN_NAMES,
         families=family_columns(
-            own for own in FAMILIES if scenario.logprobs or own is not LOGPROBS
+            family for family in FAMILIES if scenario.logprobs or family is not LOGPROBS
         ),
-        shares=(
-            share,
-            *(_own_share(family, scenario, rank) for family in own_families),
-        ),
+        shares=(share, *(_own_share(scenario, rank, family) for family in own)),
         layers=(
             *(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers),
-            *(Layer(name=name, share=1, elements=0) for name in scenario.modules),
-            *(Layer(name="blocks.1.attn", share=2, elements=0) for _ in scenario.modules[:1]),
-            *(Layer(name="output", share=3, elements=0) for _ in scenario.modules[:1]),
+            *(
+                Layer(name=name, share=index, elements=0)
+                for index, names in enumerate(own.values(), 1)
+                for name in names
+            ),
         ),
         facts=tuple({**facts, **scenario.facts}.items()),
     )
 
 
-def _own_share(family: ColumnFamily, scenario: Scenario, rank: int) -> Share:
-    name = family.name
-    return Share(group=name, shard_index=rank, shard_count=scenario.ranks, family=name)
+def _own_share(scenario: Scenario, rank: int, family: str) -> Share:
+    return Share(group=family, shard_index=rank, shard_count=scenario.ranks, family=family)
 
 
 def _compared(step: Step) -> dict[str, FloatArray]:
@@ -421,6 +430,25 @@ def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
         ATTENTION.name: np.array([[_ELEMENTS, 0.0, step.attention_logit]]),
         LOGITS.name: np.array([[1.0, 0.0, step.logsumexp, *[step.logsumexp] * 3]]),
     }
+
+
+def _tensors(step: Step, tensors: tuple[str, ...]) -> dict[str, FloatArray]:
+    """Return rows of watched tensors, with slices of about the same range."""
+    columns = {
+        "elements": _ELEMENTS,
+        "nonfinite_elements": 0.0,
+        "sum": 0.0,
+        "sum_squares": _ELEMENTS,
+        "abs_sum": 0.8 * _ELEMENTS,
+        "abs_max": 4.0,
+        "abs_min": 1e-4,
+        "swallowed_sum": 1e-3 * _ELEMENTS,
+        "reduction": 1.0,
+        "range_ratio": packed(3.0, 1),
+        **step.of_tensor,
+    }
+    index = {name: place for place, name in enumerate(TENSORS.names)}
+    return {TENSORS.name: np.stack([_row(index, columns, nan) for _ in tensors])}
 
 
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}

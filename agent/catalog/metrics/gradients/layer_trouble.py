@@ -43,7 +43,7 @@ LAYER_TROUBLE_METRICS = (
         labels=("family",),
         help="The trainer's step on which layers, and statistics that are not measured on every "
         "step, were last measured: their gauges keep the values of that step. Label family says "
-        "of what: gradients, optimizer, distribution or activations.",
+        "of what: gradients, optimizer, distribution, activations or tensors.",
         read=_sampled_step,
     ),
     Metric(

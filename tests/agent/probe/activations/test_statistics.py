@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mp_agent.probe.activations import statistics
-from mp_agent.probe.activations.statistics import folded, measurable, output_row
+from mp_agent.probe.activations.statistics import measurable, output_row
+from mp_agent.probe.statistics.folding import folded
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.records.columns import ACTIVATIONS
 

@@ -1,0 +1,1 @@
+"""Metrics of the tensors that the training script watches."""

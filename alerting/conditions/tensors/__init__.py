@@ -1,0 +1,1 @@
+"""Conditions of the tensors that the training script watches."""
