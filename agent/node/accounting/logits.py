@@ -22,7 +22,7 @@ _RECENT = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class Past:
+class LogitHistory:
     """Samples of a number over the whole attempt, and the last three of them."""
 
     kept: list[float] = field(default_factory=list)
@@ -56,8 +56,8 @@ class LogitTracker(Tracker):
     Samples of a checkpoint that was resumed are a past of their own.
     """
 
-    attention: Past = field(default_factory=Past)
-    logsumexp: Past = field(default_factory=Past)
+    attention: LogitHistory = field(default_factory=LogitHistory)
+    logsumexp: LogitHistory = field(default_factory=LogitHistory)
     high: tuple[str, ...] = ()
     """Modules above the limit in the last sample, those with the largest logits first."""
 

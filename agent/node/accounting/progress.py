@@ -12,7 +12,7 @@ from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, Replic
 from mp_agent.node.accounting.logits import LogitTracker
 from mp_agent.node.accounting.ranks.pace import Pace
 from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
-from mp_agent.node.accounting.tensors import WatchedTensors
+from mp_agent.node.accounting.tensors import TensorTracker
 from mp_agent.node.accounting.tracker import Tracker
 from mp_agent.node.accounting.training.learning import LearningTracker
 from mp_agent.node.accounting.training.loss import LossTracker
@@ -46,7 +46,7 @@ class Progress:
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
     logits: LogitTracker = field(default_factory=LogitTracker)
-    tensors: WatchedTensors = field(default_factory=WatchedTensors)
+    tensors: TensorTracker = field(default_factory=TensorTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:

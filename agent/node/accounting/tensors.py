@@ -14,7 +14,7 @@ _NAMES_KNOWN_AT_MOST = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
-class WatchedTensors(Tracker):
+class TensorTracker(Tracker):
     """The columns of each tensor, of the last sample of which all ranks are there.
 
     Of tensors that only some ranks watch, as in a pipeline, the last sample of any.

@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.activations.statistics import folded
 from mp_agent.probe.attention.attention_logits import attention_row, weights_row
 from mp_agent.probe.attention.calls import FunctionCalls, caller_among
 from mp_agent.probe.attention.output_logits import logits_row
+from mp_agent.probe.statistics.folding import folded
 from mp_agent.records.columns import ATTENTION, LOGITS
 
 CALLS_AT_MOST = 8
