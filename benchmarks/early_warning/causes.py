@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.early_warning.model import Variant
 
-STEPS = 400
-BEGINS = 150
+STEPS = 300
+BEGINS = 120
 """The step from which on what is planted at a step happens."""
 _USUAL_RATE = 3e-3
 _WARM_UP_STEPS = 50
@@ -26,22 +26,13 @@ def rising_to(peak: float) -> OfStep:
     return lambda step: peak * (step + 1) / STEPS
 
 
-def _never(step: int) -> float:
-    return 0.0
-
-
 def _unchanged(step: int) -> float:
     return 1.0
 
 
-def _gradual(step: int) -> float:
-    """Return a share that rises from 0 to 1 in a hundred steps."""
-    return min(1.0, max(0.0, (step - BEGINS) / 100))
-
-
-def _doubling(step: int) -> float:
-    """Return a factor that doubles every eighth step."""
-    return 2.0 ** max(0.0, (step - BEGINS) / 8)
+def _doubling(every: int) -> OfStep:
+    """Return a factor that doubles every so many steps, a thousand million-fold at most."""
+    return lambda step: 2.0 ** min(30.0, max(0.0, (step - BEGINS) / every))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +45,9 @@ class Recipe:
     z_loss: float = 1e-4
     scaled: bool = False
     """With a GradScaler, as FP16 needs it."""
-    shift: OfStep = _never
-    """Share of sequences in another language, whose tokens were never seen before."""
+    clip_norm: float | None = 1.0
+    loss_weight: OfStep = _unchanged
+    """What the loss of all tokens is multiplied by before backward."""
     gradient_factor: OfStep = _unchanged
     """What the gradient of the last block's residual stream is multiplied by."""
 
@@ -78,7 +70,7 @@ CAUSES = (
     Cause(
         name="attention_logits",
         title="learning rate too high, without qk-norm",
-        faulty=Recipe(variant=Variant(qk_norm=False), rate=rising_to(0.2)),
+        faulty=Recipe(variant=Variant(qk_norm=False), rate=rising_to(1.0)),
         healthy=Recipe(variant=Variant(qk_norm=False)),
         source="Wortsman et al., arXiv:2309.14322, section 3.1.1",
     ),
@@ -86,16 +78,21 @@ CAUSES = (
         name="output_logits",
         title="learning rate too high, no z-loss, logits in BF16",
         faulty=Recipe(
-            variant=Variant(logits_dtype=torch.bfloat16), rate=rising_to(0.3), z_loss=0.0
+            variant=Variant(logits_dtype=torch.bfloat16), rate=rising_to(1.0), z_loss=0.0
         ),
         healthy=Recipe(variant=Variant(logits_dtype=torch.bfloat16)),
         source="Wortsman et al., arXiv:2309.14322, section 3.1.2",
     ),
     Cause(
         name="second_moment",
-        title="beta2 = 0.999 while new data comes in",
-        faulty=Recipe(rate=lambda step: 10 * warmed_up(step), beta2=0.999, shift=_gradual),
-        healthy=Recipe(shift=_gradual),
+        title="beta2 = 0.999 while the weight of the data grows, without clipping",
+        faulty=Recipe(
+            rate=lambda step: 10 * warmed_up(step),
+            beta2=0.999,
+            clip_norm=None,
+            loss_weight=_doubling(4),
+        ),
+        healthy=Recipe(rate=lambda step: 3 * warmed_up(step), clip_norm=None),
         source="Wortsman et al., arXiv:2304.13013, section 3",
     ),
     Cause(
@@ -112,7 +109,7 @@ CAUSES = (
     Cause(
         name="scale_collapse",
         title="gradients that outgrow FP16, so that the loss scale collapses",
-        faulty=Recipe(variant=_FP16, scaled=True, gradient_factor=_doubling),
+        faulty=Recipe(variant=_FP16, scaled=True, gradient_factor=_doubling(8)),
         healthy=Recipe(variant=_FP16, scaled=True, beta2=0.999),
         source="Zhang et al., arXiv:2205.01068, section 2.5",
     ),

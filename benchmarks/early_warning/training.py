@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import mp_agent
 from benchmarks.early_warning.causes import STEPS, Recipe
-from benchmarks.early_warning.data import Languages
+from benchmarks.early_warning.data import Language
 from benchmarks.early_warning.model import SHAPES, Shape, Transformer
 from mp_agent.records.flight import RankLog, Segment
 from mp_agent.records.steps import EndReason
@@ -22,7 +22,6 @@ from mp_agent.settings import Settings
 LAYER_INTERVAL = 10
 MEASURED = {name: True for name in Settings.model_fields if name.startswith("measure_")}
 """All groups of statistics that are measured on request."""
-_CLIP_NORM = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,15 +40,14 @@ def train(recipe: Recipe, seed: int, name: str, steps: int = STEPS) -> Trained:
         model.parameters(), lr=recipe.rate(0), betas=(0.9, recipe.beta2), weight_decay=0.0
     )
     scaler = torch.amp.GradScaler("cpu", enabled=recipe.scaled)
-    languages = Languages(seed)
+    language = Language(seed)
     losses = []
     with _watched(model, name) as written:
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
             model.last_stream.gradient_factor = recipe.gradient_factor(step)
-            tokens = languages.batch(recipe.shift(step))
-            losses.append(_step(model, optimizer, scaler, tokens, recipe.z_loss))
+            losses.append(_step(model, optimizer, scaler, language.batch(), recipe, step))
             written.collect()
         mp_agent.shutdown()  # which writes the last step
         written.collect()
@@ -66,15 +64,18 @@ def _step(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     tokens: torch.Tensor,
-    z_loss: float,
+    recipe: Recipe,
+    step: int,
 ) -> float:
     logits = model(tokens[:, :-1])
     loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     normalizer = logits.float().logsumexp(dim=-1)
     mp_agent.observe(loss=loss.detach())
-    torch.autograd.backward(scaler.scale(loss + z_loss * normalizer.square().mean()))
+    whole = loss + recipe.z_loss * normalizer.square().mean()
+    torch.autograd.backward(scaler.scale(whole * recipe.loss_weight(step)))
     scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), _CLIP_NORM)
+    if recipe.clip_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
