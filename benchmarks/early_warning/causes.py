@@ -99,7 +99,7 @@ CAUSES = (
         name="fp16_residual",
         title="residual stream that outgrows FP16",
         faulty=Recipe(
-            variant=Variant(stream_dtype=torch.float16, branch_gain=2000.0),
+            variant=Variant(stream_dtype=torch.float16, branch_gain=5000.0),
             rate=lambda step: 2 * warmed_up(step),
             scaled=True,
         ),
