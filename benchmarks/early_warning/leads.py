@@ -32,7 +32,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What one signal, or the first of any, tells of the trainings that went wrong."""
+    """How well one signal, or the first of any, announces the trainings that went wrong."""
 
     signal: str
     leads: tuple[int, ...]
@@ -70,7 +70,7 @@ def last_loss(losses: Sequence[float]) -> float:
 
 
 def reach_of(signal: str, pairs: Sequence[Pair]) -> Reach:
-    """Return what one signal tells; the name of a condition, also of the loss."""
+    """Return how well one signal warns; the name of a condition, also of the loss."""
     found = [pair.faulty.fired.get(signal) for pair in pairs if pair.went_wrong]
     fired = [signal in pair.healthy.fired for pair in pairs]
     critical = [signal in pair.healthy.critical for pair in pairs]
@@ -78,7 +78,7 @@ def reach_of(signal: str, pairs: Sequence[Pair]) -> Reach:
 
 
 def any_signal(pairs: Sequence[Pair]) -> Reach:
-    """Return what the first signal of each training tells, whichever it is."""
+    """Return how well the first signal of each training warns, whichever it is."""
     found = [pair.faulty.first_signal_step for pair in pairs if pair.went_wrong]
     fired = [pair.healthy.first_signal_step is not None for pair in pairs]
     critical = [bool(pair.healthy.critical) for pair in pairs]

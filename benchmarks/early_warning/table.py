@@ -15,6 +15,31 @@ PAGE = Path("docs/early-warning.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LEAD_STEPS, RECALL = 20, 0.9
 """What is aimed at."""
+_HEAD = (
+    "# Early warning: planted causes\n"
+    "\n"
+    "`python -m benchmarks.early_warning --write` trains small transformers on the CPU "
+    "and counts how many steps before a condition of the loss (MpAgentLossSpike, "
+    "MpAgentLossDiverging or MpAgentLossNonFinite) the other conditions fire. Each cause "
+    "is known from the literature and is trained from several seeds, each time with a "
+    "healthy twin: the same shape and data from the same seed, trained well.\n"
+    "\n"
+    "* The probe is attached as a user attaches it, with all statistics that are "
+    "measured on request; layers are measured on every tenth step, not on every "
+    "hundredth as by default, since the trainings are short.\n"
+    "* What it wrote is merged and judged as `mp-agent backtest` does, at the shipped "
+    "thresholds. Delays of the conditions count in time, as if a step took 10 s.\n"
+    "* A training went wrong if a condition of the loss fired, or if its last losses are "
+    "more than 5 % above its twin's. A warning is a condition that fired before any of "
+    "the loss, or where none of the loss fired. A lead is negative where the condition "
+    "came after the loss.\n"
+    "* The causes were set on other seeds than those of the tables, so that the "
+    "trainings do go wrong; thresholds were not changed for them.\n"
+    "\n"
+    "These are models of about a hundred thousand parameters and some hundred steps. "
+    "What the tables show of a large model is the order in which the conditions fire, "
+    "not how many steps lie between them.\n"
+)
 
 
 def tables(pairs: Sequence[Pair]) -> str:
@@ -25,8 +50,12 @@ def tables(pairs: Sequence[Pair]) -> str:
 
 
 def write(text: str, page: Path = PAGE) -> None:
-    """Replace what stands between the marks of a page; ValueError when it has none."""
-    content = page.read_text(encoding="utf-8")
+    """Replace what stands between the marks of a page, which is begun where there is none.
+
+    ValueError when it has no marks.
+    """
+    begun = page.exists()
+    content = page.read_text(encoding="utf-8") if begun else f"{_HEAD}\n{BEGIN}\n{END}\n"
     head, begin, rest = content.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

@@ -107,6 +107,9 @@ def test_a_page_is_rewritten_between_its_marks(tmp_path: Path):
     assert content.startswith(f"before\n{BEGIN}\n") and content.endswith(f"{END}\nafter\n")
     assert "old" not in content
     assert "| MpAgentSecondMomentStale | 50 | 50 | 0 | 50% | 1 of 2 | 0 |" in content
+    first = tmp_path / "first.md"
+    write(text, first)
+    assert text in first.read_text()
     page.write_text("no marks")
     with pytest.raises(ValueError, match=r"page\.md: has no"):
         write(text, page)
