@@ -1,8 +1,10 @@
 """Leads are counted in steps of a record that the shipped conditions judge."""
 
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from benchmarks.early_warning.leads import Pair, any_signal, last_loss, reach_of
 from benchmarks.early_warning.model import Variant
 from benchmarks.early_warning.table import BEGIN, END, tables, write
 from benchmarks.early_warning.training import LAYER_INTERVAL, train
+from mp_agent.records.columns import GRADIENTS, OPTIMIZER
+from mp_agent.records.schema import family_columns
 from tests.agent.flight.builders import make_log, make_segment
 
 RATE, LOSS = "MpAgentLearningRateJump", "MpAgentLossNonFinite"
@@ -29,20 +33,46 @@ def pair(faulty, healthy=None, *, critical=(), loss=2.0, twin=1.0):
     )
 
 
+def with_stale_moments(segment, *sequences):
+    """Return a segment with tables of the optimizer too; at `sequences` its moments are stale."""
+    rows = {
+        sequence: np.array([stale.get(name, 0.0) for name in OPTIMIZER.names])
+        for sequence in (table.sequence for table in segment.tables)
+        for ratio in (9.0 if sequence in sequences else 1.0,)
+        for stale in ({"elements": 1e3, "active_elements": 1e3, "squared_ratio_sum": 1e3 * ratio},)
+    }
+    return replace(
+        segment,
+        schema=replace(segment.schema, families=family_columns((GRADIENTS, OPTIMIZER))),
+        steps=tuple(
+            replace(step, families={**step.families, OPTIMIZER.name: rows[step.sequence][None, :]})
+            if step.sequence in rows
+            else step
+            for step in segment.steps
+        ),
+        tables=tuple(
+            replace(
+                table,
+                families={**table.families, OPTIMIZER.name: np.stack([rows[table.sequence]] * 2)},
+            )
+            for table in segment.tables
+        ),
+    )
+
+
 def test_a_record_is_judged_to_the_step():
     rank = make_log(
         segments=(
-            make_segment(119, learning_rate=1e-3),
-            make_segment(30, first=120, learning_rate=0.1),
-            make_segment(10, first=150, learning_rate=0.1, loss=nan, loss_nonfinite=1.0),
+            with_stale_moments(make_segment(149, tables=(100, 110, 120, 130)), 110, 120),
+            make_segment(10, first=150, loss=nan, loss_nonfinite=1.0),
         )
     )
     verdict = judge(rank)
-    assert verdict.fired[RATE] == 120
+    # A table is judged with the step that follows it.
+    assert verdict.fired[STALE] == verdict.first_signal_step == 121
     assert verdict.fired[LOSS] == verdict.loss_step == 150
-    assert verdict.first_signal_step == 120
-    assert LOSS in verdict.critical
-    assert reach_of(RATE, [pair(verdict.fired)]).leads == (30,)
+    assert LOSS in verdict.critical and STALE not in verdict.critical
+    assert reach_of(STALE, [pair(verdict.fired)]).leads == (29,)
 
 
 def test_a_healthy_record_fires_nothing():

@@ -70,8 +70,7 @@ def test_what_a_record_holds_of_the_optimizer_is_judged_too(tmp_path: Path) -> N
         write_archive(file, make_node_record(make_log(segments=(segment,))))
     (log,) = read_logs(str(tmp_path), ReadOptions())
     assert Quantity.OPTIMIZER in log.held and Quantity.ACTIVATIONS not in log.held
-    found = {alert.name: alert for alert in play(log, values_in_force()).alerts}
-    assert found["MpAgentSecondMomentStale"].fired_step == 20
+    assert "MpAgentSecondMomentStale" in {a.name for a in play(log, values_in_force()).alerts}
 
 
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
