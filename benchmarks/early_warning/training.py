@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,9 @@ from mp_agent.ring.reader import RingReader
 from mp_agent.settings import Settings
 
 LAYER_INTERVAL = 10
-MEASURED = {name: True for name in Settings.model_fields if name.startswith("measure_")}
+MEASURED: dict[str, Any] = {
+    name: True for name in Settings.model_fields if name.startswith("measure_")
+}
 """All groups of statistics that are measured on request."""
 
 
