@@ -14,7 +14,9 @@ from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 
 STEP_SECONDS = 10.0
-"""Time per step that delays of the conditions count in, about that of a large model."""
+"""Time per step that delays of the conditions count in, about that of a large model.
+
+While nothing holds, a run is judged every 25 s: a condition is reported up to three steps late."""
 LOSS_BASED = ("MpAgentLossSpike", "MpAgentLossDiverging", "MpAgentLossNonFinite")
 _NOT_NUMERIC = ("ranks", "run", "agent")
 """Groups of conditions that are about something else than the numbers of a training."""

@@ -60,7 +60,7 @@ def with_stale_moments(segment, *sequences):
     )
 
 
-def test_a_record_is_judged_to_the_step():
+def test_a_record_is_judged_to_within_three_steps():
     rank = make_log(
         segments=(
             with_stale_moments(make_segment(149, tables=(100, 110, 120, 130)), 110, 120),
@@ -68,11 +68,12 @@ def test_a_record_is_judged_to_the_step():
         )
     )
     verdict = judge(rank)
-    # A table is judged with the step that follows it.
-    assert verdict.fired[STALE] == verdict.first_signal_step == 121
+    # While nothing holds, a backtest judges every 25 s, which is every third step here.
+    assert verdict.fired[STALE] == verdict.first_signal_step
+    assert 120 < verdict.fired[STALE] <= 123
     assert verdict.fired[LOSS] == verdict.loss_step == 150
     assert LOSS in verdict.critical and STALE not in verdict.critical
-    assert reach_of(STALE, [pair(verdict.fired)]).leads == (29,)
+    assert reach_of(STALE, [pair(verdict.fired)]).leads == (150 - verdict.fired[STALE],)
 
 
 def test_a_healthy_record_fires_nothing():
