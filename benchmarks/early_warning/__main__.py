@@ -14,28 +14,12 @@ from multiprocessing import get_context
 
 import torch
 
-from benchmarks.early_warning.causes import BY_NAME, CAUSES, Recipe
-from benchmarks.early_warning.judging import Verdict, judge
-from benchmarks.early_warning.leads import Pair, last_loss
+from benchmarks.early_warning.causes import BY_NAME, CAUSES
+from benchmarks.early_warning.runs import run_pair
 from benchmarks.early_warning.table import tables, write
-from benchmarks.early_warning.training import train
 
 RUNS = 5
 """Of each cause."""
-
-
-def run_pair(cause_name: str, seed: int) -> Pair:
-    """Train both, and judge them; on one thread, so that results do not depend on the machine."""
-    torch.set_num_threads(1)
-    cause = BY_NAME[cause_name]
-    faulty, faulty_loss = _run(cause.faulty, seed, f"{cause.name}-{seed}")
-    healthy, healthy_loss = _run(cause.healthy, seed, f"{cause.name}-{seed}-healthy")
-    return Pair(cause.name, seed, faulty, healthy, faulty_loss, healthy_loss)
-
-
-def _run(recipe: Recipe, seed: int, name: str) -> tuple[Verdict, float]:
-    trained = train(recipe, seed, name)
-    return judge(trained.rank), last_loss(trained.losses)
 
 
 def main() -> None:
