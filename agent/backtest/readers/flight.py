@@ -1,17 +1,28 @@
 """Flight records: the steps and layers as the node agent merged them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat
 from mp_agent.errors import FlightError, LogError
 from mp_agent.flight.record.load import load
+from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.flight.replay import merged_items
+from mp_agent.records.columns import ACTIVATIONS, DISTRIBUTION, GRADIENTS, OPTIMIZER
+from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 
 _NAME = "flight"
 _PATTERNS = ("node*.npz", "*/node*.npz")
+_OF_FAMILIES: Mapping[str, Quantity] = {
+    GRADIENTS.name: Quantity.LAYERS,
+    DISTRIBUTION.name: Quantity.DISTRIBUTION,
+    OPTIMIZER.name: Quantity.OPTIMIZER,
+    ACTIVATIONS.name: Quantity.ACTIVATIONS,
+}
+"""What a record holds by the families whose layers it has."""
 
 
 def _recognises(path: Path, head: bytes) -> bool:
@@ -25,25 +36,31 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
         evidence = load(path)
     except FlightError as error:
         raise LogError(str(error).removeprefix(f"{path}: ")) from error
-    items = tuple(merged_items(evidence.ranks))
+    try:
+        log = log_of_ranks(evidence.ranks, source=str(path))
+    except LogError as error:
+        raise LogError(f"the record {error}") from None
+    kept = f"a flight record holds the last {len(log.points)} steps: older ones are not judged"
+    return [replace(log, notes=(*evidence.notes, kept))]
+
+
+def log_of_ranks(ranks: Sequence[RankLog], *, source: str) -> TrainingLog:
+    """Return what the ranks of an attempt wrote, merged, as a log. LogError without a step."""
+    items = tuple(merged_items(ranks))
     steps = [item for item in items if isinstance(item, MergedStep)]
     if not steps:
-        raise LogError("the record holds no step")
+        raise LogError("holds no step")
     held = {Quantity.RANKS, Quantity.REPLICAS, Quantity.SKIPS, Quantity.CLIPPING, Quantity.SMALLEST}
-    if len(items) > len(steps):
-        held.add(Quantity.LAYERS)
-    kept = f"a flight record holds the last {len(steps)} steps: older ones are not judged"
-    return [
-        TrainingLog(
-            name=evidence.identity.run,
-            source=str(path),
-            format=_NAME,
-            points=tuple(map(_point, steps)),
-            merged=items,
-            quantities=frozenset(held),
-            notes=(*evidence.notes, kept),
-        )
-    ]
+    layered = {name for item in items if isinstance(item, MergedTable) for name in item.families}
+    held |= {quantity for name, quantity in _OF_FAMILIES.items() if name in layered}
+    return TrainingLog(
+        name=ranks[0].identity.run,
+        source=source,
+        format=_NAME,
+        points=tuple(map(_point, steps)),
+        merged=items,
+        quantities=frozenset(held),
+    )
 
 
 def _point(step: MergedStep) -> Point:

@@ -1,6 +1,6 @@
 """Merges recorded rows of an attempt again, with the code that merges live ones."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.flight.postmortem.history import LayerSample, RunHistory
@@ -23,7 +23,11 @@ def replay(ranks: Sequence[RankLog]) -> RunHistory:
     """Return the history of an attempt, with the live agent's numbers, incident and blamed rank."""
     merge = _Replay(ranks)
     steps = tuple(merge.steps())
-    tables = tuple(merge.tables())
+    tables = tuple(
+        (sequence, families[GRADIENTS.name])
+        for sequence, families in merge.tables()
+        if GRADIENTS.name in families
+    )
     incident = _incident(steps, tables)
     return RunHistory(
         steps=steps,
@@ -34,14 +38,17 @@ def replay(ranks: Sequence[RankLog]) -> RunHistory:
 
 
 def merged_items(ranks: Sequence[RankLog]) -> Iterator[MergedStep | MergedTable]:
-    """Yield the steps of an attempt and, each after its step, the layers that were sampled."""
+    """Yield the steps of an attempt and, each after its step, the layers that were sampled.
+
+    Steps and layers have all families that were measured.
+    """
     merge = _Replay(ranks)
     steps = list(merge.steps())
     tables = dict(merge.tables())
     for step in steps:
         yield step
         if step.sequence in tables:
-            yield MergedTable(step.sequence, {GRADIENTS.name: tables[step.sequence]})
+            yield MergedTable(step.sequence, tables[step.sequence])
 
 
 @dataclass(slots=True)
@@ -83,8 +90,8 @@ class _Replay:
                     )
             yield merge.merged(self._expected_shares(sequence), self._assumed)
 
-    def tables(self) -> Iterator[tuple[int, MergedLayers]]:
-        """Yield the layers' gradients, by sequence number."""
+    def tables(self) -> Iterator[tuple[int, Mapping[str, MergedLayers]]]:
+        """Yield the layers' families, by sequence number."""
         for sequence in sorted({s for node in self._nodes.values() for s in node.tables}):
             merge = LayerMerge(self._world_size)
             for node in self._nodes.values():
@@ -100,9 +107,7 @@ class _Replay:
                         ),
                     )
             expected = self._expected_shares(sequence)
-            families = merge.merged(expected, self._assumed, self._names)
-            if GRADIENTS.name in families:
-                yield sequence, families[GRADIENTS.name]
+            yield sequence, merge.merged(expected, self._assumed, self._names)
 
     def _add(self, log: RankLog) -> None:
         identity = log.identity

@@ -1,8 +1,10 @@
 """A flight record is judged by the steps and layers that the node agent merged."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mp_agent.alerting.values import values_in_force
@@ -12,7 +14,9 @@ from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError
 from mp_agent.flight.record.archive import write_archive
 from mp_agent.node.cluster.root import MergedTable
+from mp_agent.records.columns import GRADIENTS, OPTIMIZER
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import family_columns
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
 
 
@@ -44,6 +48,29 @@ def test_a_loss_that_is_lost_is_found_in_it(tmp_path: Path) -> None:
     found = {alert.name: alert for alert in play(log, values_in_force()).alerts}
     assert found["MpAgentLossNonFinite"].severity == "critical"
     assert found["MpAgentLossNonFinite"].first_step == 1
+
+
+def test_what_a_record_holds_of_the_optimizer_is_judged_too(tmp_path: Path) -> None:
+    stale = {"elements": 1000.0, "active_elements": 1000.0, "squared_ratio_sum": 9000.0}
+    row = np.array([stale.get(name, 0.0) for name in OPTIMIZER.names])
+    whole = make_segment(40, tables=(10, 20, 30))
+    segment = replace(
+        whole,
+        schema=replace(whole.schema, families=family_columns((GRADIENTS, OPTIMIZER))),
+        steps=tuple(
+            replace(step, families={**step.families, OPTIMIZER.name: row[None, :]})
+            for step in whole.steps
+        ),
+        tables=tuple(
+            replace(table, families={**table.families, OPTIMIZER.name: np.stack([row, row])})
+            for table in whole.tables
+        ),
+    )
+    with (tmp_path / "node0.npz").open("wb") as file:
+        write_archive(file, make_node_record(make_log(segments=(segment,))))
+    (log,) = read_logs(str(tmp_path), ReadOptions())
+    assert Quantity.OPTIMIZER in log.held and Quantity.ACTIVATIONS not in log.held
+    assert "MpAgentSecondMomentStale" in {a.name for a in play(log, values_in_force()).alerts}
 
 
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
