@@ -1,4 +1,4 @@
-"""What of a tracker's answer is shown to people: a name and an address, which are untrusted text."""
+"""What of a tracker's answer is shown: a name and an address, which are untrusted text."""
 
 import re
 from pathlib import Path

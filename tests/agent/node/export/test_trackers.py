@@ -1,6 +1,8 @@
 """A real node agent that sends a run to real trackers, offline."""
 
+import json
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -115,10 +117,28 @@ def test_mlflow_holds_what_is_scraped(track, tmp_path, monkeypatch):
     assert (found.step, found.value) == (STEPS, pytest.approx(exported["grad_norm"]))
 
 
+def test_comet_holds_what_is_scraped(track, settings, monkeypatch):
+    pytest.importorskip("comet_ml")
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    script = "a" * 32
+    monkeypatch.setenv("COMET_EXPERIMENT_KEY", script)  # which stays the script's alone
+    exported = track("comet")
+    (archive,) = (settings.log_dir / "comet").glob("*.zip")
+    assert archive.stem != script
+    assert shown_at(exported, "comet") == ("llama (mp_agent)", archive.as_uri())
+    with zipfile.ZipFile(archive) as opened:
+        lines = opened.read("messages.json").decode().splitlines()
+    messages = [json.loads(line) for line in lines]
+    metrics = [m["payload"]["metric"] for m in messages if m["type"] == "metric_msg"]
+    last = {metric["metricName"]: metric for metric in metrics}
+    assert (last[LOSS]["step"], last[LOSS]["metricValue"]) == (STEPS, exported["loss"])
+    assert last[NORM]["metricValue"] == pytest.approx(exported["grad_norm"])
+
+
 def test_without_a_tracker_no_package_of_one_is_imported(start, start_rank, run_dir):
     start_rank().steps(1)
     status = status_of(run_dir, start().pid)
     maps = Path(f"/proc/{status.pid}/maps").read_text()
-    assert "wandb" not in maps and "mlflow" not in maps
+    assert not [name for name in ("wandb", "mlflow", "comet_ml") if name in maps]
     unwanted = ("export_failures", "tracker_info")
     assert not [name for name in scrape(status) if name.startswith(unwanted)]
