@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALLED := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
+# Many tests wait for other processes: one worker more than there are cores.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
 
 # A build of torch for CUDA requires the release of triton that it was built with.
@@ -40,7 +42,7 @@ demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the aler
 	@$(BIN)/python -m examples.demo
 
 test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests
-	$(BIN)/python -m pytest -m 'not alone' --numprocesses auto --maxprocesses 4 --dist loadfile \
+	$(BIN)/python -m pytest -m 'not alone' --numprocesses $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
@@ -48,7 +50,7 @@ test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests
 test-fast: $(INSTALLED) servers ## Run the tests that start no processes and need no framework
 	$(BIN)/python -m pytest -W error::ResourceWarning -m 'not slow and not e2e and not alone and not gpu' \
 		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e \
-		--numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED) ## Format, lint, types, layers, prose, generated files up to date
 	$(BIN)/ruff format --check .

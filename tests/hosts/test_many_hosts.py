@@ -29,7 +29,7 @@ def reference_norm(job: Job, step: int) -> float:
 def test_the_root_has_the_whole_run_and_every_agent_its_own_ranks(
     tmp_path: Path, nodes: int, starter: Callable[..., Job], wrapper: str
 ):
-    """However the ranks were started; and however soon steps close, none is lost at the start."""
+    """However the ranks were started; and no step is lost though a host starts after the others."""
     gate = tmp_path / "gate"
     with network(nodes, tmp_path) as hosts:
         job = starter(
@@ -37,7 +37,7 @@ def test_the_root_has_the_whole_run_and_every_agent_its_own_ranks(
             JOB,
             *("--wrapper", wrapper, "--steps", str(STEPS), "--gate", str(gate)),
             push_interval_seconds="0.5",
-            merge_deadline_seconds="0.5",
+            merge_deadline_seconds="5",
         )
         job.wait_for("done", times=2 * nodes)
         (run,) = set.union(*(host.runs() for host in hosts))

@@ -65,7 +65,7 @@ def test_ranks_that_train_together_stand_still_with_a_node_and_go_on_with_it(tmp
     """Their collectives need what fails; /metrics says whom they wait for."""
     with network(2, tmp_path) as hosts:
         # Time enough for TCP, which waits ever longer before it sends again.
-        job = start(hosts, tmp_path, lost_after_seconds=600, merge_deadline_seconds="20")
+        job = start(hosts, tmp_path, lost_after_seconds=600, merge_deadline_seconds="120")
         job.begin()
         job.until_whole("a step of all ranks")
 
