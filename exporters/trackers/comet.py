@@ -21,7 +21,7 @@ class CometClient:
     def __init__(self, run: TrackedRun) -> None:
         self.name = f"{run.name} (mp_agent)"
         directory = run.directory / "comet"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         self._experiment = comet_ml.start(
             # Its own experiment: COMET_EXPERIMENT_KEY is that of the script.
             experiment_key=comet_ml.generate_guid(),
