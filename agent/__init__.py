@@ -44,6 +44,7 @@ __all__ = [
     "global_statistics",
     "init",
     "observe",
+    "on_checkpoint_request",
     "on_condition",
     "phase",
     "recommend",
@@ -51,6 +52,7 @@ __all__ = [
     "stop_requested",
 ]
 
+CheckpointCallback = TypeVar("CheckpointCallback", bound=Callable[[int], object])
 ConditionCallback = TypeVar("ConditionCallback", bound=Callable[[ConditionEvent], object])
 
 
@@ -133,6 +135,25 @@ def on_condition(callback: ConditionCallback) -> ConditionCallback:
     """
     if (api := _load()) is not None:
         api.on_condition(callback)
+    return callback
+
+
+def on_checkpoint_request(callback: CheckpointCallback) -> CheckpointCallback:
+    """Have `callback(step)` called when the guard asks for a checkpoint.
+
+    With the policy `request_checkpoint`, as often as its limits allow. On every rank, on the
+    training thread, at the end of the same step, so that it may save by collectives; `step` is that
+    step, the trainer's own where `observe` gives it. It may take its time; an exception of its own
+    is logged, counted and contained. Before or after `init()`; returns `callback`, so that it can
+    decorate a function. A second registration of the same one changes nothing. A request is
+    `checkpoint_requested()` as well: use the one or the other.
+
+        @mp_agent.on_checkpoint_request
+        def save(step: int) -> None:
+            torch.save(model.state_dict(), f"guard-{step}.pt")
+    """
+    if (api := _load()) is not None:
+        api.on_checkpoint_request(callback)
     return callback
 
 

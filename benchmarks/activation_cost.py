@@ -1,10 +1,12 @@
-"""What measuring the outputs of modules costs the step on which it is done.
+"""What measuring the outputs of modules, or attention, costs the step on which it is done.
 
 A transformer (of 5 M parameters by default) is trained, in turns of one step with its modules
-hooked and one without, in ABBA order. Every `layer_interval` steps there is one such step, so the
+hooked, or with --attention the calls of attention and of the loss watched, and one without, in ABBA
+order. Every `layer_interval` steps there is one such step, so the
 share of the whole training is the excess divided by that interval.
 
     python -m benchmarks.activation_cost [--device cuda] [--model gpt2-medium] [--pairs N]
+    python -m benchmarks.activation_cost --attention
 """
 
 import argparse
@@ -19,6 +21,7 @@ from benchmarks.step_overhead import HEADER, Comparison
 from benchmarks.training import Training, add_arguments, chosen_training
 from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.sampling import ActivationSampling
+from mp_agent.probe.attention.sampling import AttentionSampling
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.settings import Settings
 
@@ -27,11 +30,46 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def compare(training: Training, device: torch.device, pairs: int) -> Comparison:
-    """Time steps with and without hooks on all modules."""
-    modules = OutputModules(training.model)
+class _Outputs:
+    """Outputs of all modules."""
+
+    def __init__(self, training: Training, guard: Guard) -> None:
+        self._sampling = ActivationSampling(guard.run, lambda: True, 60_000.0)
+        self._modules = OutputModules(training.model)
+        self.what = f"{len(self._modules.names)} modules are measured"
+
+    def begin(self) -> None:
+        self._sampling.begin(self._modules)
+
+    def take(self) -> None:
+        assert self._sampling.take() is not None
+
+
+class _Attention:
+    """Attention and output logits."""
+
+    what = "attention is measured"
+
+    def __init__(self, training: Training, guard: Guard) -> None:
+        self._sampling = AttentionSampling(guard.run, lambda: True)
+        self._model = training.model
+
+    def begin(self) -> None:
+        self._sampling.begin(self._model)
+
+    def take(self) -> None:
+        rows, _ = self._sampling.take()
+        assert rows, "no attention was seen"
+
+
+def compare(
+    training: Training, device: torch.device, pairs: int, *, attention: bool = False
+) -> Comparison:
+    """Time steps on which something is measured in the forward pass, and steps without."""
     guard = Guard(on_failure=_nothing)
-    sampling = ActivationSampling(guard.run, lambda: True, 60_000.0)
+    measured: _Outputs | _Attention = (
+        _Attention(training, guard) if attention else _Outputs(training, guard)
+    )
 
     def finish() -> None:
         if device.type == "cuda":
@@ -45,9 +83,9 @@ def compare(training: Training, device: torch.device, pairs: int) -> Comparison:
         return perf_counter() - start
 
     def sampled() -> None:
-        sampling.begin(modules)
+        measured.begin()
         training.step(_nothing)
-        assert sampling.take() is not None
+        measured.take()
 
     without: list[float] = []
     with_hooks: list[float] = []
@@ -57,8 +95,9 @@ def compare(training: Training, device: torch.device, pairs: int) -> Comparison:
                 with_hooks.append(seconds(sampled))
             else:
                 without.append(seconds(lambda: training.step(_nothing)))
-    what = f"a step on which {len(modules.names)} modules are measured: {training.what}"
-    return Comparison(what, without[1:], with_hooks[1:])
+    return Comparison(
+        f"a step on which {measured.what}: {training.what}", without[1:], with_hooks[1:]
+    )
 
 
 def main() -> None:
@@ -68,8 +107,10 @@ def main() -> None:
     )
     add_arguments(parser)
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--attention", action="store_true", help="attention, not modules' outputs")
     arguments = parser.parse_args()
-    found = compare(chosen_training(arguments), arguments.device, arguments.pairs)
+    training = chosen_training(arguments)
+    found = compare(training, arguments.device, arguments.pairs, attention=arguments.attention)
     excess = [b / a - 1.0 for a, b in zip(found.without, found.with_probe, strict=True)]
     interval = Settings().layer_interval
     amortised = sorted(excess)[len(excess) // 2] / interval

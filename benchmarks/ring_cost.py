@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, step_columns
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.records.steps import LayerTable, Phase, StepRecord
 from mp_agent.ring.writer import RingWriter
 
 ROUNDS, CALLS = 5, 2000
+_STEP_COLUMNS = step_columns(guarded=False)
 IDENTITY = RankIdentity(
     run="benchmark",
     attempt=0,
@@ -37,7 +38,7 @@ IDENTITY = RankIdentity(
 def schema_of(shares: int, layers: int) -> Schema:
     """Return a schema of the probe's columns."""
     return Schema(
-        step_columns=STEP_COLUMN_NAMES,
+        step_columns=_STEP_COLUMNS,
         families=family_columns(),
         shares=tuple(Share(group=str(index)) for index in range(shares)),
         layers=tuple(Layer(name=f"layer{index}", share=0, elements=1) for index in range(layers)),
@@ -64,7 +65,7 @@ def measure(directory: Path, shares: int, layers: int) -> dict[str, float]:
         sequence=1,
         step=1,
         time_unix_ns=1,
-        values=np.zeros(len(STEP_COLUMN_NAMES)),
+        values=np.zeros(len(_STEP_COLUMNS)),
         families={GRADIENTS.name: np.zeros((shares, columns))},
     )
     table = LayerTable(sequence=1, families={GRADIENTS.name: np.zeros((layers, columns))})

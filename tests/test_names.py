@@ -4,10 +4,13 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("agent", "alerting", "exporters")
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_have_the_same_name() -> None:
     modules = defaultdict(list)
     for package in _PACKAGES:

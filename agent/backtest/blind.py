@@ -55,6 +55,8 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),
     "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
     "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
+    "MpAgentAttentionLogitGrowth": (frozenset((_Q.LOGITS,)),),
+    "MpAgentOutputLogitDivergence": (frozenset((_Q.LOGITS,)),),
 }
 """Condition → what it can be judged by: one of several sets is enough."""
 

@@ -236,7 +236,8 @@ POLICIES: tuple[Policy, ...] = (
     Policy(
         name="request_checkpoint",
         action=Action.REQUEST_CHECKPOINT,
-        when="Trouble repeats: `mp_agent.checkpoint_requested()` is True once.",
+        when="Trouble repeats: the callbacks of `mp_agent.on_checkpoint_request` are called, and "
+        "`mp_agent.checkpoint_requested()` is True once.",
         parameters=(*_troubles(3, 50), *_limits(1, 500)),
     ),
     Policy(

@@ -45,6 +45,8 @@ class Metric:
            scope, LayerView for layer scope, mapping of observed columns for rank scope) to what
            it adds. A histogram returns the observation, or None.
     label_values: label tuples that exist, at 0, from the agent's start (counters with labels).
+    appears_when_counted: of a counter, whether each of its series exists from the first step on of
+           which `count` returns it, then at 0 if it adds nothing; it has no `label_values`.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Metric:
     count: Callable[[Any], Reading] | None = None
     label_values: Callable[[Mapping[str, float]], tuple[tuple[str, ...], ...]] | None = None
     """From the thresholds in force to the label tuples known beforehand."""
+    appears_when_counted: bool = False
     family: str = GRADIENTS.name
     """Of a layer: the family of columns that it is read or counted from."""
     gives_way: bool = False
@@ -82,6 +85,8 @@ class Metric:
             raise CatalogError(f"{self.name}: {', '.join(sorted(unknown))} is no threshold")
         if self.gives_way and (self.scope is not Scope.LAYER or self.read is None):
             raise CatalogError(f"{self.name}: only a gauge of layers gives way")
+        if self.appears_when_counted and (self.kind is not Kind.COUNTER or self.label_values):
+            raise CatalogError(f"{self.name}: only a counter without label_values appears later")
         if self.kind is Kind.HISTOGRAM and not self.bounds:
             raise CatalogError(f"{self.name}: a histogram needs bounds")
 
@@ -96,6 +101,11 @@ class Metric:
         elif self.unit == "1":
             words.append("ratio")
         return "_".join(words)
+
+    @property
+    def has_later_series(self) -> bool:
+        """Whether there may be series of a counter that are not known beforehand."""
+        return self.appears_when_counted or bool(self.optional_labels)
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -370,6 +370,24 @@ THRESHOLDS = (
         meaning="magnitude above which an element of an FP16 output counts as close to overflow, "
         "which is at 65 504",
     ),
+    Threshold(
+        name="attention_logit_high",
+        value=100.0,
+        unit="{logit}",
+        meaning="attention logit above which growth is a warning: softmax is saturated",
+    ),
+    Threshold(
+        name="logsumexp_high",
+        value=100.0,
+        unit="{logit}",
+        meaning="magnitude of the output logits' log-sum-exp above which growth is a warning",
+    ),
+    Threshold(
+        name="logit_growth",
+        value=2.0,
+        unit="{factor}",
+        meaning="logits, divided by those of the run's past, that have grown",
+    ),
 )
 
 DEFAULTS: Mapping[str, float] = {threshold.name: threshold.value for threshold in THRESHOLDS}

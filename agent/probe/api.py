@@ -4,11 +4,12 @@ import logging
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn, optim
 
 from mp_agent.probe.attachment import Attachment
+from mp_agent.probe.guard.checkpoint_callbacks import CheckpointCallback
 from mp_agent.probe.identity.process_group import group_of, members_of
 from mp_agent.probe.placement import declarations
 from mp_agent.probe.processes.condition_callbacks import ConditionCallback
@@ -18,8 +19,11 @@ from mp_agent.settings import load_settings
 
 log = logging.getLogger("mp_agent")
 
+T = TypeVar("T")
+
 _attachment: Attachment | None = None
 _callbacks: list[ConditionCallback] = []
+_checkpoint_callbacks: list[CheckpointCallback] = []
 _beginning = threading.RLock()
 """Held by the thread that attaches: of several that call `init()` together one does it."""
 
@@ -62,7 +66,12 @@ def _init(
     agrees = settings.guard or settings.reduction == "process_group"
     group = group_of(process_group) if agrees else None
     attachment = Attachment(
-        settings, setting_errors=ignored, callbacks=_callbacks, members=members, group=group
+        settings,
+        setting_errors=ignored,
+        callbacks=_callbacks,
+        checkpoint_callbacks=_checkpoint_callbacks,
+        members=members,
+        group=group,
     )
     try:
         attachment.begin(model, optimizer)
@@ -81,7 +90,13 @@ def attach() -> None:
     settings, ignored = load_settings()
     if _attachment is not None or not settings.enabled:
         return
-    attachment = Attachment(settings, setting_errors=ignored, callbacks=_callbacks, asked_for=False)
+    attachment = Attachment(
+        settings,
+        setting_errors=ignored,
+        callbacks=_callbacks,
+        checkpoint_callbacks=_checkpoint_callbacks,
+        asked_for=False,
+    )
     attachment.begin(None, None)
     _attachment = attachment
 
@@ -119,13 +134,23 @@ def phase(name: str) -> AbstractContextManager[None]:
 
 def on_condition(callback: ConditionCallback) -> None:
     """See `mp_agent.on_condition`."""
+    _register("on_condition", callback, _callbacks)
+
+
+def on_checkpoint_request(callback: CheckpointCallback) -> None:
+    """See `mp_agent.on_checkpoint_request`."""
+    _register("on_checkpoint_request", callback, _checkpoint_callbacks)
+
+
+def _register(name: str, callback: T, callbacks: list[T]) -> None:
+    """Add a callback once; what cannot be called is logged and ignored."""
     if not callable(callback):
-        log.warning("on_condition: %r cannot be called; it is ignored", callback)
-    elif not any(callback is known or _same(callback, known) for known in _callbacks):
-        _callbacks.append(callback)
+        log.warning("%s: %r cannot be called; it is ignored", name, callback)
+    elif not any(callback is known or _same(callback, known) for known in callbacks):
+        callbacks.append(callback)
 
 
-def _same(one: ConditionCallback, other: ConditionCallback) -> bool:
+def _same(one: object, other: object) -> bool:
     """Return whether two callbacks are equal, as bound methods of one object are."""
     try:
         return bool(one == other)

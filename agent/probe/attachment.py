@@ -9,6 +9,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn, optim
 
+from mp_agent.probe.guard.checkpoint_callbacks import CheckpointCallback, CheckpointCallbacks
 from mp_agent.probe.identity.process_group import Members
 from mp_agent.probe.identity.rank_identity import ranks_are_known
 from mp_agent.probe.placement import world_size
@@ -42,6 +43,7 @@ class Attachment:
         *,
         setting_errors: int,
         callbacks: Sequence[ConditionCallback] = (),
+        checkpoint_callbacks: Sequence[CheckpointCallback] = (),
         members: Members | None = None,
         group: dist.ProcessGroup | None = None,
         asked_for: bool = True,
@@ -53,6 +55,7 @@ class Attachment:
         self._settings = settings
         self._setting_errors = setting_errors
         self._callbacks = callbacks
+        self._checkpoints = CheckpointCallbacks(checkpoint_callbacks, self._count_failure)
         self._rings = RankRingFactory(settings, members, asked_for=asked_for)
         self._ring: RankRing | None = None
         self._launcher: NodeAgentLauncher | None = None
@@ -161,10 +164,17 @@ class Attachment:
         except (OSError, AttributeError) as error:
             log.debug("the exit status cannot be recorded: %s", error)
 
+    def _count_failure(self) -> None:
+        if self._ring is not None:
+            self._ring.writer.count(probe_errors=1)
+
     def _on_step(self) -> None:
         self._signals.poll()
         if self._conditions is not None and (found := self._conditions.poll()):
             self.probe.later(partial(self._conditions.deliver, found))
+        requests = self.probe.requests
+        if requests is not None and (step := requests.take_untold()) is not None:
+            self.probe.later(partial(self._checkpoints.call, step))
         if self._launcher is not None:
             self._launcher.ensure_running()
         if self._kernels is not None:

@@ -12,6 +12,8 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator, hooks, placement
 from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.activations.step import StepActivations
+from mp_agent.probe.attention.sampling import AttentionSampling
+from mp_agent.probe.attention.step import StepAttention
 from mp_agent.probe.guard.agreement import Agreement
 from mp_agent.probe.guard.requests import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
@@ -21,6 +23,7 @@ from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
+from mp_agent.probe.recording.forward_pass import ForwardPart, ForwardPass
 from mp_agent.probe.reduction.group_reduction import GroupReduction
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
@@ -28,6 +31,7 @@ from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
 from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduced_columns import reduced_values
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -60,7 +64,7 @@ class Probe:
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
         recorder = self._recorder = ContainedRecorder(
-            self._guard.contain, self._registry, traits, settings, self._activations(settings)
+            self._guard.contain, self._registry, traits, settings, self._forward_pass(settings)
         )
         self._create_ring = create_ring
         self._connection = RingConnection(
@@ -145,15 +149,21 @@ class Probe:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._tracker.flush)
 
-    def _activations(self, settings: Settings) -> StepActivations | None:
-        if not settings.measure_activations:
-            return None
-        sampling = ActivationSampling(
-            self._guard.run,
-            lambda: self._phases.in_training,
-            resolve(settings.thresholds)["fp16_near_overflow"],
-        )
-        return StepActivations(sampling, self._registry.note_unsupported)
+    def _forward_pass(self, settings: Settings) -> ForwardPass | None:
+        """Return what measures forward passes; None where nothing of them is to be measured."""
+        parts: dict[str, ForwardPart] = {}
+        note = self._registry.note_unsupported
+        if settings.measure_attention:
+            attention = AttentionSampling(self._guard.run, self._in_training)
+            parts["attention"] = StepAttention(attention, note)
+        if settings.measure_activations:
+            near_overflow = resolve(settings.thresholds)["fp16_near_overflow"]
+            outputs = ActivationSampling(self._guard.run, self._in_training, near_overflow)
+            parts["activations"] = StepActivations(outputs, note)
+        return ForwardPass(self._guard.contain, parts) if parts else None
+
+    def _in_training(self) -> bool:
+        return self._phases.in_training
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()
@@ -171,9 +181,16 @@ class Probe:
             self._on_step()
         finally:
             if self._reduction is not None:
-                ended = self._context.step.sequence - 1
-                on_host = accelerator.computing_device() is None
-                self._reduction.step_ended(ended, on_host=on_host)
+                self._reduce(self._reduction)
+
+    def _reduce(self, reduction: GroupReduction) -> None:
+        """Reduce what is due; rank 0's next record has what was taken up."""
+        step, before = self._context.step, reduction.latest
+        on_host = accelerator.computing_device() is None
+        reduction.step_ended(step.sequence - 1, on_host=on_host)
+        latest = reduction.latest
+        if latest is not None and latest is not before and reduction.is_first_rank:
+            step.scalars.update(reduced_values(latest))
 
     def _enter_phase(self, name: object) -> None:
         self._tracker.collect()

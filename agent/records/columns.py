@@ -135,7 +135,7 @@ class ColumnFamily:
         return {name: value for name, value in values.items() if isfinite(value)}
 
 
-STEP_COLUMNS = (
+_COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
     Column("loss_nonfinite", Algebra.MAX, "1 if the loss was NaN or Inf, else 0"),
     Column("loss_scale", Algebra.MAX, "GradScaler's scale in force during the step"),
@@ -186,25 +186,30 @@ STEP_COLUMNS = (
         Algebra.OWN,
         "share of the time of recent steps that the probe took on the device",
     ),
-    *(
-        Column(
-            f"guard_{action}",
-            Algebra.MAX,
-            f"1 if the guard {meaning}, 0.5 if it would have but for a dry run",
-        )
-        for action, meaning in (
-            ("skip_update", "skipped the update"),
-            ("clip_gradients", "scaled the gradients down"),
-            ("lower_learning_rate", "lowered the learning rate"),
-            ("raise_loss_scale", "raised the loss scale"),
-            ("widen_precision", "switched modules to a wider precision"),
-            ("request_checkpoint", "asked for a checkpoint"),
-            ("request_stop", "asked the training to stop"),
-            ("none_left", "was to act, and had acted too often to do so"),
-        )
-    ),
 )
-"""What a rank knows of a step as a whole."""
+"""What every rank knows of a step as a whole."""
+
+GUARD_COLUMNS = tuple(
+    Column(
+        f"guard_{action}",
+        Algebra.MAX,
+        f"1 if the guard {meaning}, 0.5 if it would have but for a dry run, 0 if not",
+    )
+    for action, meaning in (
+        ("skip_update", "skipped the update"),
+        ("clip_gradients", "scaled the gradients down"),
+        ("lower_learning_rate", "lowered the learning rate"),
+        ("raise_loss_scale", "raised the loss scale"),
+        ("widen_precision", "switched modules to a wider precision"),
+        ("request_checkpoint", "asked for a checkpoint"),
+        ("request_stop", "asked the training to stop"),
+        ("none_left", "was to act, and had acted too often to do so"),
+    )
+)
+"""What a rank with a guard knows besides; rings and reports without one leave them out."""
+
+STEP_COLUMNS = (*_COMMON_STEP_COLUMNS, *GUARD_COLUMNS)
+"""All that a rank may know of a step as a whole; what not every rank has comes last."""
 
 
 def _gradient(
@@ -405,7 +410,47 @@ ACTIVATIONS = ColumnFamily(
 )
 """Rows count with elements that are not finite: the other statistics leave those out."""
 
-FAMILIES: tuple[ColumnFamily, ...] = (GRADIENTS, OPTIMIZER, DISTRIBUTION, ACTIVATIONS)
+ATTENTION = ColumnFamily(
+    name="attention",
+    row="attention logits of a few heads and positions, of every rank's own part of the batch",
+    columns=(
+        _sampled("elements", Algebra.SUM, "logits looked at, those that are masked left out"),
+        _sampled("nonfinite_elements", Algebra.SUM, "those that are NaN or Inf"),
+        _sampled("logit_max", Algebra.MAX, "the largest finite one", signed=True),
+    ),
+    key="elements",
+    required=("elements", "logit_max"),
+    size="elements",
+    of_parameters=False,
+)
+"""Rows count with elements that are not finite: the largest leaves those out."""
+
+LOGITS = ColumnFamily(
+    name="logits",
+    row="rows of the logits that the loss is of, a few of every rank's own part of the batch",
+    columns=(
+        _sampled("rows", Algebra.SUM, "rows looked at, those with an ignored target left out"),
+        _sampled("nonfinite_rows", Algebra.SUM, "those whose log-sum-exp is NaN or Inf"),
+        _sampled("logit_max", Algebra.MAX, "the largest finite logit", signed=True),
+        _sampled("logsumexp_max", Algebra.MAX, "the largest finite log-sum-exp", signed=True),
+        _sampled("logsumexp_min", Algebra.MIN, "the smallest finite log-sum-exp", signed=True),
+        _sampled("logsumexp_sum", Algebra.SUM, "sum of the finite log-sum-exps", signed=True),
+    ),
+    key="rows",
+    required=("rows",),
+    size="rows",
+    of_parameters=False,
+)
+"""Rows count with log-sum-exps that are not finite: the other columns leave those out."""
+
+FAMILIES: tuple[ColumnFamily, ...] = (
+    GRADIENTS,
+    OPTIMIZER,
+    DISTRIBUTION,
+    ACTIVATIONS,
+    ATTENTION,
+    LOGITS,
+)
 """All of them. When there are too many series, the layers of the last family give way first."""
 
 STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)
@@ -423,6 +468,11 @@ COLUMNS: Mapping[str, Column] = {
     column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
 }
 """Those and the columns of the gradients by name; other families may use the same names."""
+
+
+def step_columns(*, guarded: bool) -> tuple[str, ...]:
+    """Return the names of the step columns of a rank with a guard, or without one."""
+    return tuple(column.name for column in (STEP_COLUMNS if guarded else _COMMON_STEP_COLUMNS))
 
 
 def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:

@@ -85,6 +85,20 @@ class StaleMoments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogitGrowth:
+    """Logits against those of the run's past; None for what was not sampled (often enough).
+
+    Growth is the last samples divided by the earlier ones. logsumexp_size: the largest magnitude of
+    a log-sum-exp of the output logits. high_names: modules with attention logits above the limit.
+    """
+
+    attention_growth: float | None = None
+    logsumexp_size: float | None = None
+    logsumexp_growth: float | None = None
+    high_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The health of a run; None for what is not known (yet)."""
 
@@ -107,3 +121,5 @@ class Health:
     """None before any layer was sampled."""
     moments: StaleMoments | None = None
     """None before any layer with second moments was sampled."""
+    logits: LogitGrowth | None = None
+    """None before any was sampled."""

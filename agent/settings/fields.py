@@ -96,6 +96,12 @@ class Settings(BaseSettings):
         description="Measure the outputs of modules on the steps on which layers are measured, by "
         "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
     )
+    measure_attention: bool = Field(
+        False,
+        description="Measure the largest attention logits of a few heads and positions, and the "
+        "logits that cross_entropy is given, on the steps on which layers are measured. Not where "
+        "torch.compile is used.",
+    )
     measure_updates: bool = Field(
         False,
         description="Measure weights, their updates and the optimizer's state when layers are "

@@ -7,6 +7,10 @@ from mp_agent.alerting.conditions.activations.activation_near_overflow import (
     ACTIVATION_NEAR_OVERFLOW,
 )
 from mp_agent.alerting.conditions.activations.activation_nonfinite import ACTIVATION_NONFINITE
+from mp_agent.alerting.conditions.activations.attention_logit_growth import ATTENTION_LOGIT_GROWTH
+from mp_agent.alerting.conditions.activations.output_logit_divergence import (
+    OUTPUT_LOGIT_DIVERGENCE,
+)
 from mp_agent.alerting.conditions.agent.coverage_low import COVERAGE_LOW
 from mp_agent.alerting.conditions.agent.telemetry_degraded import TELEMETRY_DEGRADED
 from mp_agent.alerting.conditions.gradients.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
@@ -77,7 +81,12 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
     "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED, PRECISION_LINT),
     "agent": (COVERAGE_LOW, TELEMETRY_DEGRADED),
     "optimizer": (SECOND_MOMENT_STALE, UPDATES_LOST, ADAM_EPSILON_UNSAFE),
-    "activations": (ACTIVATION_NONFINITE, ACTIVATION_NEAR_OVERFLOW),
+    "activations": (
+        ACTIVATION_NONFINITE,
+        ACTIVATION_NEAR_OVERFLOW,
+        ATTENTION_LOGIT_GROWTH,
+        OUTPUT_LOGIT_DIVERGENCE,
+    ),
 }
 """Rule group to its conditions, in the order in which they are rendered."""
 

@@ -89,6 +89,8 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     ),
     "MpAgentHeadroomVanishing": ("MpAgentGradientExplosion", "MpAgentGradientUnderflow"),
     "MpAgentSecondMomentStale": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
+    "MpAgentAttentionLogitGrowth": ("MpAgentLearningRateJump", "MpAgentSecondMomentStale"),
+    "MpAgentOutputLogitDivergence": ("MpAgentLearningRateJump",),
     "MpAgentAdamEpsilonUnsafe": ("MpAgentGradientVanishing", "MpAgentNothingTrained"),
 }
 """Condition to those that it can follow from, the likeliest first; a condition that is not named

@@ -39,4 +39,36 @@ ACTIVATIONS = {
         samples=("overflowing_layer", "stable_operations"),
         panels=(panels.ACTIVATIONS_NONFINITE, panels.ACTIVATIONS),
     ),
+    "MpAgentAttentionLogitGrowth": Guidance(
+        harm="No damage yet; runs with such growth often diverge hundreds of steps later. "
+        "Investigate within hours.",
+        query='mp_agent_attention_high_layer_info{run="RUN"}',
+        reading="The modules whose largest attention logit was above the limit in the latest "
+        "sample; mp_agent_layer_attention_logit_max shows how each has grown. Other heads and "
+        "positions are looked at in each sample, so the curve scatters.",
+        causes=(
+            "A learning rate that is too high for attention without QK-norm.",
+            "No weight decay on the query and key weights, whose norms grow.",
+            "Second moments that are out of date, so that updates of these weights are too large.",
+        ),
+        false_positives=(
+            "A fine-tuning whose model has large logits by design: they are high, but not growing.",
+        ),
+        samples=("faster_second_moment",),
+        panels=(panels.ATTENTION_LOGITS, panels.LOSS, panels.LEARNING_RATE),
+    ),
+    "MpAgentOutputLogitDivergence": Guidance(
+        harm="No damage yet; the loss loses precision as the logits drift, and may diverge. "
+        "Investigate within hours.",
+        query='mp_agent_output_logsumexp_size{run="RUN"}',
+        reading="The largest magnitude of a log-sum-exp at the latest sample. Near the logarithm "
+        "of the number of classes is usual for a model that has learned little.",
+        causes=(
+            "A long training without a z-loss or weight decay on the output layer.",
+            "A learning rate that is too high for the output layer.",
+        ),
+        false_positives=("A loss with logits that are multiplied by a temperature on purpose.",),
+        samples=("stable_operations",),
+        panels=(panels.OUTPUT_LOGITS, panels.LOSS, panels.LEARNING_RATE),
+    ),
 }

@@ -8,7 +8,7 @@ from math import fsum, nan, sqrt
 
 import numpy as np
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, step_columns
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
@@ -29,10 +29,11 @@ _KINDS = (
     "adapter.weight",
 )
 _ELEMENTS = 2.0**22
+_STEP_COLUMNS = step_columns(guarded=False)
 _SPREAD = 4099
 """Prime: so many layer tables start at different places of the pool."""
 _PLACES = [
-    STEP_COLUMN_NAMES.index(name)
+    _STEP_COLUMNS.index(name)
     for name in (
         "loss",
         "clip_norm",
@@ -104,7 +105,7 @@ class Model:
             home=f"0-{self.world_size - 1}",
         )
         return Schema(
-            step_columns=STEP_COLUMN_NAMES,
+            step_columns=_STEP_COLUMNS,
             families=family_columns(),
             shares=(share,),
             layers=self._named_layers,
@@ -198,7 +199,7 @@ class Model:
             "clip_max_norm": 1.0,
             "learning_rate": 3e-4,
         }
-        return np.array([usual.get(name, nan) for name in STEP_COLUMN_NAMES])
+        return np.array([usual.get(name, nan) for name in _STEP_COLUMNS])
 
     @cached_property
     def _usual_row(self) -> FloatArray:

@@ -29,6 +29,7 @@ def completed(words: str) -> set[str]:
     return {line.partition(",")[2] for line in done.stdout.splitlines()}
 
 
+@pytest.mark.slow
 def test_shells_complete_commands_and_values() -> None:
     assert completed("mp-agent ex") == {"exec", "export"}
     assert completed("mp-agent export x --to p") == {"parquet"}

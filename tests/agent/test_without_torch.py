@@ -33,6 +33,7 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not set(HEAVY) & set(loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

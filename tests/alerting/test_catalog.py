@@ -55,6 +55,8 @@ _SEVERITIES = {
     "MpAgentAdamEpsilonUnsafe": (_W,),
     "MpAgentActivationNonFinite": (_C,),
     "MpAgentActivationNearOverflow": (_W,),
+    "MpAgentAttentionLogitGrowth": (_W,),
+    "MpAgentOutputLogitDivergence": (_W,),
 }
 
 _HOLD_SECONDS = {
@@ -86,6 +88,8 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentRunStalled", _W): {10},
     ("MpAgentUpdatesLost", _W): {0.5},
     ("MpAgentHeadroomVanishing", _I): {0.05, 1},
+    ("MpAgentAttentionLogitGrowth", _W): {100, 2},
+    ("MpAgentOutputLogitDivergence", _W): {100, 2},
     ("MpAgentAdamEpsilonUnsafe", _W): {0.5},
 }
 """Numbers that a level must compare against, by its severity."""
@@ -118,6 +122,7 @@ _COUNTED = {
     "moment_rms_high": 2.3,
     "moment_rms_samples": 2,
     "fp16_near_overflow": 60_000,
+    "attention_logit_high": 100,
 }
 """Numbers that the node agent compares against, step by step."""
 

@@ -114,6 +114,7 @@ def _wrong_by_promtool(promtool: Path, directory: Path, variants: Sequence[Condi
     return set(re.findall(rf"\b(?:{names})\b", done.stdout + done.stderr))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 def test_no_part_of_a_condition_can_be_left_out(
     server: Callable[[str], Path], tmp_path: Path, condition: Condition

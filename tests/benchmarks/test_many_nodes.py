@@ -32,6 +32,7 @@ def test_the_root_says_what_the_model_says():
     assert result.final.value("mp_agent_nodes_known", node_rank="0") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["ddp", "fsdp", "hsdp"])
 def test_the_stages_merge_to_the_closed_form(placement: str):
     model = Model(nodes=3, placement=placement, layers=LAYERS, ranks_per_node=4)

@@ -82,6 +82,7 @@ def test_a_wrong_rule_is_named(tmp_path: Path, entry: str, message: str) -> None
         read_configuration(path)
 
 
+@pytest.mark.slow
 def test_the_repository_keeps_to_the_rules_in_force(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0, capsys.readouterr().out
 

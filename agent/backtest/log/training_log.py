@@ -28,6 +28,7 @@ class Quantity(Enum):
     DISTRIBUTION = "how gradients are distributed"
     OPTIMIZER = "the weights' updates and the optimizer's state"
     ACTIVATIONS = "outputs of modules"
+    LOGITS = "logits of attention and of the output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,8 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentHeadroomVanishing": (_up("fp16_flushed"), _down("fp16_headroom_bits")),
     "MpAgentSecondMomentStale": (_up("moment_rms_high"), _up("moment_rms_samples")),
     "MpAgentUpdatesLost": (_up("updates_lost"),),
+    "MpAgentAttentionLogitGrowth": (_up("attention_logit_high"), _up("logit_growth")),
+    "MpAgentOutputLogitDivergence": (_up("logsumexp_high"), _up("logit_growth")),
     "MpAgentAdamEpsilonUnsafe": (_up("adam_below_epsilon"),),
     "MpAgentGradientNonFinite": (_up("nonfinite_gradients"),),
     "MpAgentClippingBeforeUnscale": (_up("scaled_clip_steps"),),

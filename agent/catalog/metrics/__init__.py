@@ -7,6 +7,11 @@ from mp_agent.catalog.metrics.agent.agent import AGENT_METRICS
 from mp_agent.catalog.metrics.agent.export import EXPORT_METRICS
 from mp_agent.catalog.metrics.agent.flight import FLIGHT_METRICS
 from mp_agent.catalog.metrics.agent.transport import TRANSPORT_METRICS
+from mp_agent.catalog.metrics.attention.attention import (
+    ATTENTION_LAYER_METRICS,
+    ATTENTION_METRICS,
+)
+from mp_agent.catalog.metrics.attention.outputs import OUTPUT_LOGIT_METRICS
 from mp_agent.catalog.metrics.gradients.distribution import (
     DISTRIBUTION_LAYER_METRICS,
     DISTRIBUTION_METRICS,
@@ -56,6 +61,9 @@ METRICS: tuple[Metric, ...] = (
     *TRANSPORT_METRICS,
     *ACTIVATION_METRICS,
     *ACTIVATION_LAYER_METRICS,
+    *ATTENTION_METRICS,
+    *OUTPUT_LOGIT_METRICS,
+    *ATTENTION_LAYER_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

@@ -72,9 +72,11 @@ class CounterStore:
             if name in names and value:
                 yield name, labels, value
 
-    def optional(self, metric: Metric) -> list[Labels]:
-        """Return the labels of a metric's series that have optional labels."""
+    def later(self, metric: Metric) -> list[Labels]:
+        """Return the labels of a metric's series that are not known beforehand."""
         plain = len(metric.scope.value) - 1 + len(metric.labels)
+        if metric.appears_when_counted:
+            plain = -1
         return [key[1] for key in self._totals if key[0] == metric.name and len(key[1]) > plain]
 
     def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
@@ -99,7 +101,7 @@ class CounterStore:
             cells = self._histograms[key] = self._cells(metric, labels)
             cells[bisect_left(metric.bounds, value)] += 1
             cells[-1] += value
-        elif value > 0 or metric.optional_labels:
+        elif value > 0 or metric.has_later_series:
             # A series with labels that were unknown before starts at 0 and stays.
             self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
 
@@ -118,7 +120,7 @@ def _counting(
         (
             metric,
             metric.count,
-            0.0 if metric.kind is Kind.COUNTER and not metric.optional_labels else None,
+            0.0 if metric.kind is Kind.COUNTER and not metric.has_later_series else None,
         )
         for metric in metrics
         if metric.count is not None

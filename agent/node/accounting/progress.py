@@ -9,6 +9,7 @@ from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.gradients.second_moments import SecondMoments
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
+from mp_agent.node.accounting.logits import LogitTracker
 from mp_agent.node.accounting.ranks.pace import Pace
 from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
 from mp_agent.node.accounting.tracker import Tracker
@@ -43,6 +44,7 @@ class Progress:
     layers: LayerHealth = field(default_factory=LayerHealth)
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
+    logits: LogitTracker = field(default_factory=LogitTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:

@@ -7,7 +7,9 @@ from mp_agent.node.cluster.reports import ReportBuilder, ReportTimes, report_hea
 from mp_agent.node.cluster.root import MergedTable, RootMerger, refusal
 from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.liveness import furthest_behind
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.reduced_columns import reduced_statistics
 from mp_agent.records.rows import (
     KnownNode,
     LayerBlock,
@@ -48,6 +50,8 @@ class ClusterMember:
         )
         self._root: RootMerger | None = None
         self._settled = self._base
+        self._reduced: list[GlobalStatistics] = []
+        """What rank 0 has written of the ranks' reductions since the last merge."""
         self._end = EndReason.RUNNING
         self._now_seconds = 0.0
         # Two reports per push interval, so that a push that is a little early is not empty.
@@ -161,6 +165,9 @@ class ClusterMember:
             return
         root = self._root = self._root or self._make_root()
         self._receive_own(root)
+        for reduced in self._reduced:
+            root.note_reduced(reduced, self._now_seconds)
+        self._reduced.clear()
         yield from root.close_ready(self._now_seconds)
         self._end = root.end(self._now_seconds)
         if final or self._end is not EndReason.RUNNING:
@@ -202,6 +209,8 @@ class ClusterMember:
             if isinstance(row, LocalStep):
                 self._reports.steps.add(row.row)
                 self._times.note_step(row.row, self.attempt.schema_index.families)
+                if (reduced := reduced_statistics(row.ranks.get(0, {}))) is not None:
+                    self._reduced.append(reduced)
                 yield row
             else:
                 self._queue_table(row)

@@ -76,6 +76,11 @@ class NodeRegistry:
         """Whether there are nodes that have not reported yet."""
         return len(self._expected) < self._world_size
 
+    def has_missing(self, now_seconds: float) -> bool:
+        """Return whether there are nodes that have not reported, or not for too long."""
+        silent = (self.silent(node, now_seconds) for node in self._nodes.values())
+        return self.has_unreported or any(silent)
+
     @property
     def awaited(self) -> set[int]:
         """The nodes from which more can come, those that are not known yet included."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import nan
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
@@ -20,10 +21,13 @@ from mp_agent.records.rows import (
     NodeReport,
     NodeStep,
     Receipt,
+    StepValue,
 )
 from mp_agent.records.schema import family_columns
 from mp_agent.records.steps import EndReason
 from mp_agent.records.text import as_utf8
+
+_ABSENT = StepValue(count=0, value=nan)
 
 Ends = tuple[EndReason, ...]
 """How the ranks of a node ended, in their order."""
@@ -165,6 +169,7 @@ class ReportBuilder:
         after, steps, position = self.steps.pop(STEPS_PER_REPORT)
         layers_after, layers, layers_position = self.tables.pop(TABLES_PER_REPORT)
         layouts, layers = _own_layouts(layers, self._schema_index.layouts)
+        columns = len(self._schema_index.step_columns)
         return replace(
             header,
             final=ended and not self.waiting,
@@ -176,7 +181,7 @@ class ReportBuilder:
             after=after,
             oldest=self.steps.oldest,
             position=position,
-            steps=steps,
+            steps=tuple(_with_columns(step, columns) for step in steps),
             layers_after=layers_after,
             layers_oldest=self.tables.oldest,
             layers_position=layers_position,
@@ -219,6 +224,12 @@ def report_header(attempt: LocalAttempt, *, session: str, url: str) -> NodeRepor
         probe_errors=sum(state.probe_errors for state in states),
         records_dropped=sum(state.records_dropped for state in states) + attempt.lost_here,
     )
+
+
+def _with_columns(step: NodeStep, columns: int) -> NodeStep:
+    """Return a step with values of all columns, also of those that have come up since."""
+    absent = columns - len(step.values)
+    return step if not absent else replace(step, values=step.values + (_ABSENT,) * absent)
 
 
 def _own_layouts(

@@ -8,9 +8,11 @@ from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.collect.assembler import Assembler
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.layer_names import LayerNames
+from mp_agent.node.merge.reduced_steps import completed
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
 from mp_agent.records.columns import FAMILIES, ColumnFamily
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.rows import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
@@ -26,6 +28,8 @@ meanwhile, so that a slow start loses nothing."""
 _OPEN_RANKS_MAX = 2**22
 """Bound on ranks times open steps, and thereby on memory."""
 _OPEN_STEPS_MIN = 64
+_REDUCTION = -2
+"""Placeholder for what the ranks reduce by themselves, where a step is awaited."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +85,9 @@ class RootMerger:
         self.tables: Assembler[None] = Assembler(deadline_seconds, closed_layers_sequence)
         self._open: dict[int, _OpenStep] = {}
         self._open_tables: dict[int, LayerMerge] = {}
+        self._reduced: dict[int, GlobalStatistics] = {}
+        """Of steps that are not closed, what the ranks have reduced by themselves."""
+        self._ranks_reduce = False
         self._names = LayerNames()
         self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None
         self._begun_seconds: float | None = None
@@ -118,11 +125,25 @@ class RootMerger:
         self._add_tables(node, report, now_seconds)
         return self._receipt(node, accepted=True)
 
+    def note_reduced(self, found: GlobalStatistics, now_seconds: float) -> None:
+        """Use what the ranks have reduced of a step if rows of it are missing when it is closed.
+
+        From the first time on, steps of which nodes are missing wait for it until the deadline.
+        """
+        self._ranks_reduce = True
+        if found.sequence in self._open:
+            self._reduced[found.sequence] = found
+            self.steps.add(_REDUCTION, found.sequence, None, now_seconds)
+        self.steps.advance(_REDUCTION, found.sequence)
+
     def close_ready(self, now_seconds: float) -> Iterator[MergedStep | MergedTable]:
         """Yield what is complete or overdue; a step always before its layers."""
         awaited, ignore_deadline = self.nodes.awaited, self._awaits_unreported(now_seconds)
+        reduction = self._ranks_reduce and self.nodes.has_missing(now_seconds)
         for sequence, _ in self.steps.close_ready(
-            awaited, now_seconds, ignore_deadline=ignore_deadline
+            awaited | {_REDUCTION} if reduction else awaited,
+            now_seconds,
+            ignore_deadline=ignore_deadline,
         ):
             yield self._merge_step(sequence)
         closed = self.steps.closed_sequence
@@ -221,7 +242,11 @@ class RootMerger:
     def _merge_step(self, sequence: int) -> MergedStep:
         entry = self._open.pop(sequence)
         held = entry.held | self.nodes.held(without=entry.nodes)
-        return entry.merge.merged(self._shares_expected_of(held), self.assumed)
+        merged = entry.merge.merged(self._shares_expected_of(held), self.assumed)
+        reduced = self._reduced.pop(sequence, None)
+        for earlier in [number for number in self._reduced if number < sequence]:
+            del self._reduced[earlier]
+        return merged if reduced is None else completed(merged, reduced)
 
     def _merge_table(self, sequence: int) -> MergedTable:
         merge = self._open_tables.pop(sequence)

@@ -78,8 +78,9 @@ def observed_columns(schema: Schema, record: StepRecord) -> dict[str, float]:
 def _step_values(
     values: Sequence[list[float]], plans: Sequence[SchemaMapping], schema_index: SchemaIndex
 ) -> tuple[StepValue, ...]:
+    columns = len(schema_index.step_columns)
     ranks = [
-        [own[index] if index >= 0 else nan for index in plan.step_columns]
+        [own[index] if index >= 0 else nan for index in plan.step_columns[:columns]]
         for plan, own in zip(plans, values, strict=True)
     ]
     return tuple(

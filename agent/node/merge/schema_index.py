@@ -9,12 +9,15 @@ import numpy.typing as npt
 
 from mp_agent.node.merge.coverage import assumed_name
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily
+from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
 from mp_agent.records.rows import Layout, NodeShare
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.text import as_utf8
 
 _SCHEMAS_KEPT = 4096
+
+_MERGED = tuple(column.name for column in STEP_COLUMNS if column.algebra is not Algebra.OWN)
+_UNGUARDED = step_columns(guarded=False)
 
 Indices = npt.NDArray[np.intp]
 
@@ -43,7 +46,8 @@ class SchemaMapping:
     schema: Schema
     places: tuple[SharePlace, ...]
     step_columns: tuple[int, ...]
-    """Position of each of the index's step columns in a record; -1 where the schema lacks it."""
+    """Position in a record of each step column that the index can have; -1 where the schema lacks
+    it."""
     own_columns: Mapping[str, int]
     """Position of every column in a record."""
     families: Mapping[str, Indices | None]
@@ -62,9 +66,8 @@ class SchemaIndex:
     """Grows with every schema that the node's ranks come up with; nothing in it is renumbered."""
 
     families: tuple[ColumnFamily, ...] = FAMILIES
-    step_columns: tuple[str, ...] = tuple(
-        column.name for column in STEP_COLUMNS if column.algebra is not Algebra.OWN
-    )
+    step_columns: tuple[str, ...] = tuple(name for name in _MERGED if name in _UNGUARDED)
+    """Those of a guard are added with the first schema that has them."""
     shares: list[NodeShare] = field(default_factory=list)
     holdings: list[tuple[int, ...]] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
@@ -100,12 +103,12 @@ class SchemaIndex:
     def _make_plan(self, schema: Schema) -> SchemaMapping:
         step = schema.step_columns
         places = tuple(self._place(schema, index) for index in range(len(schema.shares)))
+        if not set(_MERGED[len(self.step_columns) :]).isdisjoint(step):
+            self.step_columns = _MERGED
         return SchemaMapping(
             schema=schema,
             places=places,
-            step_columns=tuple(
-                step.index(name) if name in step else -1 for name in self.step_columns
-            ),
+            step_columns=tuple(step.index(name) if name in step else -1 for name in _MERGED),
             own_columns={name: index for index, name in enumerate(step)},
             families={
                 family.name: _places(found, family.names)

@@ -63,9 +63,9 @@ class LayerCounters(CounterStore):
         shown = self._shown.get((metric.name, labels))
         return self._whole.total(metric, labels) if shown is None else shown
 
-    def optional(self, metric: Metric) -> list[Labels]:
-        """Return the labels of the series of a metric that have optional ones."""
-        return self._whole.optional(metric)
+    def later(self, metric: Metric) -> list[Labels]:
+        """Return the labels of a metric's series that are not known beforehand."""
+        return self._whole.later(metric)
 
     def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
         """Return a histogram's present value."""

@@ -75,8 +75,10 @@ def _counted(
     metric: Metric, scope_labels: Labels, counters: CounterStore, thresholds: Mapping[str, float]
 ) -> Iterator[tuple[Labels, float | HistogramValue]]:
     known = metric.label_values(thresholds) if metric.label_values else ((),)
-    if metric.optional_labels:
-        found = (labels[len(scope_labels) :] for labels in counters.optional(metric))
+    if metric.appears_when_counted:
+        known = ()
+    if metric.has_later_series:
+        found = (labels[len(scope_labels) :] for labels in counters.later(metric))
         known = tuple(dict.fromkeys((*known, *found)))
     for labels in known:
         key = (*scope_labels, *labels)

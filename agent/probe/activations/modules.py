@@ -52,7 +52,7 @@ class _Leaves:
         if id(module) in self._seen:
             return
         self._seen.add(id(module))
-        if _is_compiled(module):
+        if is_compiled(module):
             self.not_covered.add(COMPILED)
         elif isinstance(module, torch.jit.ScriptModule):
             self.not_covered.add(SCRIPTED)
@@ -66,7 +66,7 @@ class _Leaves:
                 self.visit(child, f"{name}.{key}" if name else key)
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
     """Return whether `torch.compile` runs a module, so that hooks within it never run."""
     if getattr(module, "_compiled_call_impl", None) is not None:
         return True

@@ -15,7 +15,7 @@ from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, STEP_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.device_part import HostPart
@@ -53,9 +53,10 @@ class DeviceDelivery:
         """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         columns = len(GRADIENT_COLUMN_NAMES)
         self.wants_all_layers = gradients_device == device
-        step_size = len(STEP_COLUMN_NAMES) + DEVICE_SCALARS
+        step_size = len(schema.step_columns) + DEVICE_SCALARS
         layer_slots = 0
         self._own = OwnShares(schema)
+        self._step_columns = schema.step_columns
         if self.wants_all_layers:
             step_size += self._own.parameter_shares * columns
             layer_slots = _LAYER_SLOTS
@@ -208,8 +209,8 @@ class DeviceDelivery:
         self._with_layers.discard(step.sequence)
         sampled = {name: totals for name, (totals, _) in self._sampled_of(step).items()}
         self._arrived.pop(step.sequence, None)
-        record = self._own.step(record_of(step, scalars, totals_GC, sampled), own)
-        self._writer.write_step(record, complete=complete)
+        record = record_of(step, scalars, totals_GC, sampled, columns=self._step_columns)
+        self._writer.write_step(self._own.step(record, own), complete=complete)
 
     def _sampled_of(self, step: ObservedStep) -> Mapping[str, tuple[FloatArray, FloatArray]]:
         """Return the other families of a step: those that have arrived, or that are here."""

@@ -21,6 +21,7 @@ class HostDelivery:
         self.wants_all_layers = False
         self._writer = writer
         self._own = OwnShares(schema)
+        self._step_columns = schema.step_columns
         self._order = None if order is None else list(order)
         self._open: ObservedStep | None = None
 
@@ -32,8 +33,8 @@ class HostDelivery:
         scalars = {name: float(value) for name, value in step.scalars.items()}
         totals_GC = None if step.totals_GC is None else step.totals_GC.numpy()
         sampled = {name: totals.numpy() for name, (totals, _) in step.sampled.items()}
-        record = self._own.step(record_of(step, scalars, totals_GC, sampled), _own_rows(step))
-        self._writer.write_step(record, complete=complete)
+        record = record_of(step, scalars, totals_GC, sampled, columns=self._step_columns)
+        self._writer.write_step(self._own.step(record, _own_rows(step)), complete=complete)
 
     def collect(self) -> None:
         """Do nothing: what was offered is written."""

@@ -8,10 +8,17 @@ class Requests:
         self.stop = False
         """Stays True."""
         self._checkpoint = False
+        self._untold: int | None = None
 
-    def ask_for_checkpoint(self) -> None:
-        """Have `take_checkpoint` return True once."""
+    def ask_for_checkpoint(self, step: int) -> None:
+        """Have `take_checkpoint` return True, and `take_untold` the step, once each."""
         self._checkpoint = True
+        self._untold = step
+
+    def take_untold(self) -> int | None:
+        """Return the step of a request that callbacks are to be called with; None without one."""
+        step, self._untold = self._untold, None
+        return step
 
     def take_checkpoint(self) -> bool:
         """Return whether a checkpoint was asked for since the last call."""

@@ -32,8 +32,8 @@ class SlowPolicies:
         """What the learning rate of the next update is multiplied by."""
         return 1.0 if self._rate is None else self._rate.factor
 
-    def observe(self, outcome: UpdateOutcome, model: nn.Module | None) -> list[Action]:
-        """Add an update, and act; return what is done."""
+    def observe(self, outcome: UpdateOutcome, model: nn.Module | None, step: int) -> list[Action]:
+        """Add an update, and act; return what is done. step: the trainer's, under way."""
         actions: list[Action] = []
         trouble = outcome.is_trouble
         if self._rate is not None and self._rate.observe(outcome):
@@ -43,7 +43,7 @@ class SlowPolicies:
         if self._checkpoint is not None and self._checkpoint.observe(is_trouble=trouble):
             actions.append(Action.REQUEST_CHECKPOINT)
             if not self._dry_run:
-                self._requests.ask_for_checkpoint()
+                self._requests.ask_for_checkpoint(step)
         if self._stop is not None and self._stop.observe(is_trouble=trouble):
             actions.append(Action.REQUEST_STOP)
             self._requests.stop = self._requests.stop or not self._dry_run

@@ -9,7 +9,7 @@ import torch
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from mp_agent.catalog.guard import DRY_RUN, Action, Values
+from mp_agent.catalog.guard import DRY_RUN, POLICIES_BY_NAME, Action, Values
 from mp_agent.probe.guard.action_log import ActionLog
 from mp_agent.probe.guard.agreement import Agreement
 from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
@@ -46,6 +46,8 @@ class TrainingGuard:
     ) -> None:
         self.requests = Requests()
         self._policies = policies
+        own = {POLICIES_BY_NAME[name].action for name in policies}
+        self._columns = tuple(action.column for action in {*own, Action.NONE_LEFT})
         self._context = context
         self._agreement = agreement
         self._dry_run = dry_run
@@ -171,6 +173,8 @@ class TrainingGuard:
             raise
         verdict, outcomes = guarded.judge(agreed, ranks)
         scalars = self._scalars_of(optimizer)
+        for column in self._columns:
+            scalars.setdefault(column, 0.0)
         self._note(scalars, Action.SKIP_UPDATE, verdict.is_skipped)
         self._note(scalars, Action.CLIP_GRADIENTS, verdict.coefficient != 1.0)
         self._note(scalars, Action.NONE_LEFT, verdict.is_none_left)
@@ -186,7 +190,8 @@ class TrainingGuard:
             log.warning("gradients cannot be measured on every rank: the guard is off from now on")
             return
         self._log.updated(outcome, sequence)
-        for action in self._slow.observe(outcome, self._context.registry.root):
+        step = sequence + self._context.trainer_step.lead
+        for action in self._slow.observe(outcome, self._context.registry.root, step):
             self._note(scalars, action, True)
             self._log.acted(action, sequence)
 
@@ -200,14 +205,20 @@ class TrainingGuard:
     def _note(
         self, scalars: dict[str, Scalar], action: Action, is_done: torch.Tensor | bool
     ) -> None:
-        """Record whether something is done; on a device it is not known here."""
-        done = float(is_done) if isinstance(is_done, bool) else scalar_of(is_done)
-        if done is None or (not isinstance(done, torch.Tensor) and not done):
+        """Record whether something is done, for any optimizer; on a device it is not known here."""
+        if action.column not in self._columns:
             return
+        done = float(is_done) if isinstance(is_done, bool) else scalar_of(is_done)
+        before = scalars.get(action.column, 0.0)
         weight = DRY_RUN if self._dry_run else 1.0
         if isinstance(done, torch.Tensor):
-            done = done.to(torch.float64)
-        scalars[action.column] = done * weight
+            value = done.to(torch.float64) * weight
+            if isinstance(before, torch.Tensor):
+                value = torch.maximum(value, before)
+            if isinstance(before, torch.Tensor) or not before:
+                scalars[action.column] = value
+        elif done:
+            scalars[action.column] = weight
 
 
 def _device_of(optimizer: Optimizer) -> torch.device:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.recording.forward_pass import ForwardPass
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
@@ -28,9 +28,9 @@ class ContainedRecorder(StepRecorder):
         registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
-        activations: StepActivations | None = None,
+        forward_pass: ForwardPass | None = None,
     ) -> None:
-        super().__init__(registry, traits, settings, activations)
+        super().__init__(registry, traits, settings, forward_pass)
         self._contain = contain
 
     def measure(
@@ -55,11 +55,11 @@ class ContainedRecorder(StepRecorder):
 
     def begin_forward(self, after: OpenStep) -> None:
         """See `StepRecorder.begin_forward`."""
-        self._contain("hooking modules", super().begin_forward, after)
+        self._contain("preparing a forward pass", super().begin_forward, after)
 
     def forward_ended(self, step: OpenStep) -> None:
         """See `StepRecorder.forward_ended`."""
-        self._contain("measuring activations", super().forward_ended, step)
+        self._contain("measuring a forward pass", super().forward_ended, step)
 
     def publish(self, step: OpenStep) -> None:
         """See `StepRecorder.publish`."""

@@ -9,13 +9,13 @@ import torch
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
-from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.delivery.base import Delivery
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.recording.forward_pass import ForwardPass
 from mp_agent.probe.recording.ring_schema import DRAIN_SECONDS, RingSchema
 from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.recording.weight_updates import WeightUpdates
@@ -23,7 +23,14 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
-from mp_agent.records.columns import DISTRIBUTION, FAMILIES, OPTIMIZER, ColumnFamily
+from mp_agent.records.columns import (
+    DISTRIBUTION,
+    FAMILIES,
+    OPTIMIZER,
+    ColumnFamily,
+    step_columns,
+)
+from mp_agent.records.reduced_columns import REDUCED_COLUMNS
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -48,9 +55,9 @@ class StepRecorder:
         registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
-        activations: StepActivations | None = None,
+        forward_pass: ForwardPass | None = None,
     ) -> None:
-        """activations: measures the outputs of modules; None leaves them out."""
+        """forward_pass: measures what is seen only there; None leaves it out."""
         self.trainer_lead = 0
         self._registry = registry
         self._traits = traits
@@ -70,9 +77,13 @@ class StepRecorder:
         )
         self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(
-            self._schedule, traits, _measured_families(settings), registry.note_unsupported
+            self._schedule,
+            traits,
+            _measured_families(settings),
+            _step_columns(settings),
+            registry.note_unsupported,
         )
-        self._activations = activations
+        self._forward_pass = forward_pass
         self._writer: RingWriter | None = None
         self._digests = True
 
@@ -162,19 +173,19 @@ class StepRecorder:
         ready.writer.count(probe_seconds=probe_seconds)
 
     def begin_forward(self, after: OpenStep) -> None:
-        """Prepare to measure the outputs of modules in the step that follows, if that is due."""
-        if self._activations is not None and self._schedule.due_after(after.sequence):
-            self._activations.begin(self._registry.root)
+        """Prepare to measure the forward pass of the step that follows, if that is due."""
+        if self._forward_pass is not None and self._schedule.due_after(after.sequence):
+            self._forward_pass.begin(self._registry.root)
 
     def forward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first forward pass."""
-        if self._activations is not None:
-            self._activations.end(step)
+        if self._forward_pass is not None:
+            self._forward_pass.end(step)
 
     def close(self) -> None:
-        """Leave no hook on any module."""
-        if self._activations is not None:
-            self._activations.close()
+        """Leave modules and functions as they were."""
+        if self._forward_pass is not None:
+            self._forward_pass.close()
 
     def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
         """Record what measuring costs, and by which intervals it is kept within the budget."""
@@ -252,8 +263,8 @@ class StepRecorder:
         plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
-        if self._activations is not None:
-            self._schema.own_families = self._activations.layers(self._registry.root)
+        if self._forward_pass is not None:
+            self._schema.own_families = self._forward_pass.layers(self._registry.root)
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
 
 
@@ -264,3 +275,9 @@ def _measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:
         DISTRIBUTION: not settings.measure_distribution,
     }
     return tuple(family for family in FAMILIES if not off.get(family, False))
+
+
+def _step_columns(settings: Settings) -> tuple[str, ...]:
+    """Return the step columns of this rank: those of a guard and of a reduction where one is on."""
+    reduced = () if settings.reduction == "agents" else REDUCED_COLUMNS
+    return (*step_columns(guarded=bool(settings.guard)), *reduced)

@@ -12,7 +12,7 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import STEP_COLUMN_NAMES, ColumnFamily
+from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.writer import RingWriter
 
@@ -33,6 +33,7 @@ class RingSchema:
         schedule: LayerSchedule,
         traits: ObservedTraits,
         families: Sequence[ColumnFamily],
+        step_columns: tuple[str, ...],
         note_unsupported: Callable[[str], None],
     ) -> None:
         """families: those to measure; one that is not of parameters only where it has layers."""
@@ -40,6 +41,7 @@ class RingSchema:
         self._schedule = schedule
         self._traits = traits
         self._families = families
+        self._step_columns = step_columns
         self._note_unsupported = note_unsupported
         self.own_families: Mapping[str, tuple[str, ...]] = {}
         """The layers of each family that is not of parameters, for the next schema."""
@@ -79,7 +81,7 @@ class RingSchema:
         shares = tuple(share for plan in plans for share in plan.shares)
         own = self.own_families
         schema = Schema(
-            step_columns=STEP_COLUMN_NAMES,
+            step_columns=self._step_columns,
             families=family_columns(
                 family for family in self._families if family.of_parameters or family.name in own
             ),

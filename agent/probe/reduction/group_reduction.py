@@ -60,6 +60,11 @@ class GroupReduction:
         self._packing: Packing | None = None
         self._under_way: _UnderWay | None = None
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this is the group's first rank; False before the group is made."""
+        return self._group is not None and dist.get_rank(self._group) == 0
+
     def record_written(self, record: StepRecord, schema: Schema) -> None:
         """Keep a complete record until its step is reduced."""
         self._newest_schema = schema

@@ -294,10 +294,12 @@ def record_of(
     scalars: Mapping[str, float],
     totals_GC: FloatArray | None,
     sampled: Mapping[str, FloatArray] | None = None,
+    *,
+    columns: Sequence[str],
 ) -> StepRecord:
     """Return the record of `step`, given its scalars and totals on the host.
 
-    sampled: the totals of other families, by name.
+    sampled: the totals of other families, by name. columns: the step columns of the schema.
     """
     if totals_GC is None:
         totals_GC = np.full((step.shares, len(GRADIENT_COLUMN_NAMES)), nan)
@@ -305,6 +307,6 @@ def record_of(
         sequence=step.sequence,
         step=step.step,
         time_unix_ns=step.time_unix_ns,
-        values=step_values(scalars),
+        values=step_values(scalars, columns),
         families={GRADIENTS.name: totals_GC, **(sampled or {})},
     )

@@ -1,8 +1,13 @@
 """Outputs of modules, where they are measured."""
 
-from grafana.panel import Panel, Query, Row, help_of
+from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run, increase
-from mp_agent.alerting.conditions.activations import activation_near_overflow, activation_nonfinite
+from mp_agent.alerting.conditions.activations import (
+    activation_near_overflow,
+    activation_nonfinite,
+    attention_logit_growth,
+    output_logit_divergence,
+)
 
 ACTIVATIONS = Row(
     title="Activations",
@@ -38,6 +43,32 @@ ACTIVATIONS = Row(
                 ),
             ),
             runbooks=(activation_nonfinite.ACTIVATION_NONFINITE,),
+        ),
+        Panel(
+            id=52,
+            title="Attention logits",
+            description=help_of("mp_agent_attention_logit_max")
+            + " Growth to a multiple, above <attention_logit_high>, comes before many divergences. "
+            "Measured only if the setting measure_attention is on.",
+            nothing="Not measured",
+            queries=(Query(by_run("mp_agent_attention_logit_max"), "largest", optional=True),),
+            steps=above(attention_logit_high="orange"),
+            lines=True,
+            runbooks=(attention_logit_growth.ATTENTION_LOGIT_GROWTH,),
+        ),
+        Panel(
+            id=53,
+            title="Log-sum-exp of output logits",
+            description="Largest, mean and smallest log-sum-exp of a few rows of the logits that "
+            "cross_entropy was given. A drift far away from zero costs precision. Measured only if "
+            "the setting measure_attention is on.",
+            nothing="Not measured",
+            queries=(
+                Query(by_run("mp_agent_output_logsumexp_max"), "largest", optional=True),
+                Query(by_run("mp_agent_output_logsumexp_mean"), "mean", optional=True),
+                Query(by_run("mp_agent_output_logsumexp_min"), "smallest", optional=True),
+            ),
+            runbooks=(output_logit_divergence.OUTPUT_LOGIT_DIVERGENCE,),
         ),
     ),
 )

@@ -35,6 +35,7 @@ def test_a_healthy_run_brings_nothing() -> None:
     assert (result.points, result.first_step, result.last_step) == (400, 1, 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 10, 500])
 def test_a_run_that_turns_nan_is_told_at_the_step_at_which_it_did(every: int) -> None:
     result = judged(broken_points(300, 201, every=every))
@@ -63,6 +64,7 @@ def test_an_alert_lasts_as_long_as_its_window_however_sparse_the_log() -> None:
     assert alert.times >= 1
 
 
+@pytest.mark.slow
 def test_two_times_of_one_condition_are_one_alert() -> None:
     points = healthy_points(4000)
     for place in (1000, 3000):
@@ -93,6 +95,7 @@ def test_settings_reach_the_conditions() -> None:
     assert alerts(judged(points, values=off)) == {}
 
 
+@pytest.mark.slow
 def test_steps_that_are_slow_reach_a_delay_earlier_in_steps() -> None:
     """A norm of nearly nothing has to last for minutes of the run's own time."""
     points = [

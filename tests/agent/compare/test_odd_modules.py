@@ -181,6 +181,7 @@ def test_an_argument_that_may_change_while_it_is_used_is_said():
     assert calls_of(found, "layer")[0].own_missing.startswith("it gets a Cache")
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_compared_uncompiled_and_that_is_said():
     inner: Any = torch.compile(nn.Linear(8, 8))
     model: Any = torch.compile(nn.Sequential(nn.Linear(8, 8), inner))

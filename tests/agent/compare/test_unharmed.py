@@ -79,6 +79,7 @@ def _equal(one, other):
     return one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surroundings", ["plain", "autocast", "no_grad", "inference"])
 def test_a_comparison_changes_nothing(surroundings):
     model = model_with_everything()

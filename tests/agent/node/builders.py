@@ -1,6 +1,7 @@
 """Records, schemas and identities for tests, given by what matters in them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import (
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
-    STEP_COLUMN_NAMES,
     STEP_COLUMNS_BY_NAME,
+    step_columns,
 )
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.records.steps import EndReason, FloatArray, LayerTable, Phase, RankState, StepRecord
 from mp_agent.records.views import AgentView, RunView
 
+STEP_COLUMNS = step_columns(guarded=False)
 NO_GRADIENTS = dict.fromkeys(GRADIENT_COLUMN_NAMES, 0.0)
 
 
@@ -46,7 +48,7 @@ def make_identity(rank: int = 0, **changes: Any) -> RankIdentity:
 def make_schema(*shares: Share, layers: tuple[str, ...] = ("weight",), **facts: str) -> Schema:
     shares = shares or (Share(group="all"),)
     return Schema(
-        step_columns=STEP_COLUMN_NAMES,
+        step_columns=STEP_COLUMNS,
         families=family_columns((GRADIENTS,)),
         shares=shares,
         layers=tuple(
@@ -71,12 +73,12 @@ def make_record(
     time_unix_seconds: float = 100.0,
 ) -> StepRecord:
     """Return a record; step columns that are not named are absent."""
-    columns = {**dict.fromkeys(STEP_COLUMN_NAMES, float("nan")), **(values or {})}
+    columns = {**dict.fromkeys(STEP_COLUMNS, float("nan")), **(values or {})}
     return StepRecord(
         sequence=sequence,
         step=sequence if step is None else step,
         time_unix_ns=round(time_unix_seconds * 1e9),
-        values=np.array([columns[name] for name in STEP_COLUMN_NAMES]),
+        values=np.array([columns[name] for name in STEP_COLUMNS]),
         families={
             GRADIENTS.name: np.stack(gradients or [gradient_row(elements=4.0, sum_squares=1.0)])
         },
@@ -95,6 +97,16 @@ def layer_table(sequence: int, rows: FloatArray) -> LayerTable:
 
 def rank_step(rank: int, record: StepRecord, *shares: Share) -> RankStep:
     return RankStep(rank, make_schema(*shares), record)
+
+
+def guarded_step(step: RankStep, **actions: float) -> RankStep:
+    """Return the step as a rank with a guard writes it; actions: values of columns of its own."""
+    columns = step_columns(guarded=True)
+    values = {**dict(zip(step.schema.step_columns, step.record.values, strict=True)), **actions}
+    record = replace(
+        step.record, values=np.array([values.get(name, float("nan")) for name in columns])
+    )
+    return RankStep(step.rank, replace(step.schema, step_columns=columns), record)
 
 
 def merged_step(sequence: int = 1, **values: float) -> MergedStep:

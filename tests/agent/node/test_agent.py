@@ -4,6 +4,7 @@ import gzip
 import os
 from pathlib import Path
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from mp_agent.records.steps import EndReason
@@ -21,6 +22,7 @@ from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_a_run_is_served_until_its_linger_is_over_and_then_leaves_nothing(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
@@ -79,6 +81,7 @@ def test_the_status_tells_when_the_end_was_scraped(
     assert rank.running
 
 
+@pytest.mark.slow
 def test_the_next_attempt_is_taken_up_by_the_agent_that_lingers(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
@@ -97,6 +100,7 @@ def test_the_next_attempt_is_taken_up_by_the_agent_that_lingers(
     assert wait_for_status(run_dir).pid == status.pid
 
 
+@pytest.mark.slow
 def test_a_second_agent_for_the_run_leaves_at_once(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
@@ -110,6 +114,7 @@ def test_a_second_agent_for_the_run_leaves_at_once(
     assert wait_for_status(run_dir).pid == first.pid
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_is_continued_without_losing_a_step(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):

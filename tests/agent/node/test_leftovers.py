@@ -116,6 +116,7 @@ def test_the_next_jobs_agent_and_the_next_command_clear_what_a_killed_job_left(
     assert run_dir.exists()
 
 
+@pytest.mark.slow
 def test_what_lies_in_a_ring_is_read_by_the_next_agent_of_the_run(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):

@@ -18,6 +18,7 @@ def other(run_dir: Path) -> Iterator[FakeRank]:
         yield rank
 
 
+@pytest.mark.slow
 def test_runs_come_and_go_while_it_serves_them_all(
     start: StartAgent, start_rank: StartRank, run_dir: Path, other: FakeRank
 ):

@@ -35,6 +35,7 @@ def test_told_to_stop_with_its_job_it_stays_until_the_end_was_scraped(
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 def test_told_twice_it_stops_at_once_and_leaves_the_run_to_its_successor(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):

@@ -160,6 +160,7 @@ def test_a_program_ends_as_under_python(tmp_path, ending):
     assert watched == plain
 
 
+@pytest.mark.slow
 def test_a_program_that_is_not_there_is_named(tmp_path):
     for arguments in (["no_such_script.py"], ["-m", "no_such_module"], ["-m"]):
         plain = _seen(arguments, tmp_path, watched=False)
@@ -167,12 +168,14 @@ def test_a_program_that_is_not_there_is_named(tmp_path):
         assert plain[0] != 0
 
 
+@pytest.mark.slow
 def test_help_is_the_commands_own_only_in_front(tmp_path):
     result = _python(["--help"], tmp_path, watched=True)
     assert result.returncode == 0
     assert "MODULE" in result.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_from_the_terminal_ends_the_program_by_the_signal(tmp_path):
     (tmp_path / "wait.py").write_text("import time\nprint('on', flush=True)\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "mp_agent", "run", str(tmp_path / "wait.py")]

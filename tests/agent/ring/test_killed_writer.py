@@ -157,6 +157,7 @@ def change_schema_forever(path: Path) -> None:
         writer.write_step(step_record(current, sequence))
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_its_schema_changes_loses_no_record(tmp_path: Path) -> None:
     moments = random.Random(21)
     for death in range(30):

@@ -13,6 +13,7 @@ def _run(*arguments: str) -> Result:
     return CliRunner().invoke(alertmanager_command, arguments)
 
 
+@pytest.mark.slow
 def test_both_files_are_written_and_are_the_committed_ones(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "directory"
     assert _run("--output", str(directory)).exit_code == 0

@@ -19,11 +19,13 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("condition", "example"), CASES)
 def test_the_detectors_find_what_the_rules_find(condition: Condition | None, example: Example):
     judge(condition, example, values_in_force())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 def test_so_they_do_with_minutes_turned_to_seconds(condition: Condition):
     for example in (condition.firing[0], condition.quiet[0]):

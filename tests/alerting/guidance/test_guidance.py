@@ -60,6 +60,7 @@ def test_a_real_prometheus_answers_every_query(
             assert running.query(guidance.query) == []
 
 
+@pytest.mark.slow
 def test_a_query_finds_the_series_of_a_run_that_has_the_condition(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ _PAGES = runbook_pages(_VALUES)
 _by_name = pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_pages_of_the_catalog_and_no_others() -> None:
     found = {str(path.relative_to(_ROOT)) for path in (_ROOT / RUNBOOKS).iterdir()}
     assert found == set(_PAGES)
@@ -70,6 +71,7 @@ def test_headings_stand_in_the_order_in_which_they_are_needed(condition: Conditi
     ]
 
 
+@pytest.mark.slow
 def test_links_between_the_pages_lead_somewhere() -> None:
     files = rendered_files()
     pages = {path: text for path, text in files.items() if path.endswith(".md")}

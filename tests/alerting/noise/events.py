@@ -17,6 +17,7 @@ class Step:
     ranks where they differ although they should not. of_layer: gradient columns that one layer has
     otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
     per element. of_output: columns of activations that outputs of modules have otherwise.
+    attention_logit, logsumexp: the largest of attention, and that of the output logits.
     step: the trainer's own count, if it gives one.
     """
 
@@ -36,6 +37,8 @@ class Step:
     optimizer: Mapping[str, float] = field(default_factory=dict)
     distribution: Mapping[str, float] = field(default_factory=dict)
     of_output: Mapping[str, float] = field(default_factory=dict)
+    attention_logit: float = 15.0
+    logsumexp: float = 11.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

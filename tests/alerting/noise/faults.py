@@ -89,6 +89,22 @@ def _near_overflow(random: Random) -> Events:
     yield from training.forever(of_output={"abs_max": 63_000.0, "near_overflow_elements": 2.0})
 
 
+def _attention_growth(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    for step in range(300):
+        yield training.step(attention_logit=15.0 * 1.01**step)
+    yield from training.forever(attention_logit=300.0)
+
+
+def _output_drift(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    for step in range(300):
+        yield training.step(logsumexp=-11.0 - step)
+    yield from training.forever(logsumexp=-310.0)
+
+
 def _collapse(random: Random) -> Events:
     """No scale fits any more: it is halved every other step, down to a floor of 1."""
     training, before = _trained(random, scaler=Scaler(floor=1.0), seconds=1.0)
@@ -732,5 +748,21 @@ FAULTS = (
         script=_near_overflow,
         modules=MODULES,
         expected={"MpAgentActivationNearOverflow": "warning"},
+    ),
+    Scenario(
+        name="attention-growth",
+        what="attention logits grow by 1 % a step, twentyfold in all",
+        script=_attention_growth,
+        modules=MODULES,
+        expected={"MpAgentAttentionLogitGrowth": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="output-drift",
+        what="the log-sum-exp of the output logits falls by 1 a step, to -310",
+        script=_output_drift,
+        modules=MODULES,
+        expected={"MpAgentOutputLogitDivergence": "warning"},
+        minutes=60,
     ),
 )

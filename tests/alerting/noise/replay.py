@@ -27,9 +27,11 @@ from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.probe.delivery.own_shares import OwnShares
 from mp_agent.records.columns import (
     ACTIVATIONS,
+    ATTENTION,
     DISTRIBUTION,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
+    LOGITS,
     OPTIMIZER,
     STEP_COLUMN_NAMES,
 )
@@ -360,19 +362,22 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
         layers=(
             *(Layer(name=name, share=0, elements=int(_ELEMENTS)) for name in scenario.layers),
             *(Layer(name=name, share=1, elements=0) for name in scenario.modules),
+            *(Layer(name="blocks.1.attn", share=2, elements=0) for _ in scenario.modules[:1]),
+            *(Layer(name="output", share=3, elements=0) for _ in scenario.modules[:1]),
         ),
         facts=tuple({**facts, **scenario.facts}.items()),
     )
 
 
-def _share_of_outputs(scenario: Scenario, rank: int) -> tuple[Share]:
-    family = ACTIVATIONS.name
-    own = Share(group=family, shard_index=rank, shard_count=scenario.ranks, family=family)
-    return (own,)
+def _share_of_outputs(scenario: Scenario, rank: int) -> tuple[Share, ...]:
+    return tuple(
+        Share(group=name, shard_index=rank, shard_count=scenario.ranks, family=name)
+        for name in (ACTIVATIONS.name, ATTENTION.name, LOGITS.name)
+    )
 
 
 def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
-    """Return rows of modules' outputs, of a standard deviation of 1."""
+    """Return rows of modules' outputs, of a standard deviation of 1, and rows of logits."""
     columns = {
         "elements": _ELEMENTS,
         "sum": 0.0,
@@ -385,7 +390,11 @@ def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
         **step.of_output,
     }
     index = {name: place for place, name in enumerate(ACTIVATIONS.names)}
-    return {ACTIVATIONS.name: np.stack([_row(index, columns, nan) for _ in modules])}
+    return {
+        ACTIVATIONS.name: np.stack([_row(index, columns, nan) for _ in modules]),
+        ATTENTION.name: np.array([[_ELEMENTS, 0.0, step.attention_logit]]),
+        LOGITS.name: np.array([[1.0, 0.0, step.logsumexp, *[step.logsumexp] * 3]]),
+    }
 
 
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}

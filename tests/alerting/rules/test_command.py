@@ -22,6 +22,7 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("MP_AGENT_CONFIG", raising=False)
 
 
+@pytest.mark.slow
 def test_without_options_it_prints_the_committed_file() -> None:
     assert _run().stdout == rendered_files()[f"alerting/rendered/{RULES_FILE}"]
 

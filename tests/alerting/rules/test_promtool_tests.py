@@ -97,6 +97,7 @@ def _renamed(document: Any, run: str) -> Any:
     return document.replace('run="demo"', f"run={quoted(run)}").replace("demo", run)
 
 
+@pytest.mark.slow
 def test_an_example_that_expects_another_alert_fails(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def tune(runs: Path, *arguments: str | Path) -> Result:
     return call("tune", runs, "--labels", runs.parent / "labels.yaml", *arguments)
 
 
+@pytest.mark.slow
 def test_the_proposal_is_as_far_as_the_runs_need_and_the_margin_further(runs, tmp_path) -> None:
     output, chart = tmp_path / "tuned.yaml", tmp_path / "values.yaml"
     result = tune(runs, "--output", output, "--chart-values", chart, "--margin", "1.5")
@@ -65,6 +66,7 @@ def alarmed(path: Path, thresholds) -> bool:
     return document["runs"][0]["worst"] in ("critical", "warning")
 
 
+@pytest.mark.slow
 def test_rules_agents_and_backtests_take_the_file(runs, tmp_path, monkeypatch) -> None:
     output = tmp_path / "tuned.yaml"
     tune(runs, "--output", output)
@@ -81,6 +83,7 @@ def test_rules_agents_and_backtests_take_the_file(runs, tmp_path, monkeypatch) -
     assert json.loads(again.output)["runs"][0]["worst"] == ""
 
 
+@pytest.mark.slow
 def test_alarms_that_are_allowed_stay(runs, tmp_path) -> None:
     output = tmp_path / "tuned.yaml"
     result = tune(runs, "--false-alarms", "1", "--output", output)

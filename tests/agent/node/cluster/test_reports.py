@@ -6,8 +6,11 @@ import pytest
 
 from mp_agent.node.cluster import reports as reporter_module
 from mp_agent.node.cluster.reports import RowQueue, is_troubled
-from mp_agent.records.columns import GRADIENTS
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.records.columns import GRADIENTS, step_columns
+from mp_agent.records.report_codec import decode_report, encode_report
 from mp_agent.records.rows import NodeRow, NodeStep, Receipt
+from tests.agent.node.builders import guarded_step
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.fleet import SimNode
 
@@ -181,3 +184,26 @@ def test_what_is_not_finite_is_trouble(seen, troubled):
 def test_a_node_that_does_not_count_them_has_no_trouble():
     uncounted = replace(FAMILY, columns=FAMILY.columns[:1], nonfinite=())
     assert not is_troubled(step((1.0,)), (uncounted,))
+
+
+def test_a_report_has_columns_of_a_guard_only_where_a_rank_has_one():
+    node = SimNode(0, [0, 1], 2, ddp_step(2))
+    node.write()
+    plain = node.report()
+    assert not set(plain.step_columns) - set(step_columns(guarded=False))
+
+    node = SimNode(
+        0, [0, 1], 2, lambda rank, sequence: guarded_from_2(ddp_step(2)(rank, sequence), sequence)
+    )
+    node.write()
+    node.write()
+    report = decode_report(encode_report(node.report()))
+    assert [len(step.values) for step in report.steps] == [len(report.step_columns)] * 2
+    before, after = (dict(zip(report.step_columns, s.values, strict=True)) for s in report.steps)
+    assert (before["guard_skip_update"].count, after["guard_skip_update"].count) == (0, 2)
+    assert before["loss"].count == after["loss"].count == 2
+
+
+def guarded_from_2(step: RankStep, sequence: int) -> RankStep:
+    """A guard that is on from the second step on: the rows before have no such column."""
+    return step if sequence == 1 else guarded_step(step, guard_skip_update=0.0)

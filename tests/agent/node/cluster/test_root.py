@@ -13,6 +13,7 @@ from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.cluster.root import AHEAD_AT_MOST, FIRST_REPORT_SECONDS, MergedTable
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
@@ -460,3 +461,61 @@ def test_the_rank_furthest_behind_is_of_any_node_that_is_heard_of():
     push(root, own, now_seconds=DEADLINE_SECONDS)
     behind = root.nodes.furthest_behind(DEADLINE_SECONDS)
     assert behind is not None and behind.rank == 0, "the other node is silent"
+
+
+class TestReduced:
+    """The ranks reduce by themselves: rank 0's record says it some steps later."""
+
+    LAG = 2
+
+    def of(self, sequence: int, *, loss: float = 2.5) -> GlobalStatistics:
+        return GlobalStatistics(
+            sequence=sequence,
+            step=sequence,
+            world_size=4,
+            present_ranks=4,
+            columns={"loss": loss},
+            gradients={"sum_squares": float(sequence) ** 2, "elements": 4.0},
+            complete=True,
+        )
+
+    def test_a_run_whose_nodes_do_not_reach_the_root_has_the_numbers_of_all_ranks(self):
+        own, _ = two_nodes()
+        root = make_root(4)
+        steps: list[MergedStep] = []
+        for sequence in range(1, 10):
+            now_seconds = FIRST_REPORT_SECONDS + sequence
+            own.write()
+            push(root, own, 0.0 if sequence == 1 else now_seconds)
+            if sequence > self.LAG:
+                root.note_reduced(self.of(sequence - self.LAG), now_seconds)
+            steps += closed(root, now_seconds)
+        assert [step.sequence for step in steps] == list(range(1, 10 - self.LAG))
+        # The first ones came before it was known that the ranks reduce.
+        assert {step.coverage for step in steps[self.LAG :]} == {1.0}
+        assert {step.get("loss") for step in steps[self.LAG :]} == {2.5}
+        assert [step.grad_norm for step in steps] == [float(step.sequence) for step in steps]
+
+        # What is not reduced any more waits no longer than the deadline.
+        rest = closed(root, now_seconds + DEADLINE_SECONDS)
+        assert [step.missing_ranks for step in rest] == [(2, 3)] * self.LAG
+        assert {step.get("loss") for step in rest} == {1.5}
+
+    def test_where_all_nodes_report_nothing_waits_for_it_and_nothing_changes(self):
+        steps = []
+        for reduces in (False, True):
+            own, other = two_nodes()
+            root = make_root(4)
+            found: list[MergedStep] = []
+            for sequence in range(1, 6):
+                own.write()
+                other.write()
+                push(root, own)
+                if reduces and sequence > self.LAG:
+                    root.note_reduced(self.of(sequence - self.LAG, loss=-1.0), 0.0)
+                push(root, other)
+                found += closed(root)
+            steps.append(found)
+        assert len(steps[0]) == 5
+        assert steps[0] == steps[1]
+        assert {step.get("loss") for step in steps[1]} == {2.5}

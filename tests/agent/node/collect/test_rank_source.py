@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from mp_agent.node.collect import rank_source
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
@@ -44,6 +46,7 @@ def test_any_number_of_changes_in_one_look_is_read(start_rank: StartRank, open_r
     assert values["step"] == changes * steps
 
 
+@pytest.mark.slow
 def test_steps_that_were_made_before_anyone_looked_are_counted(
     start_rank: StartRank, open_run: OpenRun
 ):

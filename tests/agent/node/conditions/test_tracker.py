@@ -48,6 +48,7 @@ class TestEvents:
         assert "on 1 step(s) in the last 5m" in active.description
         assert "Clip gradients" in active.remedy and active.summary.endswith(".")
 
+    @pytest.mark.slow
     def test_it_is_over_when_its_window_has_passed(self, training: Training):
         training.step(norm=5_000.0)
         training.train(400)
@@ -71,6 +72,7 @@ class TestEvents:
         assert training.heard() == [("firing", EXPLOSION, "critical")]
         assert training.tracker.fired[EXPLOSION, "warning"] == 1
 
+    @pytest.mark.slow
     def test_it_is_told_once_the_worse_one_is_over_and_then_its_end_too(self, training: Training):
         training.step(norm=5_000.0)
         training.train(320, norm=200.0)
@@ -82,6 +84,7 @@ class TestEvents:
         training.train(320)
         assert training.heard()[3:] == [("resolved", EXPLOSION, "warning")]
 
+    @pytest.mark.slow
     def test_of_one_that_was_never_told_the_end_is_not_told_either(self, training: Training):
         training.train(800, norm=1e-7)
         vanishing = [c for c in training.tracker.active if c.name == "MpAgentGradientVanishing"]
@@ -201,6 +204,7 @@ class TestSuccessor:
         news = read_conditions(run_dir)
         assert news is not None and [item.number for item in news.events] == [1, 2]
 
+    @pytest.mark.slow
     def test_what_was_counted_before_is_no_news(self, training, succeed):
         training.step(norm=5_000.0)
         training.train(700)

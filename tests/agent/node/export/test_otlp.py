@@ -98,6 +98,7 @@ def test_a_run_is_pushed_to_its_end_and_is_gone_once_its_linger_is_over(
     assert gone == {}
 
 
+@pytest.mark.slow
 def test_a_successor_goes_on_with_the_same_series(
     start: StartAgent, start_rank: StartRank, run_dir: Path, receiver: OtlpReceiver
 ):
@@ -122,6 +123,7 @@ def test_a_successor_goes_on_with_the_same_series(
     assert 0 < time.time_ns() - births.pop() < 600 * 10**9
 
 
+@pytest.mark.slow
 def test_what_fails_is_seen_by_who_scrapes(
     start: StartAgent, start_rank: StartRank, run_dir: Path, receiver: OtlpReceiver, monkeypatch
 ):

@@ -139,6 +139,7 @@ def test_prometheus_finds_and_scrapes_all_nodes_both_ways(
         )
 
 
+@pytest.mark.slow
 def test_the_root_lists_all_nodes_and_the_other_itself(nodes: TwoNodes):
     wait_until(lambda: discovered(nodes) == nodes.addresses, what="both nodes at the root")
     body, headers = get(f"{nodes.statuses[0].url}/sd")
@@ -155,6 +156,7 @@ def test_the_root_lists_all_nodes_and_the_other_itself(nodes: TwoNodes):
     assert own["labels"]["__meta_mp_agent_node_rank"] == "1"
 
 
+@pytest.mark.slow
 def test_the_file_is_the_roots_readable_by_all_and_gone_with_its_agent(nodes: TwoNodes):
     def listed() -> list[str]:
         files = nodes.files()
@@ -168,6 +170,7 @@ def test_the_file_is_the_roots_readable_by_all_and_gone_with_its_agent(nodes: Tw
     assert nodes.files() == []
 
 
+@pytest.mark.slow
 def test_rows_reach_the_root_and_the_status_tells_when_the_end_did(nodes: TwoNodes):
     for rank in nodes.ranks:
         rank.steps(3, gradients={"sum_squares": 4.0})
@@ -194,6 +197,7 @@ def test_rows_reach_the_root_and_the_status_tells_when_the_end_did(nodes: TwoNod
     wait_until(lambda: scrape(root)["run_active"] == 0, what="the end of the run")
 
 
+@pytest.mark.slow
 def test_an_agent_that_takes_over_keeps_the_port(nodes: TwoNodes, tmp_path: Path):
     nodes.agents[0].kill()
     nodes.agents[0].wait()
@@ -214,6 +218,7 @@ def test_an_agent_that_takes_over_keeps_the_port(nodes: TwoNodes, tmp_path: Path
         successor.wait()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_token_is_seen_outside(nodes: TwoNodes, tmp_path: Path):
     wait_until(lambda: discovered(nodes) == nodes.addresses, what="both nodes at the root")
     for agent, status in zip(nodes.agents, nodes.statuses, strict=True):

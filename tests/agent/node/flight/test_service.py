@@ -249,6 +249,7 @@ def test_the_root_asks_all_nodes_for_what_it_records_itself(
     assert (request.first, request.last) == (11, 30)
 
 
+@pytest.mark.slow
 def test_an_agent_that_does_not_linger_records_the_end_before_it_lets_go(
     start, start_rank, run_dir, settings
 ):

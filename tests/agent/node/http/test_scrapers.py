@@ -1,3 +1,5 @@
+import pytest
+
 from mp_agent.node.http.scrapers import SCRAPERS_AT_MOST, ScrapeLog
 
 
@@ -27,6 +29,7 @@ def test_who_stays_away_for_some_of_its_own_intervals_is_given_up():
     assert scrapes.regulars(20.0) == {"slow"}
 
 
+@pytest.mark.slow
 def test_names_are_forgotten_when_there_are_too_many_but_not_those_that_come_regularly():
     scrapes = ScrapeLog()
     scrapes.record("prometheus", 0.0)

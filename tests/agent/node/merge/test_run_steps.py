@@ -11,7 +11,7 @@ from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from tests.agent.gradient_reference import reference_row
-from tests.agent.node.builders import gradient_row, make_record, rank_step
+from tests.agent.node.builders import gradient_row, guarded_step, make_record, rank_step
 from tests.agent.node.nodes import merge_nodes
 
 NAN = float("nan")
@@ -255,3 +255,24 @@ def test_a_step_that_any_rank_left_out_has_no_gradients_of_the_others():
     assert merged.coverage == 1.0
     both = merge([rank_step(0, one, share[0]), rank_step(1, one, share[1])])
     assert both.gradients["sum_squares"] == 2.0
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["on one node", "on two nodes"])
+@pytest.mark.parametrize("guarded_first", [True, False])
+def test_ranks_with_and_without_columns_of_a_guard_merge(together, guarded_first):
+    """So it is while agents of two versions run, or where `guard` differs by mistake."""
+    plain = rank_step(0, make_record(values={"loss": 1.0, "learning_rate": 0.1}))
+    guarded = guarded_step(
+        rank_step(1, make_record(values={"loss": 3.0})), guard_skip_update=1.0, guard_none_left=0.0
+    )
+    ranks = [guarded, plain] if guarded_first else [plain, guarded]
+
+    merged = merge_nodes([ranks] if together else [[rank] for rank in ranks])
+
+    assert merged.columns == {
+        "loss": 2.0,
+        "learning_rate": 0.1,
+        "guard_skip_update": 1.0,
+        "guard_none_left": 0.0,
+    }
+    assert merged.skipped_by_guard

@@ -85,6 +85,7 @@ def test_only_a_root_agent_with_a_script_checks(checks_of, script):
     assert checks._check is None
 
 
+@pytest.mark.slow
 def test_scripts_are_checked_one_after_the_other(checks_of, script):
     runs = [WatchedRun(script.parent / name, str(script), name=name) for name in "ab"]
     checks = checks_of(*runs)

@@ -130,6 +130,7 @@ def test_prometheus_scrapes_over_tls_with_client_certificate_and_password_and_no
     assert found["plain"]["health"] == "down"
 
 
+@pytest.mark.slow
 def test_a_secret_is_in_no_process_list_no_status_file_and_no_log(
     start: StartAgent, start_rank: StartRank, run_dir: Path, settings: Settings
 ) -> None:
@@ -210,6 +211,7 @@ def _resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_settings_that_contradict_serve_nothing_rather_than_serve_unprotected(
     start: StartAgent, start_rank: StartRank, run_dir: Path, certificates: Certificates
 ) -> None:
@@ -220,6 +222,7 @@ def test_settings_that_contradict_serve_nothing_rather_than_serve_unprotected(
     assert agent.poll() is None
 
 
+@pytest.mark.slow
 def test_settings_that_json_lacks_a_number_for_keep_the_protection(
     start: StartAgent, start_rank: StartRank, run_dir: Path, certificates: Certificates
 ) -> None:
@@ -242,6 +245,7 @@ def test_settings_that_json_lacks_a_number_for_keep_the_protection(
         assert b"mp_agent_steps_total" in answer.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handover", ["", "{", '{"port": null, "linger_seconds": null}'])
 def test_an_agent_that_cannot_read_its_settings_serves_nothing_and_says_so(
     start_rank: StartRank,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from mp_agent.records.columns import step_columns
 from tests.agent.probe.small_model import fail, make_loss, make_model
 
 POISONED, SPIKING, STEPS = 25, 28, 35
@@ -101,7 +102,33 @@ def test_without_policies_nothing_is_hooked_and_nothing_recorded(watch):
     _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01), steps=2)
     started.probe.flush()
     assert started.probe.requests is None
-    assert all(value != value for value in _columns(started, "guard_skip_update"))
+    columns = started.read().schema.step_columns
+    assert columns == step_columns(guarded=False)
+    assert not [name for name in columns if name.startswith("guard_")]
+
+
+def test_what_a_policy_does_not_do_is_recorded_as_0_and_other_actions_are_absent(watch):
+    started = watch(guard={"skip_nonfinite": {}, "request_stop": {}})
+    _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01), steps=3)
+    started.probe.flush()
+    for name in ("guard_skip_update", "guard_request_stop", "guard_none_left"):
+        assert _columns(started, name) == [0.0] * 3
+    assert all(value != value for value in _columns(started, "guard_clip_gradients"))
+
+
+def test_of_several_optimizers_of_a_step_one_action_is_enough(watch):
+    started = watch(guard=True)
+    model = make_model()
+    halves = list(model.parameters())[:2], list(model.parameters())[2:]
+    first, second = (torch.optim.SGD(half, lr=0.01) for half in halves)
+    make_loss(model, 0).backward()
+    first_gradient = halves[0][0].grad
+    assert first_gradient is not None
+    first_gradient.view(-1)[0] = torch.nan
+    first.step()
+    second.step()
+    started.probe.flush()
+    assert _columns(started, "guard_skip_update") == [1.0]
 
 
 def test_detaching_restores_what_is_switched(watch):

@@ -262,6 +262,7 @@ def test_a_child_of_multiprocessing_ends_as_its_exit_code_says(tmp_path):
     assert seen == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "death",
     [

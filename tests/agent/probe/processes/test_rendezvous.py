@@ -343,6 +343,7 @@ def test_a_run_of_one_node_asks_nobody(identity, settings, meets):
     assert searches_root(make_identity(**identity), Settings(**settings)) is meets
 
 
+@pytest.mark.slow
 def test_the_process_is_of_the_lowest_priority(start_rank, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "1")
     rank = start_rank(2)

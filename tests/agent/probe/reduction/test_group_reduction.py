@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.node.merge.reduced_steps import completed
 from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduced_columns import reduced_statistics
+from tests.agent.node.nodes import merge_nodes
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.reduction import job
 from tests.agent.probe.rings import merge_rings, read_ring
@@ -42,6 +46,30 @@ class TestOnFourRanks:
             assert own.grad_norm == step.grad_norm
             assert own.complete == step.gradients_complete
             assert (own.present_ranks, own.step) == (RANKS, step.step)
+
+    def test_rank_0s_records_complete_the_steps_of_its_node_to_the_bit(self, trained, strategy):
+        """As the root agent has them that no other node reaches: only ranks 0 and 1 are there."""
+        rings = {rank: read_ring(trained / f"{strategy}{rank}.ring") for rank in range(RANKS)}
+        merged = {step.sequence: step for step in merge_rings(rings)}
+        found = {
+            reduced.sequence: reduced
+            for index in range(len(rings[0].records))
+            if (reduced := reduced_statistics(rings[0].values(index))) is not None
+        }
+        assert len(found) >= job.STEPS - 3
+        for sequence, reduced in found.items():
+            here = [
+                RankStep(rank, rings[rank].schema, rings[rank].records[sequence - 1])
+                for rank in (0, 1)
+            ]
+            step = completed(merge_nodes([here], RANKS), reduced)
+            whole = merged[sequence]
+            assert dict(step.columns) == dict(whole.columns)
+            assert dict(step.gradients) == dict(whole.gradients)
+            assert step.gradients_judged == whole.gradients_judged
+            assert (step.present_ranks, step.step) == (whole.present_ranks, whole.step)
+        others = (reduced_statistics(rings[1].values(index)) for index in range(job.STEPS))
+        assert not any(others)
 
     def test_every_rank_knows_the_same(self, trained, strategy):
         ranks = [_found(trained, strategy, rank) for rank in range(RANKS)]

@@ -134,6 +134,7 @@ def test_a_part_of_the_loop_compiles_as_it_does_without_the_probe(watch, part):
     del watched
 
 
+@pytest.mark.slow
 def test_a_compiled_optimizer_step_is_still_seen(watch):
     watched = watch()
     model = Model()
@@ -146,6 +147,7 @@ def test_a_compiled_optimizer_step_is_still_seen(watch):
     assert len(watched.read().records) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attach_first", [True, False])
 def test_an_optimizers_own_step_compiled_is_still_seen(watch, attach_first):
     watched: Any = watch() if attach_first else None
@@ -202,6 +204,7 @@ class TestWholeStep:
     def graphs(self) -> tuple[int, int]:
         return graph_breaks(), dynamo.utils.counters["stats"]["unique_graphs"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("attach_first", [True, False])
     def test_shows_the_norm_before_clipping_from_the_second_step_on(self, watch, attach_first):
         watched: Any = watch() if attach_first else None
@@ -226,6 +229,7 @@ class TestWholeStep:
         assert contents.state.probe_errors == 0
 
     @more_breaks_on_2_6
+    @pytest.mark.slow
     def test_breaks_no_more_graphs_than_without_the_probe(self, watch):
         found = []
         for attached in (False, True):

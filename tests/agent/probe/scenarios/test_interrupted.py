@@ -105,6 +105,7 @@ def thread_state() -> tuple[object, ...]:
     )
 
 
+@pytest.mark.slow
 def test_an_exception_at_any_place_of_a_hook_gets_through_and_leaves_no_trace(watch, alarm):
     def handler(number: int, frame: FrameType | None) -> None:
         raise TimeoutError("time is up")

@@ -143,6 +143,7 @@ def check(watched, losses: list[float]) -> None:
     assert contents.state.probe_errors == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -242,6 +243,7 @@ def test_modes_of_the_script_neither_fail_nor_see_the_probe(watch):
     check(watched, losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "switch",
     [
@@ -295,6 +297,7 @@ def test_an_optimizer_that_cannot_be_read_costs_its_own_steps(watch):
     assert not any(map(isnan, contents.column("loss")[1:]))
 
 
+@pytest.mark.slow
 def test_a_sweep_of_trainings_reads_like_one_and_walks_the_objects_a_few_times(watch, monkeypatch):
     from mp_agent.probe.optimizers.lookup import live_objects
 

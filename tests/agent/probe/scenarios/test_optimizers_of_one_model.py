@@ -90,6 +90,7 @@ class _Unseen(torch.optim.Optimizer):
 
 
 class TestNorm:
+    @pytest.mark.slow
     @pytest.mark.parametrize("clips", ["never", "all", "each"])
     @pytest.mark.parametrize("backwards", [False, True])
     def test_is_over_all_parameters_before_any_clipping(self, watch, clips, backwards):
@@ -296,6 +297,7 @@ class TestNorm:
 
 
 class TestNonfinite:
+    @pytest.mark.slow
     @pytest.mark.parametrize("where", [0, 1])
     @pytest.mark.parametrize("at", [0, 3])
     def test_is_of_the_step_at_which_it_came(self, watch, where, at):
@@ -364,6 +366,7 @@ class TestUnderOneScaler:
             scaler.update()
         return watched, norms, merged(watched)
 
+    @pytest.mark.slow
     def test_all_values_are_unscaled(self, watch, fused, explicit):
         watched, norms, steps = self.train(watch, fused, explicit)
         norms.assert_seen(steps)
@@ -371,6 +374,7 @@ class TestUnderOneScaler:
         assert [step.get("loss_scale") for step in steps] == [1024.0, 1024.0, 2048.0, 2048.0]
         assert watched.state().probe_errors == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("poisoned", [(0,), (1,), (0, 1)])
     def test_a_step_of_which_any_part_was_skipped_is_skipped(
         self, watch, fused, explicit, poisoned
@@ -393,6 +397,7 @@ class _Gan(nn.Module):
 class TestApart:
     """Parts of one module that are trained by a backward each."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("critic_first", [False, True])
     @pytest.mark.parametrize("critic_steps", [1, 3])
     def test_are_measured_and_counted_each_by_itself(self, watch, critic_first, critic_steps):
@@ -473,6 +478,7 @@ class TestOneAfterTheOther:
                 optimizer.step()
                 yield norm, loss.item()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("lengths", [[40] * 5, [2, 7, 3]])
     def test_all_steps_count_with_their_own_norm_and_loss(self, watch, lengths):
         watched = watch()
@@ -495,6 +501,7 @@ class TestOneAfterTheOther:
         expected = list(self.train([model] * 4, [5] * 4, parts))
         assert watched.steps_told == len(merged(watched)) == len(expected)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("made", ["all before", "each then"])
     def test_all_steps_count_where_several_optimizers_train_each_model(self, watch, made):
         watched, expected = watch(), []

@@ -187,6 +187,7 @@ class TestOfOneModel:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("explicit", [False, True])
 class TestUnderOneScaler:
+    @pytest.mark.slow
     def test_all_values_are_unscaled(self, watch, fused, explicit):
         watched, ((first, second), (one, other)) = watch(), two(torch.optim.AdamW, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -207,6 +208,7 @@ class TestUnderOneScaler:
         assert seen.of("1")[1:] == pytest.approx(expected["1"][1:], rel=1e-6)
         assert seen.contents.column("skipped") == [0.0] * 4
 
+    @pytest.mark.slow
     def test_an_overflow_of_another_is_no_step_of_it_and_no_skip_of_the_first(
         self, watch, fused, explicit
     ):

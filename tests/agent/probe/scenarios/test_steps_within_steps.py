@@ -23,6 +23,7 @@ def contents_of(watched):
 
 @pytest.mark.parametrize("hook", ["pre", "post"])
 class TestAnotherModelIsTrainedInAHook:
+    @pytest.mark.slow
     @pytest.mark.parametrize("scaled", [False, True])
     def test_and_each_step_is_seen_with_its_own_loss_and_gradients(self, watch, hook, scaled):
         watched, outer, inner = watch(), make_model(1), make_model(2)

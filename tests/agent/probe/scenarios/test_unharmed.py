@@ -58,6 +58,7 @@ def test_weights_after_200_steps_are_bit_identical(watch, fused):
     assert contents.state.probe_errors == 0
 
 
+@pytest.mark.slow
 def test_what_keeps_failing_costs_itself_alone_and_is_said_once(watch, monkeypatch, caplog):
     alone = train(50)
     watched = watch()

@@ -57,6 +57,7 @@ class TestStartingAProcess:
             handler = signal.signal(signal.SIGCHLD, before)
         assert callable(handler)
 
+    @pytest.mark.slow
     def test_is_tried_again_where_there_are_no_processes_to_be_had(
         self, tmp_path, monkeypatch, caplog
     ):

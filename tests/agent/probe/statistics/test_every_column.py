@@ -88,6 +88,7 @@ def test_special_values_are_counted_and_never_spoil_the_rest(
     assert_rows(statistics.layers([gradient], 1.0), expected)
 
 
+@pytest.mark.slow
 def test_groups_and_layers_of_all_gradients_together(statistics: GradientStatistics) -> None:
     gradients = [make() for make in VALUES.values()]
     gradients += [make(dtype) for make in LAYOUTS.values() for dtype in DTYPES]
@@ -98,6 +99,7 @@ def test_groups_and_layers_of_all_gradients_together(statistics: GradientStatist
     assert_rows(statistics.layers(layers, 1.0), expected)
 
 
+@pytest.mark.slow
 def test_layers_that_are_none_now_and_then_leave_the_others_right(
     statistics: GradientStatistics,
 ) -> None:
@@ -173,6 +175,7 @@ def gradients_of_any_kind(draw: st.DrawFn) -> torch.Tensor:
     return gradient.t() if gradient.dim() == 2 and draw(st.booleans()) else gradient
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.lists(gradients_of_any_kind(), max_size=6))
 def test_any_gradients_agree_with_the_reference(gradients: list[torch.Tensor]) -> None:

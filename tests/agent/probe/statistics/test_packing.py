@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from mp_agent.probe.statistics.packing import PieceForm, fold_levels, make_packe
 ROWS, WIDTH = 8, 16
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=20), st.randoms(use_true_random=False))
 def test_folding_brings_every_row_into_its_own_group_once(

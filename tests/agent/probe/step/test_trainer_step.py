@@ -25,6 +25,7 @@ KINDS = [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.N
 
 
 class TestFromTheOptimizer:
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_resumed_run_goes_on_where_the_checkpoint_stood(self, watch, kind):
         model = make_model()

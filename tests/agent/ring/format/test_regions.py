@@ -62,6 +62,7 @@ def test_17_schemas_between_two_looks_lose_nothing_also_of_a_rank_that_is_gone(
     source.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [1, 3, 7])
 def test_a_reader_that_looks_now_and_then_counts_all_that_it_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int

@@ -53,6 +53,7 @@ def test_a_run_that_an_explosion_threw_back_is_lost_for_good():
     assert not learned().lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [4.0, 9.0])
 def test_so_is_one_whose_loss_went_up_with_a_rate_clearly_above_all_before(factor: float):
     """Less than a jump by itself, with norms that are hardly larger than usual."""
@@ -72,6 +73,7 @@ def test_nor_does_a_second_stage_that_warms_up_to_a_higher_rate():
     assert not run.train(1000, 3.6, 3.0, learning_rate=5e-3).lost
 
 
+@pytest.mark.slow
 def test_so_is_one_whose_norms_came_back_to_normal_and_whose_loss_did_not():
     run = learned().train(20, 50.0, 50.0, norm=4000.0).train(3000, 8.0, 7.0)
     assert run.lost
@@ -115,6 +117,7 @@ def test_a_spike_that_heals_is_none():
     assert not run.lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "first", "last"),
     [(0.5, 0.0, 0.0), (0.001, 0.0, 0.04), (1e-9, 0.0, 0.0), (0.0, 0.0, 0.04)],
@@ -143,6 +146,7 @@ def test_it_goes_through_the_ledger():
     assert adapter.validate_json(adapter.dump_json(reference)) == reference
 
 
+@pytest.mark.slow
 def test_a_curriculum_of_several_jumps_is_no_creeping():
     """Each stage begins higher than the one before ended, and is then learned."""
     run = Run(0.05)

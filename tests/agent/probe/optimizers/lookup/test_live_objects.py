@@ -36,6 +36,7 @@ def test_the_walk_keeps_nothing_alive(young):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_the_walk_finds_what_was_frozen_and_leaves_it_frozen():
     gc.collect()
     model = Model()

@@ -70,6 +70,7 @@ def test_kernels_that_lack_a_column_are_not_used(
     assert "do not measure" in caplog.text
 
 
+@pytest.mark.slow
 def test_importing_the_probe_imports_no_triton() -> None:
     code = "import sys, mp_agent, mp_agent.probe.statistics; sys.exit('triton' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".editable")}

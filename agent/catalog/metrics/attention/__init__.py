@@ -1,0 +1,1 @@
+"""Metrics of attention logits and output logits."""
