@@ -3,13 +3,19 @@ SHELL := bash
 # The tests start hundreds of processes: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
-VENV := .venv
+# Another release of torch, in a virtual environment of its own: make test TORCH=2.6.0
+TORCH ?=
+VENV := .venv$(addprefix -torch-,$(TORCH))
 BIN := $(VENV)/bin
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALLED := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 # Many tests wait for other processes: one worker more than there are cores.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
+
+# A build of torch for CUDA requires the release of triton that it was built with.
+OTHER_TORCH = sed -E '/^triton==/d; s/^torch==.*/torch==$(TORCH)/' constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast check format generate servers bench gpu-check clean
@@ -20,14 +26,15 @@ help: ## List the targets
 # A file that is new directly in agent/ is live only after another install.
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent packaging
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(if $(TORCH),$(OTHER_TORCH) > $(CONSTRAINTS))
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
 # DeepSpeed builds from source against the torch that is installed, hence no build isolation.
 $(FRAMEWORKS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[frameworks-test]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[frameworks-test]'
 	$(BIN)/python -m pip install --quiet setuptools wheel ninja py-cpuinfo
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) \
 		--no-build-isolation deepspeed
 	@touch $@
 
@@ -69,5 +76,5 @@ bench: $(INSTALLED) ## Measure what the probe costs, in paired runs
 gpu-check: $(INSTALLED) ## On a CUDA machine: numerics, host syncs and overhead in one table
 	$(BIN)/python -m benchmarks.gpu_check
 
-clean: ## Remove everything that was made, the virtual environment included
-	rm -rf $(VENV) .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove everything that was made, virtual environments included
+	rm -rf .venv .venv-torch-* .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis

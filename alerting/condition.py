@@ -26,7 +26,7 @@ from mp_agent.alerting.first_line.triage import (
     headline_template,
     since_step_template,
 )
-from mp_agent.alerting.links import dashboard_url, runbook_url
+from mp_agent.alerting.links import dashboard_url, runbook_url, tracker_url
 from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values
@@ -121,6 +121,7 @@ class Condition:
             "description": prometheus_template(level.parts, values),
             "remedy": remedy_template(self.remedies),
             **{name: url for name, url in links.items() if url},
+            "tracker_url": values.fill(tracker_url()),
             "step": values.fill(since_step_template(self.name)),
             **self._cause(level, values),
         }

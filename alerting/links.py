@@ -1,4 +1,6 @@
-"""Where an alert sends people: its runbook page and the dashboard of its run."""
+"""Where an alert sends people: its runbook page, the dashboard of its run, the run's tracker."""
+
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 
 RUNBOOK_BASE = "https://mp-agent.example/runbooks"
 """Stands in the dashboards for the place where runbooks are published, until it is named.
@@ -12,6 +14,8 @@ ALERT_MARK = "{alert}"
 OF_CLUSTER = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
 """The part of a dashboard's address that only alerts with this label have."""
 
+_RUN_IDENTITY = ("cluster", "namespace", "job", "run")
+_TRACKER = BY_PROMETHEUS_NAME["mp_agent_tracker_info"].prometheus_name
 _DASHBOARD = (
     "/d/mp-agent-run/?"
     + "&".join(
@@ -39,3 +43,18 @@ def runbook_url(base: str, alert: str) -> str:
 def dashboard_url(base: str) -> str:
     """Return, as a template of Prometheus, the address of the run's dashboard."""
     return base.rstrip("/") + _DASHBOARD
+
+
+def tracker_url() -> str:
+    """Return a template of Prometheus: the page of the run in its first tracker, or nothing.
+
+    A run that has ended takes its series along before its alert fires.
+    """
+    matchers = ",".join(f"{label}=%q" for label in _RUN_IDENTITY)
+    arguments = " ".join(f"$labels.{label}" for label in _RUN_IDENTITY)
+    pages = f'{_TRACKER}{{url=~\\"https?://.+\\",{matchers}}}'
+    query = f'printf "last_over_time({pages}[<cause_window>])" {arguments} | query'
+    return (
+        f'{{{{ range $i, $at := {query} | sortByLabel "tracker" }}}}'
+        '{{ if not $i }}{{ $at | label "url" }}{{ end }}{{ end }}'
+    )

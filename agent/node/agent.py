@@ -41,7 +41,12 @@ class NodeAgent:
         self._scrapes = ScrapeLog()
         self._push_service = PushService(settings, lambda: self._registry.runs, self._own_endpoint)
         self._snapshot_provider = SnapshotProvider(
-            settings, self._registry, self._push_service, flight, self._accounts
+            settings,
+            self._registry,
+            self._push_service,
+            flight,
+            self._accounts,
+            lambda run: self._trackers.links(run),
         )
         self._otlp = OtlpPush(
             settings,

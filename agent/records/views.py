@@ -59,6 +59,16 @@ class ScriptFindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerLink:
+    """Where an experiment tracker shows a run."""
+
+    tracker: str
+    name: str
+    url: str
+    """An http, https or file address; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The state of a run after its last closed step; what run-scope gauges read."""
 
@@ -115,6 +125,8 @@ class RunView:
     """Of the earlier phases outside training of the current kind."""
     script: ScriptFindings | None = None
     """None until the main script was checked, which only some jobs want."""
+    trackers: tuple[TrackerLink, ...] = ()
+    """The experiment trackers that the run is sent to, once it is open there."""
     conditions: tuple[ActiveCondition, ...] = ()
     """The active conditions."""
     conditions_fired: Mapping[tuple[str, str], int] = field(default_factory=dict)

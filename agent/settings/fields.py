@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     trackers: Trackers = Field(
         (),
         description="Experiment trackers to which the root agent sends metrics of the run and "
-        "conditions: wandb, mlflow, tensorboard.",
+        "conditions: wandb, mlflow, tensorboard, comet.",
     )
     otlp_span_events: bool = Field(
         False, description="Send critical conditions by OTLP as span events in addition to logs."

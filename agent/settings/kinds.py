@@ -14,7 +14,12 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.errors import CatalogError
 
 _EXPORTERS = ("prometheus", "otlp")
-_TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
+_TRACKERS = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboardX",
+    "comet": "comet_ml",
+}
 """Package of each tracker."""
 _OTLP_PACKAGES = ("sdk.metrics", "exporter.otlp.proto.http", "exporter.otlp.proto.grpc")
 

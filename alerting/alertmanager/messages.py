@@ -60,6 +60,7 @@ since {{ with .Annotations.step }}step {{ . }}, {{ end }}{{ .StartsAt.UTC.Format
 What to do: {{ .Annotations.remedy }}
 {{ with .Annotations.runbook_url }}Runbook: {{ . }}
 {{ end }}{{ with .Annotations.dashboard_url }}Dashboard: {{ . }}
+{{ end }}{{ with .Annotations.tracker_url }}Tracker: {{ . }}
 {{ end }}{{ end }}
 
 {{ define "mp_agent.text.firing" -}}
@@ -94,7 +95,7 @@ What to do: {{ .Annotations.remedy }}
 {{ with .Annotations.cause }}*Follows from:* {{ . }}
 {{ end }}*Where:* {{ template "mp_agent.where" . }}
 *What to do:* {{ template "mp_agent.slack.escaped" .Annotations.remedy }}
-{{ with .Annotations.runbook_url }}<{{ . }}|Runbook> {{ end }}{{ with .Annotations.dashboard_url }}<{{ . }}|Dashboard>{{ end }}
+{{ with .Annotations.runbook_url }}<{{ . }}|Runbook> {{ end }}{{ with .Annotations.dashboard_url }}<{{ . }}|Dashboard>{{ end }}{{ with .Annotations.tracker_url }} <{{ . }}|Tracker>{{ end }}
 {{ end }}
 
 {{ define "mp_agent.slack.text" -}}
@@ -115,7 +116,7 @@ What to do: {{ .Annotations.remedy }}
 {{ with .Annotations.cause }}<p><b>Follows from:</b> {{ . }}</p>
 {{ end }}<p><b>Where:</b> {{ template "mp_agent.where" . }}</p>
 <p><b>What to do:</b> {{ .Annotations.remedy }}</p>
-<p>{{ with .Annotations.runbook_url }}<a href="{{ . }}">Runbook</a> {{ end }}{{ with .Annotations.dashboard_url }}<a href="{{ . }}">Dashboard</a>{{ end }}</p>
+<p>{{ with .Annotations.runbook_url }}<a href="{{ . }}">Runbook</a> {{ end }}{{ with .Annotations.dashboard_url }}<a href="{{ . }}">Dashboard</a>{{ end }}{{ with .Annotations.tracker_url }} <a href="{{ . }}">Tracker</a>{{ end }}</p>
 </div>
 {{- end }}
 

@@ -181,7 +181,7 @@ def _moments(
                 "summary": _first_line(condition, level, example),
                 "remedy": " ".join(fitting(condition.remedies, _series_at(example, example.at))),
                 "description": values.fill(example.fires[level.severity]),
-                **_of_detectors(condition, level),
+                **_of_agent(condition, level),
             }
             alerts.append(
                 {
@@ -194,10 +194,10 @@ def _moments(
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
 
 
-def _of_detectors(condition: Condition, level: Level) -> dict[str, str]:
-    """Return the annotations from the detectors' own series, which an example does not have."""
+def _of_agent(condition: Condition, level: Level) -> dict[str, str]:
+    """Return the annotations from the agent's own series, which an example does not have."""
     has_cause = level.triage is not None and FOLLOWS_FROM.get(condition.name)
-    return {"step": "", **({"cause": ""} if has_cause else {})}
+    return {"step": "", "tracker_url": "", **({"cause": ""} if has_cause else {})}
 
 
 def _first_line(condition: Condition, level: Level, example: Example) -> str:

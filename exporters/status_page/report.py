@@ -132,6 +132,9 @@ def _summary(view: RunView) -> dict[str, Any]:
         "clip_coefficient": judged.clip_coefficient if judged else None,
         "coverage": view.coverage,
         "missing_ranks": list(view.missing_ranks),
+        "trackers": [
+            {"tracker": at.tracker, "name": at.name, "url": at.url} for at in view.trackers
+        ],
         "first_nonfinite": None
         if first is None
         else {

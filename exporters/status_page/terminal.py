@@ -39,7 +39,7 @@ def run_panel(
     style = STYLES.get(conditions[0]["severity"], "") if conditions else ""
     parts: list[RenderableType] = [Text(run["verdict"], style=style or "bold")]
     if summary is not None:
-        parts += [_numbers(summary, now_unix_seconds), *_incident(summary)]
+        parts += [_numbers(summary, now_unix_seconds), *_incident(summary), *_trackers(summary)]
     parts += [part for condition in conditions for part in _condition(condition)]
     if history is not None and history["step"]:
         parts.append(Curves(history, thresholds))
@@ -78,6 +78,14 @@ def _incident(summary: Facts) -> list[Text]:
         places = (f"step {first['step']}", first["phase"], rank, first["layer"])
         lines.append(f"first non-finite value: {', '.join(filter(None, places))}")
     return [Text(line, "yellow") for line in lines]
+
+
+def _trackers(summary: Facts) -> list[Text]:
+    """Return a line for each experiment tracker; an older agent reports none."""
+    return [
+        Text(f"in {at['tracker']}: {', '.join(filter(None, (at['name'], at['url'])))}")
+        for at in summary.get("trackers", ())
+    ]
 
 
 def _condition(condition: Facts) -> list[Text]:

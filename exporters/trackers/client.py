@@ -18,8 +18,10 @@ class TrackedRun:
 class TrackerClient(Protocol):
     """One run in one tracker. Used by one thread; calls may block, and raise anything."""
 
+    name: str
+    """What the tracker calls the run."""
     url: str
-    """Where the run can be seen; empty where there is no address."""
+    """Where the run can be seen: a page, or files on this machine; empty where neither is."""
 
     def log(self, values: Mapping[str, float], step: int, time_unix_seconds: float) -> None:
         """Send numbers of a step."""

@@ -6,6 +6,7 @@ from typing import cast
 from mp_agent.exporters.trackers.client import OpenClient, TrackedRun, TrackerClient
 
 _CLIENTS = {
+    "comet": ("mp_agent.exporters.trackers.comet", "CometClient"),
     "wandb": ("mp_agent.exporters.trackers.wandb", "WandbClient"),
     "mlflow": ("mp_agent.exporters.trackers.mlflow", "MlflowRunClient"),
     "tensorboard": ("mp_agent.exporters.trackers.tensorboard", "TensorBoardClient"),

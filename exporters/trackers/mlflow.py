@@ -7,6 +7,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from mp_agent.exporters.trackers.client import TrackedRun
+from mp_agent.exporters.trackers.links import file_url
 
 _EXPERIMENT = "mp_agent"
 
@@ -21,13 +22,9 @@ class MlflowRunClient:
         if self._owned:
             created = self._client.create_run(self._experiment(), run_name=run.name)
             self._run_id = created.info.run_id
-        experiment = self._client.get_run(self._run_id).info.experiment_id
-        address = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-        self.url = (
-            f"{address}/#/experiments/{experiment}/runs/{self._run_id}"
-            if address.startswith(("http://", "https://"))
-            else ""
-        )
+        info = self._client.get_run(self._run_id).info
+        self.name = info.run_name or self._run_id
+        self.url = _url(info.experiment_id, self._run_id, info.artifact_uri or "")
 
     def log(self, values: Mapping[str, float], step: int, time_unix_seconds: float) -> None:
         """Log the numbers of a step in one request."""
@@ -46,3 +43,11 @@ class MlflowRunClient:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
+
+
+def _url(experiment: str, run_id: str, artifacts: str) -> str:
+    """Return the run's page where there is a server, else its files where they are local."""
+    address = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    if address.startswith(("http://", "https://")):
+        return f"{address}/#/experiments/{experiment}/runs/{run_id}"
+    return file_url(artifacts) if artifacts.startswith("/") else artifacts

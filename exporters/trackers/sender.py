@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mp_agent.exporters.trackers.client import OpenClient, TrackedRun, TrackerClient
-from mp_agent.records.views import ExportAccount
+from mp_agent.exporters.trackers.links import link_of
+from mp_agent.records.views import ExportAccount, TrackerLink
 
 log = logging.getLogger("mp_agent.trackers")
 
@@ -36,6 +37,8 @@ class TrackerSender:
         self._open_client = open_client
         self._waiting: queue.Queue[Entry | None] = queue.Queue(WAITING_MAX)
         self._client: TrackerClient | None = None
+        self.link: TrackerLink | None = None
+        """Where the tracker shows the run; None before it is opened there."""
         self._open_again_seconds = float("-inf")
         self._failures, self._dropped = 0, 0
         self._last_success_unix_seconds: float | None = None
@@ -97,8 +100,9 @@ class TrackerSender:
                 return None
             self._open_again_seconds = time.monotonic() + REOPEN_AFTER_SECONDS
             self._client = self._open_client(self._run)
-            if self._client.url:
-                log.info("run %s is shown at %s", self._run.name, self._client.url)
+            self.link = link_of(self.tracker, self._client)
+            if self.link.url:
+                log.info("run %s is shown at %s", self._run.name, self.link.url)
         return self._client
 
     def _fail(self, error: Exception) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tensorboardX import SummaryWriter
 
 from mp_agent.exporters.trackers.client import TrackedRun
+from mp_agent.exporters.trackers.links import file_url
 
 
 class TensorBoardClient:
@@ -12,7 +13,8 @@ class TensorBoardClient:
 
     def __init__(self, run: TrackedRun) -> None:
         directory = run.directory / "tensorboard" / run.name.replace("/", "_")
-        self.url = ""
+        self.name = directory.name
+        self.url = file_url(directory)
         self._writer = SummaryWriter(str(directory), flush_secs=10)
 
     def log(self, values: Mapping[str, float], step: int, time_unix_seconds: float) -> None:

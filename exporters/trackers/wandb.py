@@ -2,10 +2,12 @@
 
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 
 import wandb
 
 from mp_agent.exporters.trackers.client import TrackedRun
+from mp_agent.exporters.trackers.links import file_url
 
 _STEP = "mp_agent/step"
 
@@ -14,8 +16,9 @@ class WandbClient:
     """A W&B run; project, entity, mode and key are those of the variables WANDB_*."""
 
     def __init__(self, run: TrackedRun) -> None:
+        self.name = f"{run.name} (mp_agent)"
         self._run = wandb.init(
-            name=f"{run.name} (mp_agent)",
+            name=self.name,
             group=run.name,
             job_type="mp_agent",
             dir=str(run.directory),
@@ -27,7 +30,9 @@ class WandbClient:
             ),
         )
         self._run.define_metric("mp_agent/*", step_metric=_STEP)
-        self.url = "" if self._run.offline else (self._run.url or "")
+        # Offline it is what `wandb sync` takes: the directory above that of the run's files.
+        files = Path(self._run.dir)
+        self.url = file_url(files.parent) if self._run.offline else (self._run.url or "")
 
     def log(self, values: Mapping[str, float], step: int, time_unix_seconds: float) -> None:
         """Log the numbers of a step; W&B buffers them."""

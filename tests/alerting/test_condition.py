@@ -39,6 +39,7 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
     bases = ("https://books.example/", "https://boards.example/")
     annotations = dict(_condition().annotations(_LEVEL, values, *bases))
     assert 'condition=\\"MpAgentSomethingWrong\\"' in annotations.pop("step")
+    assert "mp_agent_tracker_info{" in annotations.pop("tracker_url")
     assert annotations == {
         "summary": "Something is wrong.",
         "description": 'Run {{ $labels.run }} lost more than 50 in 1m: {{ printf "%.0f" $value }}.',

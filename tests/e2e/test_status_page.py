@@ -17,8 +17,9 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.exporters.status_page.page import status_page
 from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
+from mp_agent.records.views import TrackerLink
 from tests.agent.node.builders import merged_step
-from tests.exporters.status_page.test_report import CONDITION, with_view
+from tests.exporters.status_page.test_report import CONDITION, TRACKER, with_view
 from tests.waiting import wait_until
 from tools.browser import chromium_arguments, find_browser
 from tools.jobs import Job, torchrun_job
@@ -178,7 +179,11 @@ def _tells_values_under_the_pointer_and_the_last_without(page: Page) -> None:
 
 def _two_runs() -> dict[str, object]:
     """Return a report of what a young job rarely has: hostile names, another node."""
-    whole = with_view(conditions=(CONDITION,), missing_ranks=(7,))
+    offline = TrackerLink(tracker="tensorboard", name="llama", url="file:///tmp/tensorboard/llama")
+    hostile_link = TrackerLink(tracker="mlflow", name="script", url="javascript:alert(1)")
+    whole = with_view(
+        conditions=(CONDITION,), missing_ranks=(7,), trackers=(TRACKER, offline, hostile_link)
+    )
     hostile = "<script>alert(1)</script>" * 4
     layers = [replace(whole.layers[0], name=name) for name in (hostile, "plain")]
     sources = [
@@ -233,6 +238,13 @@ def _answer(route: Route, answers: Mapping[str, object]) -> None:
         route.fulfill(body=json.dumps(answers[path]), content_type="application/json")
 
 
+def _keeps_the_focus_over_an_update(page: Page, selector: str) -> None:
+    page.locator(selector).focus()
+    with page.expect_response("**/api/v1/history*"), page.expect_response("**/api/v1/snapshot"):
+        pass
+    expect(page.locator(selector)).to_be_focused()
+
+
 def test_hostile_names_and_other_nodes_are_shown_without_a_job(browser: Browser) -> None:
     history = StepHistory()
     for number in range(1, 50):
@@ -252,6 +264,14 @@ def test_hostile_names_and_other_nodes_are_shown_without_a_job(browser: Browser)
     expect(page.locator("#layers tbody tr")).to_have_count(2)
     expect(page.locator("#layers")).to_contain_text("<script>alert(1)</script>")
     expect(page.locator("#facts")).to_contain_text("Missing ranks")
+    # Pages are linked; a file or anything else is text.
+    link = page.locator("#trackers a")
+    expect(link).to_have_count(1)
+    expect(link).to_have_text(TRACKER.name)
+    expect(link).to_have_attribute("href", TRACKER.url)
+    expect(page.locator("#trackers")).to_contain_text("llama, file:///tmp/tensorboard/llama")
+    expect(page.locator("#trackers")).to_contain_text("script, javascript:alert(1)")
+    _keeps_the_focus_over_an_update(page, "#trackers a")
     expect(page.locator("#chart-scale canvas")).to_be_visible()
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

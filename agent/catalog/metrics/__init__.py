@@ -28,6 +28,7 @@ from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
+from mp_agent.catalog.metrics.run.trackers import TRACKER_METRICS
 from mp_agent.catalog.metrics.run.waiting import WAITING_METRICS
 from mp_agent.catalog.metrics.tensors.run import TENSOR_METRICS
 from mp_agent.catalog.metrics.training.guard import GUARD_METRICS
@@ -51,6 +52,7 @@ METRICS: tuple[Metric, ...] = (
     *DISTRIBUTION_METRICS,
     *CONDITION_METRICS,
     *CODE_METRICS,
+    *TRACKER_METRICS,
     *LAYER_METRICS,
     *UPDATE_LAYER_METRICS,
     *DISTRIBUTION_LAYER_METRICS,

@@ -16,7 +16,7 @@ from mp_agent.node.run.views import ServiceCounts
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.node.transport.service import PushService
-from mp_agent.records.views import ExportAccount
+from mp_agent.records.views import ExportAccount, TrackerLink
 from mp_agent.settings import Settings
 
 
@@ -30,8 +30,9 @@ class SnapshotProvider:
         push_service: PushService,
         flight: FlightService,
         pushes: Callable[[], tuple[ExportAccount, ...]],
+        tracker_links: Callable[[str], tuple[TrackerLink, ...]],
     ) -> None:
-        """pushes: results of the exporters' pushes."""
+        """pushes: results of the exporters' pushes. tracker_links: of a run, by its name."""
         self.scrape_seconds: float | None = None
         """Time that rendering the last scrape took."""
         self._thresholds = usable_values(settings)[0].limits
@@ -40,6 +41,7 @@ class SnapshotProvider:
         self._push_service = push_service
         self._flight = flight
         self._pushes = pushes
+        self._tracker_links = tracker_links
 
     def snapshot(self, shown: Sequence[RunSupervisor]) -> Snapshot:
         """Return the current metrics of some runs; series beyond `max_series` are counted.
@@ -81,6 +83,7 @@ class SnapshotProvider:
             scrape_duration_seconds=self.scrape_seconds,
             transport=link.view,
             exports=self._pushes(),
+            trackers=self._tracker_links(run.name),
             flight_records=written,
             flight_errors=failed,
         )

@@ -13,7 +13,7 @@ from mp_agent.exporters.trackers.sender import Entry, TrackerSender
 from mp_agent.exporters.trackers.values import PREFIX, values_by_run, values_of_event
 from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.records.conditions import StoredConditionEvent
-from mp_agent.records.views import ExportAccount
+from mp_agent.records.views import ExportAccount, TrackerLink
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
@@ -55,6 +55,11 @@ class TrackerService:
             _sum_of(tracker, [one.account for one in senders if one.tracker == tracker])
             for tracker in self._settings.trackers
         )
+
+    def links(self, run: str) -> tuple[TrackerLink, ...]:
+        """Return where the trackers show a run, of those in which it is open."""
+        senders = (self._senders.get((tracker, run)) for tracker in self._settings.trackers)
+        return tuple(sender.link for sender in senders if sender and sender.link)
 
     def start(self) -> None:
         """Do nothing: each tracker is opened in its own thread, with what it is first sent."""

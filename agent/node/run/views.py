@@ -22,6 +22,7 @@ from mp_agent.records.views import (
     LayerView,
     RankView,
     RunView,
+    TrackerLink,
     TransportView,
 )
 from mp_agent.version import __version__
@@ -33,11 +34,12 @@ _NANOSECONDS = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceCounts:
-    """What the services of the node agent count for a run."""
+    """What the services of the node agent know of a run."""
 
     scrape_duration_seconds: float | None = None
     transport: TransportView = field(default_factory=TransportView)
     exports: tuple[ExportAccount, ...] = ()
+    trackers: tuple[TrackerLink, ...] = ()
     flight_records: int = 0
     flight_errors: int = 0
 
@@ -63,6 +65,7 @@ def run_export(
             thresholds=state.thresholds,
             attempts=state.attempts,
             script=state.script_findings,
+            trackers=services.trackers,
             standing_seconds=state.standstill.seconds(now_seconds),
             longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
             longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),

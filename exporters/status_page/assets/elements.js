@@ -29,6 +29,12 @@ const ago = (seconds) => {
   return seconds < 6000 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
 };
 
+// An address from the job: a link where it is one of a page, else text.
+const link = (address, text) =>
+  /^https?:\/\//.test(address)
+    ? element("a", { href: address, rel: "noopener noreferrer" }, text)
+    : address ? `${text}, ${address}` : text;
+
 // Pairs of a name and a text as a list of terms; a null or empty text is omitted.
 const LONG_TEXT = 20;
 const fillFacts = (list, pairs) => {

@@ -77,6 +77,15 @@ const showNow = (run) => {
   ]);
 };
 
+const showTrackers = (run) => {
+  const trackers = run?.summary?.trackers ?? [], list = byId("trackers"), text = JSON.stringify(trackers);
+  // A link that is replaced loses the keyboard's focus.
+  if (list.dataset.shown === text) return;
+  list.dataset.shown = text;
+  list.hidden = !trackers.length;
+  list.replaceChildren(...trackers.map((at) => element("li", {}, `In ${at.tracker}: `, link(at.url, at.name))));
+};
+
 const conditionItem = (condition) => {
   const where = [condition.rank && `, rank ${condition.rank}`, condition.layer && `, ${condition.layer}`];
   return element("li", { class: condition.severity },
@@ -143,6 +152,7 @@ const show = () => {
   const run = runShown();
   showHeader(run);
   showNow(run);
+  showTrackers(run);
   showConditions(run);
   showCurves();
   showLayers(run);

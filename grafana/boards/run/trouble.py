@@ -171,5 +171,31 @@ TROUBLE = Row(
             columns=tuple(Column(name=name, title=_title(name)) for name in _FACTS),
             queries=(Query(series("mp_agent_run_info"), instant=True),),
         ),
+        Panel(
+            id=17,
+            title="Experiment trackers",
+            description=help_of("mp_agent_tracker_info"),
+            view=View.TABLE,
+            width=24,
+            height=4,
+            nothing="This run is sent to no tracker",
+            columns=(
+                Column(name="tracker", title="Tracker", width=120),
+                Column(name="name", title="Name"),
+                Column(
+                    name="url",
+                    title="Address",
+                    link="${__value.raw}",
+                    link_title="Open the run in its tracker",
+                ),
+            ),
+            queries=(
+                Query(
+                    by_run("mp_agent_tracker_info", keep=("tracker", "name", "url")),
+                    instant=True,
+                    optional=True,
+                ),
+            ),
+        ),
     ),
 )

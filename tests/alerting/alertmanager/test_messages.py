@@ -231,6 +231,7 @@ _FULL = _alert(
         "remedy": "Look at rank 3's data. Then at its GPU.",
         "step": "1234",
         "dashboard_url": "https://grafana.example/d/mp-agent-run?var-run=llama-7b",
+        "tracker_url": "https://wandb.example/team/runs/1a2b",
     },
     startsAt="2026-01-02T03:04:05Z",
 )
@@ -242,6 +243,7 @@ _LINES = [
     "What to do: Look at rank 3's data. Then at its GPU.",
     f"Runbook: {_RUNBOOKS}/mpagentranknonfinite",
     "Dashboard: https://grafana.example/d/mp-agent-run?var-run=llama-7b",
+    "Tracker: https://wandb.example/team/runs/1a2b",
 ]
 
 
@@ -272,7 +274,8 @@ def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(told: 
         "since step 1234, 2026-01-02 03:04:05 UTC",
         "*What to do:* Look at rank 3's data. Then at its GPU.",
         f"<{_RUNBOOKS}/mpagentranknonfinite|Runbook> "
-        "<https://grafana.example/d/mp-agent-run?var-run=llama-7b|Dashboard>",
+        "<https://grafana.example/d/mp-agent-run?var-run=llama-7b|Dashboard> "
+        "<https://wandb.example/team/runs/1a2b|Tracker>",
     ]
     link = lines[-1]
     # Alertmanager's page takes a plus as it stands, so that a blank has to be %20.
@@ -294,7 +297,7 @@ def test_pagerduty_is_told_severity_run_and_the_whole_text(told: Desk) -> None:
         "llama-7b",
         "west",
     )
-    assert payload["custom_details"]["firing"].splitlines()[:6] == _LINES
+    assert payload["custom_details"]["firing"].splitlines()[: len(_LINES)] == _LINES
 
 
 def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
@@ -303,7 +306,7 @@ def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
     )
     assert mail["Subject"] == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
     text = mail.get_body(("plain",)).get_content()
-    assert text.splitlines()[:6] == _LINES
+    assert text.splitlines()[: len(_LINES)] == _LINES
     html = mail.get_body(("html",)).get_content()
     for part in (
         "Rank 3 of run llama-7b saw &lt;NaN&gt; &amp; Inf first.",
@@ -311,6 +314,7 @@ def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
         "Look at rank 3&#39;s data. Then at its GPU.",
         f'href="{_RUNBOOKS}/mpagentranknonfinite"',
         'href="https://grafana.example/d/mp-agent-run?var-run=llama-7b"',
+        'href="https://wandb.example/team/runs/1a2b"',
     ):
         assert part in html
     assert "<no value>" not in html + text
@@ -344,6 +348,7 @@ def test_parts_that_an_alert_does_not_name_leave_no_trace(told: Desk) -> None:
     assert str(mail["Subject"]).endswith(" in short. (2 alerts)")
     text = mail.get_body(("plain",)).get_content()
     assert "Where: run plain, since 2026-01-02 03:04:05 UTC" in text
+    assert "Tracker" not in text + mail.get_body(("html",)).get_content()
     assert "Dashboard" not in text + mail.get_body(("html",)).get_content()
     (message, *_) = _of_run(told.inbox.at("/slack"), "plain")
     assert _color(message) == "warning"

@@ -50,7 +50,7 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
     links = {"runbook_url", "dashboard_url"}
     optional = {"cause"} if FOLLOWS_FROM.get(rule["alert"]) else set()
     optional &= {"cause"} if rule["labels"]["severity"] == "critical" else set()
-    expected = {"summary", "description", "remedy", "step", *links, *optional}
+    expected = {"summary", "description", "remedy", "step", "tracker_url", *links, *optional}
     assert set(rule["annotations"]) == expected
     templated = "{{" in rule["annotations"]["summary"]
     assert templated is (rule["labels"]["severity"] == "critical")

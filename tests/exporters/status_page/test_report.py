@@ -12,7 +12,7 @@ from mp_agent.exporters.status_page.history import STEPS_KEPT, StepHistory
 from mp_agent.exporters.status_page.report import FORMAT, LAYERS_AT_MOST, snapshot_report, verdict
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.steps import EndReason
-from mp_agent.records.views import FirstNonfinite
+from mp_agent.records.views import FirstNonfinite, TrackerLink
 from tests.agent.node.builders import merged_step
 from tests.agent.node.series.test_snapshot_builder import export
 
@@ -27,6 +27,11 @@ CONDITION = ActiveCondition(
     description="The norm was 2000.",
     remedy="Clip.",
     layer="<script>alert(1)</script>",
+)
+
+
+TRACKER = TrackerLink(
+    tracker="wandb", name="<b>llama</b> (mp_agent)", url="https://wandb.example/team/runs/1a2b"
 )
 
 
@@ -59,6 +64,12 @@ def test_a_run_is_told_with_its_numbers_layers_ranks_and_agent() -> None:
     assert run["layers"][0]["grad_norm"] == 1.0
     assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
     assert run["agent"]["version"] == "0.1.0"
+
+
+def test_a_run_is_told_with_where_its_trackers_show_it() -> None:
+    assert report(export())["summary"]["trackers"] == []
+    shown = report(with_view(trackers=(TRACKER,)))["summary"]["trackers"]
+    assert shown == [{"tracker": "wandb", "name": TRACKER.name, "url": TRACKER.url}]
 
 
 def test_a_layer_whose_norm_does_not_count_shows_none() -> None:

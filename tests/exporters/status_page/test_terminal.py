@@ -14,7 +14,7 @@ from mp_agent.exporters.status_page.report import snapshot_report
 from mp_agent.exporters.status_page.terminal import run_panel
 from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
-from tests.exporters.status_page.test_report import CONDITION, with_view
+from tests.exporters.status_page.test_report import CONDITION, TRACKER, with_view
 
 
 def printed(drawn: RenderableType, *, color: bool = False) -> str:
@@ -52,6 +52,12 @@ def test_verdict_conditions_curves_layers_ranks_and_agent_are_there_in_this_orde
     places = [text.find(part) for part in told]
     assert -1 not in places, told[places.index(-1)]
     assert places == sorted(places)
+
+
+def test_where_the_trackers_show_the_run_is_told_as_text() -> None:
+    assert f"in wandb: {TRACKER.name}, {TRACKER.url}" in drawn(with_view(trackers=(TRACKER,)))
+    nowhere = drawn(with_view(trackers=(replace(TRACKER, name="x", url=""),)))
+    assert "in wandb: x" in nowhere and "x," not in nowhere
 
 
 def test_where_numbers_first_went_wrong_and_who_is_missing_is_told() -> None:

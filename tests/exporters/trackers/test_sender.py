@@ -9,6 +9,7 @@ import pytest
 
 from mp_agent.exporters.trackers.client import TrackedRun
 from mp_agent.exporters.trackers.sender import WAITING_MAX, Entry, TrackerSender
+from mp_agent.records.views import TrackerLink
 from tests import waiting
 
 wait_until = partial(waiting.wait_until, seconds=60)
@@ -17,7 +18,8 @@ wait_until = partial(waiting.wait_until, seconds=60)
 class Client:
     """A tracker that takes its time, or fails."""
 
-    url = "https://tracker.example/run"
+    name = "llama (mp_agent)"
+    url = "https://user:secret@tracker.example/run?key=secret"
 
     def __init__(self, *, fails: bool = False) -> None:
         self.got: list[Entry] = []
@@ -62,6 +64,20 @@ def test_everything_arrives_in_order_and_the_run_is_closed(send_to):
     assert client.closed
     assert (sender.account.failures, sender.account.rejected) == (0, 0)
     assert sender.account.last_success_unix_seconds is not None
+
+
+def test_where_the_run_is_shown_is_known_once_it_is_open_and_without_the_secrets(send_to, caplog):
+    client = Client()
+    sender = send_to(client)
+    assert sender.link is None
+    with caplog.at_level("INFO"):
+        sender.send(entry(0))
+        client.may_go_on.set()
+        ended(sender)
+    url = "https://tracker.example/run"
+    assert sender.link == TrackerLink(tracker="t", name="llama (mp_agent)", url=url)
+    (record,) = caplog.records
+    assert record.getMessage() == f"run llama is shown at {url}"
 
 
 def test_what_a_tracker_that_hangs_does_not_take_is_counted_and_nothing_waits(send_to):

@@ -11,7 +11,7 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.logits import SAMPLES_AT_LEAST, SAMPLES_KEPT, Past
+from mp_agent.node.accounting.logits import SAMPLES_AT_LEAST, SAMPLES_KEPT, LogitHistory
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import ATTENTION, LOGITS
@@ -88,7 +88,7 @@ def test_one_odd_sample_is_no_growth(account):
 
 
 def test_a_young_run_has_no_past():
-    past = Past()
+    past = LogitHistory()
     for sample in range(SAMPLES_AT_LEAST):
         assert past.growth is None
         past.add(float(sample))
@@ -97,14 +97,14 @@ def test_a_young_run_has_no_past():
 
 @pytest.mark.parametrize(("value", "growth"), [(-50.0, -50.0), (0.0, 0.0), (1.7e308, 1.0)])
 def test_growth_is_finite(value, growth):
-    past = Past()
+    past = LogitHistory()
     for _ in range(SAMPLES_AT_LEAST):
         past.add(value)
     assert past.growth == growth
 
 
 def test_the_past_reaches_back_to_the_first_sample_in_bounded_memory():
-    past = Past()
+    past = LogitHistory()
     for sample in range(10_000):
         past.add(float(sample))
         assert len(past.kept) < SAMPLES_KEPT

@@ -1,6 +1,8 @@
 """A real node agent that sends a run to real trackers, offline."""
 
+import json
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -64,10 +66,20 @@ def sent(status: AgentStatus, tracker: str) -> bool:
     return f"export_last_success_timestamp_seconds{{{tracker},0}}" in found
 
 
+def shown_at(exported: dict[str, float], tracker: str) -> tuple[str, str]:
+    """Return the name and the address of the run in a tracker, as they were scraped."""
+    (key,) = (key for key in exported if key.startswith("tracker_info"))
+    assert exported[key] == 1.0
+    name, known, url = key.removeprefix("tracker_info{").removesuffix("}").split(",")
+    assert known == tracker
+    return name, url
+
+
 def test_tensorboard_holds_what_is_scraped(track, settings):
     pytest.importorskip("tensorboardX")
     exported = track("tensorboard")
     source = settings.log_dir / "tensorboard" / "llama"
+    assert shown_at(exported, "tensorboard") == ("llama", source.as_uri())
     (log,) = read_logs(str(source), ReadOptions(columns={**COLUMNS, "step": "step"}))
     last = log.points[-1]
     assert (last.step, last.loss) == (STEPS, exported["loss"])
@@ -81,6 +93,7 @@ def test_wandb_holds_what_is_scraped(track, settings, monkeypatch):
     exported = track("wandb")
     (source,) = settings.log_dir.glob("wandb/offline-run-*/*.wandb")
     assert "the-script" not in source.name
+    assert shown_at(exported, "wandb") == ("llama (mp_agent)", source.parent.as_uri())
     (log,) = read_logs(str(source), ReadOptions(columns=COLUMNS))
     last = log.points[-1]
     assert (last.step, last.loss) == (STEPS, exported["loss"])
@@ -97,14 +110,35 @@ def test_mlflow_holds_what_is_scraped(track, tmp_path, monkeypatch):
     experiment = client.get_experiment_by_name("mp_agent")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_name == "llama"
+    files = tmp_path / "mlruns" / experiment.experiment_id / run.info.run_id
+    assert shown_at(exported, "mlflow") == ("llama", (files / "artifacts").as_uri())
     assert run.data.metrics[LOSS] == exported["loss"]
     (found,) = client.get_metric_history(run.info.run_id, NORM)
     assert (found.step, found.value) == (STEPS, pytest.approx(exported["grad_norm"]))
+
+
+def test_comet_holds_what_is_scraped(track, settings, monkeypatch):
+    pytest.importorskip("comet_ml")
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    script = "a" * 32
+    monkeypatch.setenv("COMET_EXPERIMENT_KEY", script)  # which stays the script's alone
+    exported = track("comet")
+    (archive,) = (settings.log_dir / "comet").glob("*.zip")
+    assert archive.stem != script
+    assert shown_at(exported, "comet") == ("llama (mp_agent)", archive.as_uri())
+    with zipfile.ZipFile(archive) as opened:
+        lines = opened.read("messages.json").decode().splitlines()
+    messages = [json.loads(line) for line in lines]
+    metrics = [m["payload"]["metric"] for m in messages if m["type"] == "metric_msg"]
+    last = {metric["metricName"]: metric for metric in metrics}
+    assert (last[LOSS]["step"], last[LOSS]["metricValue"]) == (STEPS, exported["loss"])
+    assert last[NORM]["metricValue"] == pytest.approx(exported["grad_norm"])
 
 
 def test_without_a_tracker_no_package_of_one_is_imported(start, start_rank, run_dir):
     start_rank().steps(1)
     status = status_of(run_dir, start().pid)
     maps = Path(f"/proc/{status.pid}/maps").read_text()
-    assert "wandb" not in maps and "mlflow" not in maps
-    assert not [name for name in scrape(status) if name.startswith("export_failures")]
+    assert not [name for name in ("wandb", "mlflow", "comet_ml") if name in maps]
+    unwanted = ("export_failures", "tracker_info")
+    assert not [name for name in scrape(status) if name.startswith(unwanted)]

