@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-# Comet reports errors in its own package to its maker unless it is told not to.
+# Comet reports errors in its own package to its maker unless it is given not to.
 os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "false")
 
 import comet_ml

@@ -223,7 +223,8 @@ def _look_up(values: Any, path: list[str]) -> Any:
 def chart_files() -> Mapping[str, str]:
     """Return the chart's generated files by path from the repository's root."""
     dashboards = {
-        f"{CHART}/files/dashboards/{name}": text for name, text in marked_dashboards().items()
+        f"{CHART}/files/dashboards/{name}": _compact(text)
+        for name, text in marked_dashboards().items()
     }
     readme = (ROOT / CHART / "README.md").read_text(encoding="utf-8")
     return {
@@ -280,3 +281,8 @@ def _with_table(text: str, name: str, table: str) -> str:
         raise SystemExit(f"mark {begin} is missing")
     after = rest.partition(end)[2]
     return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def _compact(dashboard: str) -> str:
+    """Return a dashboard without indentation: an object of Kubernetes may not be large."""
+    return json.dumps(json.loads(dashboard), separators=(",", ":"), sort_keys=True) + "\n"

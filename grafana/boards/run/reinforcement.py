@@ -43,10 +43,10 @@ REINFORCEMENT = Row(
         ),
         Panel(
             id=82,
-            title="Effective sample size and correlation",
-            description="Effective sample size of the importance weights as a share of the tokens, "
-            "and correlation of the two log-probabilities. Both are close to 1 where trainer and "
-            "sampler agree.",
+            title="Effective sample size",
+            description="Effective sample size of the importance weights as a share of the tokens: "
+            "close to 1 where trainer and sampler agree.",
+            unit="percentunit",
             maximum=1,
             nothing=_NOTHING,
             queries=(
@@ -55,8 +55,17 @@ REINFORCEMENT = Row(
                     "effective samples",
                     optional=True,
                 ),
-                Query(by_run("mp_agent_logprobs_correlation"), "correlation", optional=True),
             ),
+            runbooks=_RUNBOOKS,
+        ),
+        Panel(
+            id=84,
+            title="Correlation of log-probabilities",
+            description="Correlation of the trainer's log-probabilities with the sampler's: close "
+            "to 1 where they agree.",
+            maximum=1,
+            nothing=_NOTHING,
+            queries=(Query(by_run("mp_agent_logprobs_correlation"), "correlation", optional=True),),
             runbooks=_RUNBOOKS,
         ),
         Panel(

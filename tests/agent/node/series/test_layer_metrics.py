@@ -10,7 +10,15 @@ from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.node.series.layer_metrics import LayerMetrics, giving_way
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import FAMILIES, GRADIENTS, Column, ColumnFamily
+from mp_agent.records.columns import (
+    FAMILIES,
+    GRADIENTS,
+    LOGITS,
+    LOGPROBS,
+    TENSORS,
+    Column,
+    ColumnFamily,
+)
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS, make_export, make_run_view
 
@@ -165,4 +173,5 @@ def test_with_one_family_only_what_says_so_gives_way():
 def test_every_layer_metric_is_of_a_declared_family():
     names = {family.name for family in FAMILIES}
     assert {m.family for m in METRICS if m.scope is Scope.LAYER} <= names
-    assert {m.family for m in LayerMetrics(METRICS, FAMILIES).all} == names
+    of_the_run_alone = {LOGITS.name, LOGPROBS.name, TENSORS.name}
+    assert {m.family for m in LayerMetrics(METRICS, FAMILIES).all} == names - of_the_run_alone
