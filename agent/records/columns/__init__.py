@@ -1,0 +1,88 @@
+"""The columns of a ring record: what each number is, and how it is computed with.
+
+A column is declared once, in the module of its family. The probe's kernels fill it under its name,
+the ring stores it as a float64, the merge applies its algebra. NaN means "not observed": in the
+ring, on the wire and in tables. Where values go by name, an absent one is not there; no exporter
+ever sees NaN.
+
+`FAMILIES` declares the tables: each family has one row per share in the record of a step, and one
+row per layer in the table of a sampled step. Ring, merge, reports, flight records and series follow
+the declaration.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import isnan
+
+from mp_agent.records.columns.activations import ACTIVATIONS
+from mp_agent.records.columns.column import Column, Tier, Unscaling
+from mp_agent.records.columns.distribution import DISTRIBUTION, EXPONENTS, exponent_column
+from mp_agent.records.columns.family import ColumnFamily
+from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS
+from mp_agent.records.columns.logits import ATTENTION, LOGITS
+from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
+from mp_agent.records.columns.optimizer import OPTIMIZER
+from mp_agent.records.columns.step import GUARD_COLUMNS, STEP_COLUMNS, step_columns
+from mp_agent.records.columns.tensors import TENSORS
+
+__all__ = [
+    "ACTIVATIONS",
+    "ATTENTION",
+    "COLUMNS",
+    "DELTA_EDGES",
+    "DISTRIBUTION",
+    "EXPONENTS",
+    "FAMILIES",
+    "GRADIENTS",
+    "GRADIENT_COLUMNS",
+    "GRADIENT_COLUMN_NAMES",
+    "GRADIENT_POSITIONS",
+    "GUARD_COLUMNS",
+    "LOGITS",
+    "LOGPROBS",
+    "OPTIMIZER",
+    "STEP_COLUMNS",
+    "STEP_COLUMNS_BY_NAME",
+    "STEP_COLUMN_NAMES",
+    "TENSORS",
+    "Column",
+    "ColumnFamily",
+    "Tier",
+    "Unscaling",
+    "by_name",
+    "delta_column",
+    "exponent_column",
+    "step_columns",
+]
+
+FAMILIES: tuple[ColumnFamily, ...] = (
+    GRADIENTS,
+    OPTIMIZER,
+    DISTRIBUTION,
+    ACTIVATIONS,
+    ATTENTION,
+    LOGITS,
+    LOGPROBS,
+    TENSORS,
+)
+"""All of them. When there are too many series, the layers of the last family give way first."""
+
+STEP_COLUMN_NAMES = tuple(column.name for column in STEP_COLUMNS)
+GRADIENT_COLUMN_NAMES = GRADIENTS.names
+
+GRADIENT_POSITIONS: Mapping[str, int] = {
+    name: position for position, name in enumerate(GRADIENT_COLUMN_NAMES)
+}
+"""Where a column stands in the rows that the probe writes and the merge holds."""
+
+STEP_COLUMNS_BY_NAME: Mapping[str, Column] = {column.name: column for column in STEP_COLUMNS}
+"""The columns of a step as a whole by name."""
+
+COLUMNS: Mapping[str, Column] = {
+    column.name: column for column in (*STEP_COLUMNS, *GRADIENT_COLUMNS)
+}
+"""Those and the columns of the gradients by name; other families may use the same names."""
+
+
+def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
+    """Return the values that were observed, by name."""
+    return {name: value for name, value in zip(names, values, strict=True) if not isnan(value)}

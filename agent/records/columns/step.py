@@ -1,0 +1,91 @@
+"""What a rank knows of a step as a whole."""
+
+from mp_agent.records.algebra import Algebra
+from mp_agent.records.columns.column import Column
+
+COMMON_STEP_COLUMNS = (
+    Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
+    Column("loss_nonfinite", Algebra.MAX, "1 if the loss was NaN or Inf, else 0"),
+    Column("loss_scale", Algebra.MAX, "GradScaler's scale in force during the step"),
+    Column("skipped", Algebra.MAX, "1 if GradScaler skipped the update, else 0"),
+    Column("clip_max_norm", Algebra.MAX, "limit given to gradient clipping"),
+    Column("clip_norm", Algebra.MAX, "total norm that gradient clipping computed"),
+    Column("learning_rate", Algebra.MAX, "learning rate of the first parameter group"),
+    Column("tokens", Algebra.SUM, "tokens given to observe() for this step"),
+    Column("step_seconds", Algebra.MAX, "wall time since the end of the previous step"),
+    Column("compute_seconds", Algebra.OWN, "time before the rank's first collective of the step"),
+    Column("probe_seconds", Algebra.OWN, "host time that the probe itself took in this step"),
+    Column(
+        "gradients_reduced",
+        Algebra.MIN,
+        "1 if wrappers reduced the gradients over all replicas before the step, 0 if each rank "
+        "steps with its own; absent where no wrapper reduces any",
+    ),
+    Column(
+        "weight_digest",
+        Algebra.OWN,
+        "bits of this rank's weights after the step, as integers summed modulo 2^48; on steps on "
+        "which layers are looked at by plan. Ranks whose tuples of (group, shard_index) over all "
+        "shares are equal hold the same weights, and must have equal digests; others have nothing "
+        "to compare",
+    ),
+    Column(
+        "gradients_measured",
+        Algebra.MIN,
+        "1 if the gradients of the run were measured, 0 if they were left out: to stay within "
+        "overhead_budget, or in a CUDA graph. Where any rank left them out, the step has none",
+    ),
+    Column(
+        "measuring_interval_steps", Algebra.MAX, "gradients are measured on every so many steps"
+    ),
+    Column("layer_interval_steps", Algebra.MAX, "layers are measured on every so many steps"),
+    Column(
+        "probe_device_seconds",
+        Algebra.OWN,
+        "device time between the beginning and the end of measuring the gradients of this step",
+    ),
+    Column(
+        "host_overhead_ratio",
+        Algebra.OWN,
+        "share of the time of recent steps that the probe took on the host",
+    ),
+    Column(
+        "device_overhead_ratio",
+        Algebra.OWN,
+        "share of the time of recent steps that the probe took on the device",
+    ),
+    Column(
+        "unmeasured_tensors",
+        Algebra.SUM,
+        "calls of watch_tensor() in the step that gave nothing to measure: no tensor with numbers, "
+        "no name, or one call or name too many; absent without any",
+    ),
+)
+"""What every rank knows of a step as a whole."""
+
+GUARD_COLUMNS = tuple(
+    Column(
+        f"guard_{action}",
+        Algebra.MAX,
+        f"1 if the guard {meaning}, 0.5 if it would have but for a dry run, 0 if not",
+    )
+    for action, meaning in (
+        ("skip_update", "skipped the update"),
+        ("clip_gradients", "scaled the gradients down"),
+        ("lower_learning_rate", "lowered the learning rate"),
+        ("raise_loss_scale", "raised the loss scale"),
+        ("widen_precision", "switched modules to a wider precision"),
+        ("request_checkpoint", "asked for a checkpoint"),
+        ("request_stop", "asked the training to stop"),
+        ("none_left", "was to act, and had acted too often to do so"),
+    )
+)
+"""What a rank with a guard knows besides; rings and reports without one leave them out."""
+
+STEP_COLUMNS = (*COMMON_STEP_COLUMNS, *GUARD_COLUMNS)
+"""All that a rank may know of a step as a whole; what not every rank has comes last."""
+
+
+def step_columns(*, guarded: bool) -> tuple[str, ...]:
+    """Return the names of the step columns of a rank with a guard, or without one."""
+    return tuple(column.name for column in (STEP_COLUMNS if guarded else COMMON_STEP_COLUMNS))
