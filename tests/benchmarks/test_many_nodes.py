@@ -42,6 +42,7 @@ def test_the_stages_merge_to_the_closed_form(placement: str):
     assert stages.report_bytes > 0
 
 
+@pytest.mark.slow
 def test_layers_that_every_rank_has_are_not_pushed():
     sizes = {
         placement: measure_stages(Model(nodes=2, placement=placement, layers=LAYERS))

@@ -213,6 +213,7 @@ def test_a_new_metric_gets_a_panel_from_its_record_alone(scope: Scope, kind: Kin
     assert drawn["title"] == panel.title
 
 
+@pytest.mark.slow
 def test_a_metric_that_a_board_shows_gets_no_second_panel() -> None:
     assert with_unplaced_metrics(BOARDS, METRICS) == BOARDS
 

@@ -89,6 +89,7 @@ def test_links_follow_the_bases() -> None:
         assert alert["annotations"]["dashboard_url"].startswith("https://g.example.com/d/mp-agent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "end"),
     [

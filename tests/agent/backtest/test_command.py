@@ -67,6 +67,7 @@ def test_json_holds_all_of_it(healthy: Path, broken: Path) -> None:
     assert {"name", "reason"} == loud["blind"][0].keys()
 
 
+@pytest.mark.slow
 def test_compare_shows_what_another_setting_changes(broken: Path) -> None:
     result = run(broken, "--compare", "MpAgentLossNonFinite=off")
     (line,) = (line for line in result.output.splitlines() if "MpAgentLossNonFinite" in line)

@@ -114,6 +114,7 @@ def test_a_resumed_run_starts_its_own_past_anew() -> None:
     assert alerts(judged([*low, *high])) == {}
 
 
+@pytest.mark.slow
 def test_a_norm_that_was_not_logged_is_no_gradient_of_zero() -> None:
     points = [Point(step=n, loss=2.0 + n % 7 / 10) for n in range(1, 3000)]
     assert alerts(judged(points, step_seconds=10.0)) == {}

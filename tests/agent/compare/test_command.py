@@ -77,6 +77,7 @@ def test_what_cannot_be_compared_is_named(script, target, message):
     assert done.exit_code == 2 and message in done.output
 
 
+@pytest.mark.slow
 def test_comparing_runs_and_asking_for_help_load_no_torch():
     code = (
         "import sys; import mp_agent.compare.command, mp_agent.cli, mp_agent; "

@@ -63,6 +63,7 @@ def test_all_formats_are_served_compressed_or_not(
     assert get(f"{status.url}/healthz")[0] == b"ok\n"
 
 
+@pytest.mark.slow
 def test_the_status_tells_when_the_end_was_scraped(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
@@ -137,6 +138,7 @@ def test_an_agent_that_is_killed_is_continued_without_losing_a_step(
     assert values["step_duration_seconds_count"] == 15
 
 
+@pytest.mark.slow
 def test_a_detached_agent_is_of_its_own_session_and_holds_no_pipe(
     run_dir: Path, settings: Settings, start_rank: StartRank
 ):

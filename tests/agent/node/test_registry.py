@@ -41,6 +41,7 @@ def test_runs_come_and_go_while_it_serves_them_all(
     assert agent.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_a_bad_ring_of_one_run_does_not_hide_the_others(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):

@@ -69,6 +69,7 @@ def test_it_does_not_outlive_a_supervisor_that_is_killed(
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 def test_on_sigterm_a_spawned_agent_leaves_at_once_and_keeps_what_its_successor_needs(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):

@@ -24,6 +24,7 @@ def watch(run_dir: Path, settings: Settings) -> RunSupervisor:
     return RunSupervisor(run_dir, lock_fd, settings, setting_errors=0, now_seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_run_whose_ranks_never_show_up_is_given_up(watch: RunSupervisor):
     watch.poll(0.0)
     assert not watch.over(FIRST_RING_SECONDS - 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def schemas_with_records(
     return schema, steps, tables
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(identity=identities, written=schemas_with_records())
 def test_records_schema_and_identity_survive_the_file(

@@ -243,6 +243,7 @@ def test_a_closed_ring_takes_no_more_and_complains_of_nothing(
     assert writer.path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_neither_side_needs_torch() -> None:
     code = (
         "import sys, mp_agent.ring.reader, mp_agent.ring.writer, mp_agent.ring.locations;"

@@ -120,6 +120,7 @@ _READINGS = st.lists(
 )  # many repetitions, so that there are steady stretches
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(readings=_READINGS, start=st.integers(0, 59), length=st.integers(0, 59))
 def test_one_reading_per_period_gives_what_the_samples_themselves_give(

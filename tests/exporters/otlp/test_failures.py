@@ -281,6 +281,7 @@ def test_a_failing_signal_leaves_the_others_alone(receiver, tmp_path):
     assert stored(receiver.messages()) == {STEPS: 4.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [
@@ -326,6 +327,7 @@ def test_a_header_that_cannot_be_read_is_told_without_its_value(
     assert "hunter2secret" not in caplog.text
 
 
+@pytest.mark.slow
 def test_an_outage_costs_no_memory(answers, tmp_path):
     answers(status=503)
     with started(tmp_path) as loop:

@@ -42,6 +42,7 @@ def test_a_log_that_is_cut_off_anywhere_is_read_up_to_there_or_refused(name: str
         assert 0 <= read_or_refuse(path) <= STEPS + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_FILES)
 def test_flipped_bytes_raise_nothing_else(name: str, tmp_path: Path):
     path = WRITERS[name](tmp_path)

@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 TWO_NODES = {"world_size": 2, "local_world_size": 1, "local_rank": 0}
 
 
+@pytest.mark.slow
 def test_ranks_that_are_missing_and_what_the_others_lost_is_named(
     start_rank: StartRank, start: StartAgent, settings: Settings, run_dir: Path
 ) -> None:
@@ -39,6 +40,7 @@ def test_ranks_that_are_missing_and_what_the_others_lost_is_named(
     assert verdicts("coverage", Machine(settings, run="gpt")) == {CheckStatus.UNKNOWN}
 
 
+@pytest.mark.slow
 def test_a_whole_run_is_covered(watched: Settings) -> None:
     machine = Machine(watched)
     assert verdicts("coverage", machine) == {CheckStatus.OK}

@@ -95,6 +95,7 @@ class TestEvents:
             ("resolved", "MpAgentGradientVanishing", "critical"),
         ]
 
+    @pytest.mark.slow
     def test_since_when_it_holds_is_from_before_it_was_found(self, training: Training):
         training.train(300, norm=1e-7)
         (event,) = [e for e in training.events if e.condition.severity == "critical"]
@@ -192,6 +193,7 @@ class TestSuccessor:
 
         return start
 
+    @pytest.mark.slow
     def test_what_is_in_force_goes_on_without_a_new_event(self, training, succeed, run_dir):
         training.step(norm=5_000.0)
         successor = succeed(training)

@@ -187,6 +187,7 @@ def test_nothing_is_made_unless_it_is_asked_for(tmp_path):
     assert idle.push.accounts == ()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_wrong_is_a_log_record(
     start: StartAgent, start_rank: StartRank, run_dir: Path, receiver: OtlpReceiver
 ):

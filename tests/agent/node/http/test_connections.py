@@ -168,6 +168,7 @@ def test_answers_that_nobody_takes_push_out_the_one_that_waits_longest() -> None
     run(test)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 

@@ -28,6 +28,7 @@ def merge_in(
     return merge_nodes([steps], world_size, assumed=assumed)
 
 
+@pytest.mark.slow
 @given(
     elements=st.lists(st.floats(width=32), min_size=8, max_size=40),
     shard_count=st.integers(1, 4),

@@ -16,6 +16,7 @@ DROPPED = "records_dropped_total{0}"
 TOLD = f"unsupported_info{{0,{FEATURE}}}"
 
 
+@pytest.mark.slow
 def test_the_first_job_is_recorded_whole_and_the_others_steps_are_counted_as_dropped(
     start_rank: StartRank, open_run: OpenRun, caplog: pytest.LogCaptureFixture
 ):

@@ -59,6 +59,7 @@ def settle(checks: ScriptChecks, run: WatchedRun) -> ScriptFindings:
     return wait_until(findings, seconds=300, what="the check of the script")
 
 
+@pytest.mark.slow
 def test_each_start_of_a_run_is_checked_once(checks_of, script, caplog):
     caplog.set_level("INFO", "mp_agent.node")
     run = WatchedRun(script.parent / "llama", str(script))

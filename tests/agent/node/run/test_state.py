@@ -1,5 +1,7 @@
 """A run that goes from one node agent to the next, over a ledger in a real directory."""
 
+import pytest
+
 from mp_agent.node.run.state import RunState
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
@@ -103,6 +105,7 @@ def test_a_full_directory_costs_the_ledger_but_not_the_run(
     assert shown(run)["steps_total"] == 1
 
 
+@pytest.mark.slow
 def test_a_successor_knows_since_when_its_counters_count_and_how_often_the_run_was_started(
     start_rank: StartRank, open_run: OpenRun
 ):

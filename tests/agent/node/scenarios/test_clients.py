@@ -16,6 +16,7 @@ from tests.agent.node.fake_rank import FakeRank
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_who_refuses_gzip_gets_plain_text(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ) -> None:
@@ -32,6 +33,7 @@ def test_who_refuses_gzip_gets_plain_text(
     assert b"mp_agent_steps_total" in gzip.decompress(body)
 
 
+@pytest.mark.slow
 def test_a_run_whose_name_is_not_utf8_is_served_everywhere(
     start: StartAgent, settings: Settings
 ) -> None:
@@ -50,6 +52,7 @@ def test_a_run_whose_name_is_not_utf8_is_served_everywhere(
             get(f"{status.url}{path}")
 
 
+@pytest.mark.slow
 def test_scrapers_that_do_not_wait_leave_no_traceback_and_count_for_nothing(
     start: StartAgent, start_rank: StartRank, run_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

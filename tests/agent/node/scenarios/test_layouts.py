@@ -29,6 +29,7 @@ def merge(placement: Placement, nodes: Sequence[Sequence[int]]) -> MergedStep:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data(), placements())
 def test_any_layout_on_any_nodes_is_the_whole_model(data, placement):

@@ -8,6 +8,7 @@ from mp_agent.node.conditions import tracker
 from tests.agent.node.training import Training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [-1.0, 0.0])
 def test_it_is_neither_shown_nor_at_its_floor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float

@@ -46,6 +46,7 @@ def test_a_kind_that_keeps_failing_rests_and_is_tried_again_while_others_go_on(f
     assert len(failures) == FAILURES_AT_MOST + 1
 
 
+@pytest.mark.slow
 def test_the_longer_a_kind_fails_the_longer_it_rests(guard, failures):
     for _ in range(20 * REST_CALLS_AT_MOST):
         guard.run("kind", fail)

@@ -38,6 +38,7 @@ def test_shards_and_copies_on_the_same_ranks_are_refused(monkeypatch):
         mp_agent.declare(nn.Linear(1, 1), shard=[0, 1], replicate=[0, 1])
 
 
+@pytest.mark.slow
 def test_a_declaration_keeps_nothing_alive():
     before = len(declarations.by_parameter())
     module, parameter = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
@@ -49,6 +50,7 @@ def test_a_declaration_keeps_nothing_alive():
     assert len(declarations.by_parameter()) == before
 
 
+@pytest.mark.slow
 def test_a_declaration_after_the_first_step_counts_from_the_next_one_on(watch):
     watched, model = watch(ranks_in_run=2), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -35,6 +35,7 @@ def test_a_plain_model_has_none():
     assert reducers_of(nn.Linear(2, 2)).reduced() is None
 
 
+@pytest.mark.slow
 def test_a_wrapper_of_other_parameters_says_nothing(group):
     model = DistributedDataParallel(nn.Linear(2, 2))
     assert Reducers(model.modules(), {1}).reduced() is None
@@ -52,6 +53,7 @@ def test_ddp_reduces_unless_the_last_forward_was_under_no_sync(group):
     assert reducers.reduced() is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "reduces"), [(allreduce_hook, True), (noop_hook, False)])
 def test_ddp_reduces_as_its_hook_does(group, hook, reduces):
     model = DistributedDataParallel(nn.Linear(2, 2))
@@ -72,6 +74,7 @@ def test_hybrid_shards_say_whether_replicas_share_their_gradients(group):
     assert reducers.reduced() is False
 
 
+@pytest.mark.slow
 def test_wrappers_are_not_kept_alive(group):
     model = DistributedDataParallel(nn.Linear(2, 2))
     reducers = reducers_of(model)

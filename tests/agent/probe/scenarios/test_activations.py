@@ -265,6 +265,7 @@ def test_training_is_the_same_to_the_bit(watch):
         assert torch.equal(before, after)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_reported_and_compiles_alike(watch):
     dynamo = pytest.importorskip("torch._dynamo")
     testing = pytest.importorskip("torch._dynamo.testing")

@@ -86,6 +86,7 @@ def device_watch(watch, monkeypatch):
     return watch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("clips", [False, True])
 def test_no_step_asks_the_device_for_a_value(device_watch, clips, micro_batches):

@@ -190,6 +190,7 @@ class Skipping(torch.optim.SGD):
         super().step(closure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, 1000], ids=["layers", "totals"])
 def test_a_gradient_that_cannot_be_measured_costs_itself_alone(watch, interval):
     torch.manual_seed(1)

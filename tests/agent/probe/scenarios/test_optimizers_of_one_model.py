@@ -200,6 +200,7 @@ class TestNorm:
         norms.assert_seen(merged(watched))
         assert watched.steps_told == 9
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("made_when", ["before", "then"])
     def test_counts_a_part_from_the_step_on_at_which_it_is_unfrozen(self, watch, made_when):
         watched, model = watch(), make_model()
@@ -221,6 +222,7 @@ class TestNorm:
         assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
         assert [set(step.optimizers) for step in steps] == [set()] * 3 + [{"0", "1"}] * 3
 
+    @pytest.mark.slow
     def test_follows_parameters_that_move_from_one_to_the_other(self, watch):
         watched, model = watch(), make_model()
         matrices, rest = split(model)
@@ -252,6 +254,7 @@ class TestNorm:
         assert all(step.gradients_judged for step in steps)
         assert ["1" in step.optimizers for step in steps] == [True, True, False, True]
 
+    @pytest.mark.slow
     def test_is_over_bare_parameters_too(self, watch):
         # What earlier tests have left must not look like a part of this one's model.
         for left in _optimizers_left():
@@ -501,6 +504,7 @@ class TestOneAfterTheOther:
         assert all((step.get("step_seconds") or 0.0) > 0.0 for step in steps[1:])
         assert watched.state().probe_errors == 0
 
+    @pytest.mark.slow
     def test_of_the_same_model_count_too(self, watch):
         watched, model = watch(), make_model()
         parts = [model, model[2], model[0], model]
@@ -563,6 +567,7 @@ class TestOneAfterTheOther:
         assert seen == pytest.approx(expected, rel=1e-6)
         del others
 
+    @pytest.mark.slow
     def test_the_first_step_is_measured_before_clipping_after_a_clipping_without_optimizer(
         self, watch
     ):

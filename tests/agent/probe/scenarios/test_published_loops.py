@@ -178,6 +178,7 @@ class TestActorAndCritic:
         assert _squares_of_first(contents) == pytest.approx(squares, rel=1e-6)
         assert {record.values[_RATE] for record in contents.records} == {1e-3}
 
+    @pytest.mark.slow
     def test_the_first_model_is_the_runs_again_when_its_turn_comes(self, watch):
         """Spinning Up's PPO: many steps of the policy, then many of the value function."""
         watched, models = watch(), [make_model(0), make_model(1)]

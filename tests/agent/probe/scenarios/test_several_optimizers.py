@@ -103,6 +103,7 @@ class TestOneAfterTheOther:
                 other.step()
         assert len(Seen(watched).of("")) == 6
 
+    @pytest.mark.slow
     def test_the_next_one_takes_over_when_the_first_is_gone(self, watch):
         watched, ((first, second), optimizers) = watch(), two()
         for number in range(4):
@@ -116,6 +117,7 @@ class TestOneAfterTheOther:
         assert watched.steps_told == 4
         assert {share.optimizer for share in seen.contents.schema.shares} == {""}
 
+    @pytest.mark.slow
     def test_a_ninth_one_is_told_to_be_left_out(self, watch):
         watched = watch()
         models = [make_model(seed) for seed in range(9)]
@@ -128,6 +130,7 @@ class TestOneAfterTheOther:
 
 
 class TestOfOneModel:
+    @pytest.mark.slow
     @pytest.mark.parametrize("clips", [False, True])
     def test_all_stand_in_the_record_of_their_iteration_from_the_first_on(self, watch, clips):
         watched, model = watch(), make_model()

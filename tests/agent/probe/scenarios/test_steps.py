@@ -87,6 +87,7 @@ class TestStep:
         assert len(contents.records) == 1
         assert contents.state.unsupported == ()
 
+    @pytest.mark.slow
     def test_of_the_next_optimizer_counts_once_the_first_is_gone(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters())

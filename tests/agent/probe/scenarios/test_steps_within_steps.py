@@ -64,6 +64,7 @@ class TestAnotherModelIsTrainedInAHook:
 
 
 class TestItsOwnModelIsDifferentiatedInAHook:
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["backward", "grad"])
     @pytest.mark.parametrize("hook", ["pre", "post"])
     def test_and_the_step_counts_with_the_gradients_that_it_began_with(self, watch, hook, how):

@@ -149,6 +149,7 @@ def test_detaching_leaves_what_somebody_hooked_on_top(watch):
         torch.autograd.backward = original
 
 
+@pytest.mark.slow
 def test_two_probes_at_once_both_see_everything(watch):
     first, second = watch(), watch()
     train(5)

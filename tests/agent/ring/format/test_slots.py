@@ -28,6 +28,7 @@ def payload_of(seed: int, table: SlotTable = ONE_SLOT) -> bytes:
     return np.random.default_rng(seed).bytes(table.payload_bytes)
 
 
+@pytest.mark.slow
 @given(
     seen_new=st.lists(st.booleans(), min_size=(16 + 8 * WORDS) // 8, max_size=20),
     unit_bytes=st.sampled_from([1, 2, 4, 8, 16]),

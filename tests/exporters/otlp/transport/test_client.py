@@ -100,6 +100,7 @@ def test_what_is_rejected_of_one_request_costs_no_other_request(receiver, tmp_pa
     assert "5 items of a push were refused" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_request_that_is_refused_as_a_whole_loses_only_what_it_was_refused_for(
     receiver, tmp_path
 ):

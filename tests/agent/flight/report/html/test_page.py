@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from mp_agent.flight.report.html.page import as_html
 from mp_agent.flight.report.html.plots import plots_of
 from tests.agent.flight.analyses import EVIL, analysis_of, exploding
@@ -78,6 +80,7 @@ def test_a_run_without_steps_has_no_plots():
     assert "was running" not in page and "<script" not in page
 
 
+@pytest.mark.slow
 def test_only_the_page_needs_the_template_library():
     code = (
         "import sys; import mp_agent.node.commands.flight, mp_agent.node.flight.service; "

@@ -47,6 +47,7 @@ def learned(noise: float = 0.02) -> Run:
     return Run(noise).train(1000, 10.0, 2.6).train(500, 2.6, 2.6)
 
 
+@pytest.mark.slow
 def test_a_run_that_an_explosion_threw_back_is_lost_for_good():
     run = learned().train(3000, 300.0, 300.0, norm=4000.0)
     assert run.lost and run.reference.best == pytest.approx(2.6, abs=0.05)
@@ -62,6 +63,7 @@ def test_so_is_one_whose_loss_went_up_with_a_rate_clearly_above_all_before(facto
     assert not learned().train(3000, 9.5, 9.5, norm=3.0).lost
 
 
+@pytest.mark.slow
 def test_a_rate_that_rises_while_the_loss_goes_on_loses_nothing():
     assert not learned().train(3000, 2.6, 2.4, learning_rate=9e-3).lost
 
@@ -95,12 +97,14 @@ def test_it_is_over_when_the_loss_has_recovered():
     assert not run.train(800, 50.0, 2.7).train(300, 2.7, 2.7).lost
 
 
+@pytest.mark.slow
 def test_a_loss_that_creeps_back_to_where_it_began_is_lost_without_any_explosion():
     run = learned().train(2500, 2.6, 8.8)
     assert not run.lost
     assert run.train(900, 8.8, 10.0).lost
 
 
+@pytest.mark.slow
 def test_harder_data_are_a_new_normal_and_what_is_lost_from_there_is_seen():
     run = learned().train(ACCEPT_STEPS + 400, 5.0, 5.0)
     assert not run.lost
@@ -108,10 +112,12 @@ def test_harder_data_are_a_new_normal_and_what_is_lost_from_there_is_seen():
     assert run.train(300, 300.0, 300.0, norm=4000.0).lost
 
 
+@pytest.mark.slow
 def test_one_more_loss_term_is_no_loss_of_what_was_learned():
     assert not learned().train(4000, 25.0, 24.0, norm=4.0).lost
 
 
+@pytest.mark.slow
 def test_a_spike_that_heals_is_none():
     run = learned().train(20, 9.0, 9.0, norm=4000.0).train(200, 3.0, 2.6).train(500, 2.6, 2.6)
     assert not run.lost
@@ -127,6 +133,7 @@ def test_losses_about_0_that_rise_by_design_have_lost_nothing(noise, first, last
     assert not run.train(1500, first, last).lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_negative_loss_is_judged_like_any_other(sign):
     run = Run(0.005).train(1000, -0.5, -0.78).train(500, -0.78, -0.78)
@@ -158,6 +165,7 @@ def test_a_curriculum_of_several_jumps_is_no_creeping():
             assert not run.lost, (stage, part)
 
 
+@pytest.mark.slow
 def test_losses_of_which_many_are_exactly_0_lose_nothing():
     """Triplets that are all told apart: the median may be 0 by chance, and is not for long."""
     run, random = Run(0.0).train(500, 0.3, 0.2), Random(7)
