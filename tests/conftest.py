@@ -1,6 +1,7 @@
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,3 +87,11 @@ def watching(server, tmp_path_factory) -> Iterator[Observatory]:
     """Servers that watch example jobs: each runs once, for all tests that look at its data."""
     with observatory(server, tmp_path_factory.mktemp("observatory")) as observing:
         yield observing
+
+
+@pytest.fixture
+def nothing_compiled() -> None:
+    """Forget what other tests compiled in this process: attention is not measured beside it."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        dynamo.counters.clear()

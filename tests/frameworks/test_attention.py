@@ -13,7 +13,7 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import make_identity, read_ring
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_compiled")]
 
 
 def gpt2(attention: str) -> nn.Module:

@@ -27,5 +27,7 @@ def test_a_host_that_dies_is_told_by_the_root_when_the_others_have_ended(tmp_pat
         )
         assert "run_active" not in own
         assert end["steps_total"] >= job.step(0) - 1
-        assert missing_ranks(end) in (set(), {4, 5})
+        # Of the others, too, some may not have come through the collectives of the last step.
+        missing = missing_ranks(end)
+        assert not missing or missing >= {4, 5}
         assert hosts[0].wait_for_agent(RUN).port

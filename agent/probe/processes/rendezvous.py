@@ -1,6 +1,6 @@
 """`python -m mp_agent.probe.processes.rendezvous`: finds the root agent by the job's store.
 
-A process of its own, detached and of low priority, started by rank 0 and by local rank 0 of every
+A process of its own, detached and of lower priority, started by rank 0 and by local rank 0 of every
 node of a run of several nodes. Training never waits for it, and it ends by itself: when it knows,
 when the rank that started it is gone, or after `LIFE_SECONDS`.
 """
@@ -32,7 +32,8 @@ _POLL_SECONDS = 0.25
 _POLL_SECONDS_MAX = 4.0
 _POLL_GROWTH = 1.3
 _TOKEN_BYTES = 32
-_NICENESS = 19
+_NICENESS = 5
+"""Above training's, yet not so far that it never runs where data loaders keep all cores busy."""
 _ANSWER_CHARACTERS_MAX = 4096
 
 T = TypeVar("T")

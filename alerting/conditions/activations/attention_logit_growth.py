@@ -10,21 +10,37 @@ from mp_agent.alerting.severity import Severity
 
 _LARGEST = Series(metric=metrics.ATTENTION_LOGIT_MAX)
 _GROWTH = Series(metric=metrics.ATTENTION_LOGIT_GROWTH)
+_NAMED = (
+    "The largest attention logit of run demo is 160, more than <logit_growth> times what it was "
+    "earlier in the run."
+)
 
 _GROWN = Example(
     title="attention logits that grow to a multiple of what they were",
-    minutes=30,
+    minutes=46,
     tracks=(
-        Track(metrics.ATTENTION_LOGIT_MAX, (*flat(20, 10), 160)),
-        Track(metrics.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), 8)),
-        Track(metrics.ATTENTION_HIGH_LAYER, (*flat(None, 10), 1), {"layer": "blocks.2.attn"}),
+        Track(metrics.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
+        Track(metrics.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
+        Track(
+            metrics.ATTENTION_HIGH_LAYER,
+            (*flat(None, 10), *flat(1, 20), "stale"),
+            {"layer": "blocks.2.attn"},
+        ),
     ),
-    fires={
-        Severity.WARNING: "The largest attention logit of run demo is 160, more than "
-        "<logit_growth> times what it was earlier in the run. Largest in blocks.2.attn."
-    },
+    fires={Severity.WARNING: f"{_NAMED} Largest in blocks.2.attn."},
     at=20,
-    not_yet=(9,),
+    not_yet=(9, 45),
+)
+
+_OUTLASTED = Example(
+    title="attention logits that were large for some minutes, directly afterwards",
+    minutes=36,
+    tracks=(
+        Track(metrics.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
+        Track(metrics.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
+    ),
+    fires={Severity.WARNING: _NAMED},
+    at=35,
 )
 
 _LARGE = Example(
@@ -82,6 +98,6 @@ ATTENTION_LOGIT_GROWTH = Condition(
             "beyond some samples.",
         ),
     ),
-    firing=(_GROWN,),
+    firing=(_GROWN, _OUTLASTED),
     quiet=(_LARGE, _YOUNG, _OFF),
 )

@@ -10,20 +10,32 @@ from mp_agent.alerting.severity import Severity
 
 _SIZE = Series(metric=metrics.OUTPUT_LOGSUMEXP_SIZE)
 _GROWTH = Series(metric=metrics.OUTPUT_LOGSUMEXP_GROWTH)
+_NAMED = (
+    "The log-sum-exp of the output logits of run demo has reached a magnitude of 240, more than "
+    "<logit_growth> times what it was earlier in the run."
+)
 
 _GROWN = Example(
     title="output logits that drift far away from zero",
-    minutes=30,
+    minutes=46,
     tracks=(
-        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), 240)),
-        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), 20)),
+        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
+        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
     ),
-    fires={
-        Severity.WARNING: "The log-sum-exp of the output logits of run demo has reached a "
-        "magnitude of 240, more than <logit_growth> times what it was earlier in the run."
-    },
+    fires={Severity.WARNING: _NAMED},
     at=20,
-    not_yet=(9,),
+    not_yet=(9, 45),
+)
+
+_OUTLASTED = Example(
+    title="output logits that were far away from zero for some minutes, directly afterwards",
+    minutes=36,
+    tracks=(
+        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
+        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
+    ),
+    fires={Severity.WARNING: _NAMED},
+    at=35,
 )
 
 _LARGE = Example(
@@ -79,6 +91,6 @@ OUTPUT_LOGIT_DIVERGENCE = Condition(
             "beyond some samples.",
         ),
     ),
-    firing=(_GROWN,),
+    firing=(_GROWN, _OUTLASTED),
     quiet=(_LARGE, _YOUNG, _OFF),
 )

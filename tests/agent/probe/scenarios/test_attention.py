@@ -17,6 +17,8 @@ from mp_agent.probe.attention.step import COMPILED, NO_ATTENTION, NO_LOSS
 from mp_agent.records.columns import ATTENTION, LOGITS
 from tests.agent.probe.rings import RingContents, read_ring
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 FUNCTIONS = ("scaled_dot_product_attention", "softmax", "cross_entropy")
 ORIGINALS = {name: getattr(F, name) for name in FUNCTIONS}
 Attend = Callable[..., torch.Tensor]
