@@ -18,7 +18,7 @@ REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.ed
 OTHER_TORCH = sed -E '/^triton==/d; s/^torch==.*/torch==$(TORCH)/' constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format generate servers bench gpu-check clean
+.PHONY: help demo test test-fast test-long compatibility check format generate servers bench gpu-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -41,16 +41,26 @@ $(FRAMEWORKS): $(INSTALLED)
 demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the alerts arrive
 	@$(BIN)/python -m examples.demo
 
-test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests
-	$(BIN)/python -m pytest -m 'not alone' --numprocesses $(WORKERS) --dist loadfile \
-		--no-loadscope-reorder
-	$(BIN)/python -m pytest -m alone
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# On two cores these take at most 25 minutes.
+test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests but the long ones
+	$(BIN)/python -m pytest -m 'not long and not alone' $(PARALLEL)
+	$(BIN)/python -m pytest -m 'not long and alone'
+
+test-long: $(INSTALLED) $(FRAMEWORKS) servers ## Run the long tests: hosts, launchers, simulated and published runs
+	$(BIN)/python -m pytest -m 'long and not alone' $(PARALLEL)
+	$(BIN)/python -m pytest -m 'long and alone'
 
 # On two cores these take at most three minutes: for every edit.
 test-fast: $(INSTALLED) servers ## Run the tests that start no processes and need no framework
-	$(BIN)/python -m pytest -W error::ResourceWarning -m 'not slow and not e2e and not alone and not gpu' \
-		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e \
-		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -W error::ResourceWarning \
+		-m 'not slow and not e2e and not alone and not gpu and not long' \
+		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e $(PARALLEL)
+
+compatibility: $(INSTALLED) servers ## Record how the fast tests end with TORCH, for docs/compatibility.md
+	-PYTEST_ADDOPTS='-p tools.compatibility' $(MAKE) test-fast
+	$(BIN)/python -m tools.generate
 
 check: $(INSTALLED) ## Format, lint, types, layers, prose, generated files up to date
 	$(BIN)/ruff format --check .

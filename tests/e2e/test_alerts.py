@@ -8,7 +8,7 @@ from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
 from tests.e2e.observatory import Observation, Observatory
 from tests.e2e.scenarios import SCENARIOS, Scenario
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 from tools.jobs import ROOT, torchrun_job
 from tools.servers.running import prometheus
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.long]
 
 RUN = "three-ways"
 JOB = Path(__file__).parent / "logged_job.py"

@@ -11,7 +11,7 @@ from examples.demo.outcome import Outcome
 from examples.demo.run import run_demo
 from examples.demo.scenarios import BY_NAME, HEALTHY, Scenario
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.long]
 
 EXPLODING = {"MpAgentGradientExplosion", "MpAgentLossNonFinite", "MpAgentLossScaleAtFloor"}
 ALSO_TRUE = {

@@ -26,7 +26,7 @@ TORCHRUN = (
     f"--nproc-per-node={WORLD}",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 
 def trained(

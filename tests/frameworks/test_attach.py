@@ -13,6 +13,8 @@ from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 
+pytestmark = pytest.mark.long
+
 _SPAWNED = """
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 

@@ -15,7 +15,7 @@ from tests.frameworks.torchrun import WORLD, torchrun
 STEPS, SAVED_STEP = 6, 3
 CONDITION = "MpAgentGradientExplosion"
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 Trained = Callable[[str], Path]
 

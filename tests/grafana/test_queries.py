@@ -10,7 +10,7 @@ from tests.e2e.observatory import Observation, Observatory
 from tests.e2e.scenarios import BY_NAME, Scenario
 from tools.panel_queries import Asking, every_panel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.long]
 
 TWO_NODES = Scenario(name="two-nodes", arguments=("healthy",), nodes=2)
 RUNS = ("overflow-storm", "calibrating", "explosion", "kill", "two-nodes")

@@ -8,7 +8,7 @@ import pytest
 from tests.hosts.failures import OWN_STORE, RUN, Failing, rank_pid, start
 from tests.hosts.network import network
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 def steps_made(job: Failing) -> list[int]:

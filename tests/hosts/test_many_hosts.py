@@ -10,7 +10,7 @@ import pytest
 
 from tests.hosts.network import Job, Network, network
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 JOB = Path(__file__).parent / "job.py"
 STEPS = 12

@@ -9,7 +9,7 @@ from mp_agent.node.accounting.ranks.stragglers import STANDING_SECONDS
 from tests.hosts.failures import BOUND_SECONDS, missing_ranks, rank_pid, start
 from tests.hosts.network import network
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 RANKS = range(6)
 

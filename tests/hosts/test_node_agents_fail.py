@@ -9,7 +9,7 @@ import pytest
 from tests.hosts.failures import BOUND_SECONDS, RUN, is_recent, kill_agent, rank_pid, start
 from tests.hosts.network import network
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 RANKS = range(6)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.hosts.failures import RUN, missing_ranks, start
 from tests.hosts.network import network
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 def test_a_host_that_dies_is_told_by_the_root_when_the_others_have_ended(tmp_path: Path):

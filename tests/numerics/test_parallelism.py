@@ -31,7 +31,7 @@ from tests.numerics.variants import VARIANTS
 RELATIVE_ERROR = 1e-6
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="session")

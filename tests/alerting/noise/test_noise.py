@@ -11,7 +11,7 @@ from tests.alerting.noise.replay import Recording
 from tests.alerting.noise.table import SCENARIOS, record_all, summary, table
 from tests.alerting.noise.victoria import judge_by_vmalert
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.alerting.noise.judge import Verdict, judge
 from tests.alerting.noise.replay import Recording, record
 from tests.alerting.noise.rough import ROUGH, Rough
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

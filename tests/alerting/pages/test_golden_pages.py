@@ -82,6 +82,7 @@ def _steps(causes: str) -> dict[str, int]:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_alertmanager_makes_the_same_pages_of_the_same_alerts(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def _seconds(starts_at: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_fault_leads_to_its_page(server: Callable[[str], Path], tmp_path: Path) -> None:
     names = ("nan-update",)
     found = dict(pages(names, server("promtool"), server("alertmanager"), tmp_path))

@@ -7,7 +7,7 @@ from tests.alerting.real_runs.replay import RealRun, load, play, table
 RUNS = load()
 WARNED_AT_MOST = 3
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

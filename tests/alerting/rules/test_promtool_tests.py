@@ -44,6 +44,7 @@ def _check_rules(promtool: Path, rules: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_example_of_the_committed_files_fires_what_it_says_and_nothing_else(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:

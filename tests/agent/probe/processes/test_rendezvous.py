@@ -344,7 +344,7 @@ def test_a_run_of_one_node_asks_nobody(identity, settings, meets):
 
 
 @pytest.mark.slow
-def test_the_process_is_of_the_lowest_priority(start_rank, tmp_path, monkeypatch):
+def test_the_process_yields_to_training(start_rank, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "1")
     rank = start_rank(2)
     starting = start_rendezvous(rank.path, Settings(dir=tmp_path))
@@ -356,7 +356,7 @@ def test_the_process_is_of_the_lowest_priority(start_rank, tmp_path, monkeypatch
     ]
     try:
         assert len(pids) == 1
-        assert os.getpriority(os.PRIO_PROCESS, pids[0]) == 19
+        assert os.getpriority(os.PRIO_PROCESS, pids[0]) > os.getpriority(os.PRIO_PROCESS, 0)
         wait_until(lambda: os.getsid(pids[0]) == pids[0], what="a session of its own")
     finally:
         rank.kill()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 CASES = Path(__file__).with_name("interpreted_kernels.py")
 ROOT = CASES.parents[5]
 
