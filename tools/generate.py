@@ -10,6 +10,7 @@ from mp_agent.alerting.rules.rule_file import rendered_files
 from tools.generators.api_reference import api_reference_files
 from tools.generators.chart import chart_files
 from tools.generators.check_reference import check_reference_files
+from tools.generators.compatibility import compatibility_files
 from tools.generators.guard_reference import guard_files
 from tools.generators.metrics_reference import reference_files
 from tools.generators.settings_reference import settings_files
@@ -29,6 +30,7 @@ def generated_files() -> dict[Path, str]:
         api_reference_files(),
         check_reference_files(),
         guard_files(),
+        compatibility_files(),
     ):
         files.update({ROOT / path: text for path, text in rendered.items()})
     return files

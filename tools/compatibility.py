@@ -1,0 +1,66 @@
+"""A pytest plugin that records what ran, for the table of docs/compatibility.md.
+
+`make compatibility TORCH=2.6.0` runs the fast tests with it; `make generate` then writes the table.
+"""
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+import torch
+
+DIRECTORY = Path(__file__).parent.parent / "docs" / "data" / "compatibility"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """How the fast tests ended with one release of Python and one of torch."""
+
+    torch: str
+    python: str
+    date: str
+    """ISO 8601."""
+    passed: int
+    skipped: int
+    expected_failures: int
+    failed: Sequence[str]
+    """The tests that failed, by pytest's names, sorted."""
+
+    @property
+    def path(self) -> Path:
+        """The committed file of the record; a later run with the same releases replaces it."""
+        return DIRECTORY / f"python-{self.python}-torch-{self.torch}.json"
+
+
+def read_records(directory: Path = DIRECTORY) -> list[Record]:
+    """Return the committed records, the latest releases first."""
+    texts = (path.read_text(encoding="utf-8") for path in directory.glob("*.json"))
+    found = [Record(**json.loads(text)) for text in texts]
+    return sorted(found, key=lambda record: _numbers(record.torch), reverse=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write the record; pytest calls this in the process that has all results."""
+    stats = terminalreporter.stats
+    counts = Counter({outcome: len(reports) for outcome, reports in stats.items()})
+    failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
+    record = Record(
+        torch=torch.__version__,
+        python=platform.python_version(),
+        date=datetime.now(timezone.utc).date().isoformat(),
+        passed=counts["passed"],
+        skipped=counts["skipped"],
+        expected_failures=counts["xfailed"],
+        failed=sorted(failed),
+    )
+    record.path.parent.mkdir(parents=True, exist_ok=True)
+    record.path.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.partition("+")[0].split(".") if part.isdigit())
