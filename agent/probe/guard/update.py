@@ -30,12 +30,16 @@ class GuardedUpdate:
         self._set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._attributes: dict[str, Any] = {}
         self._rates: list[tuple[dict[str, Any], Any, Any]] = []
-        if rate_factor != 1.0:
-            self._lower_rates(rate_factor)
-        if accelerator.is_on_host(verdict.norm.device):
-            self._carry_out_on_host(verdict)
-        else:
-            self._carry_out_on_device(verdict)
+        try:
+            if rate_factor != 1.0:
+                self._lower_rates(rate_factor)
+            if accelerator.is_on_host(verdict.norm.device):
+                self._carry_out_on_host(verdict)
+            else:
+                self._carry_out_on_device(verdict)
+        except BaseException:
+            self.finish()
+            raise
 
     def finish(self) -> None:
         """Restore the gradients, the learning rates and the optimizer's attributes."""
@@ -84,11 +88,15 @@ class GuardedUpdate:
             local.mul_(coefficients[local.dtype])
 
     def _lower_rates(self, factor: float) -> None:
-        """Lower what the update uses, not what schedulers and checkpoints read between updates."""
+        """Lower what the update uses, not what schedulers and checkpoints read between updates.
+
+        A group without a rate, whose optimizer finds one by itself (Adafactor), is left alone.
+        """
         for group in self._optimizer.param_groups:
-            if "lr" in group:
-                lowered = group["lr"] * factor
-                self._rates.append((group, group["lr"], lowered))
+            rate = group.get("lr")
+            if isinstance(rate, int | float | torch.Tensor):
+                lowered = rate * factor
+                self._rates.append((group, rate, lowered))
                 group["lr"] = lowered
 
     def _put(self, name: str, value: object) -> None:
