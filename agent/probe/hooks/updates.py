@@ -6,20 +6,29 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from torch.amp import GradScaler
+from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from mp_agent.probe.hooks import state_dict
 from mp_agent.probe.hooks.grad_scaler import family
 from mp_agent.probe.hooks.optimizer import Arguments
-from mp_agent.probe.hooks.patches import Patches, untraced
+from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.step.running_step import running_step
 
 
 class Updates(Protocol):
     """What is notified of updates, and may change them. Calls are made through the guard."""
+
+    def not_training(self, stepping: bool) -> None:
+        """Ignore every optimizer's step while `stepping`: torch makes it to fill in state."""
+
+    def uneven_inputs(self, begins: bool) -> None:
+        """Note that ranks may make different numbers of updates from now on, or no longer do."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """Act: the gradients are as `optimizer` will use them."""
@@ -81,6 +90,8 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
 
 def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> None:
     """Register hooks on every step; after the probe's own hooks, which measure before it acts."""
+    state_dict.install(patches, updates, guard)
+    _install_on_joins(patches, updates, guard)
     ends = _EndsOfUpdates(updates, guard)
 
     def before(
@@ -98,6 +109,28 @@ def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> N
 
     patches.on_restore(register_optimizer_step_pre_hook(before).remove)
     patches.on_restore(ends.close)
+
+
+def _install_on_joins(patches: Patches, updates: Updates, guard: Guard) -> None:
+    """Wrap torch's contexts for uneven inputs, which repeat the model's collectives alone."""
+
+    def wrap(begins: bool) -> Wrapper:
+        def wrap_method(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def method(self: Join, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    if getattr(self, "_enable", True):
+                        guard.run("the guard's ranks", updates.uneven_inputs, begins)
+
+            return method
+
+        return wrap_method
+
+    if dist.is_available():
+        patches.replace(Join, "__enter__", wrap(True))
+        patches.replace(Join, "__exit__", wrap(False))
 
 
 class _EndsOfUpdates:
