@@ -32,7 +32,8 @@ def switched(module: nn.Module, compute: Compute) -> Callable[[], None]:
                 reduced = self.__reduce_ex__(protocol)
             finally:
                 object.__setattr__(self, "__class__", Switched)
-            if reduced[0] is copyreg.__newobj__:  # pickle makes it of the present class alone
+            # Pickle lets this function make an object of the present class alone.
+            if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
                 return plain.__new__, *reduced[1:]
             return reduced
 

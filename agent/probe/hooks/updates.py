@@ -3,8 +3,9 @@
 import functools
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch.distributed as dist
 from torch.amp import GradScaler
@@ -151,7 +152,8 @@ class _EndsOfUpdates:
         """Register the hook, once."""
         if optimizer not in self._hooks:
             hook = self._hooks[optimizer] = optimizer.register_step_post_hook(self._after)
-            optimizer._optimizer_step_post_hooks.move_to_end(hook.id, last=False)
+            hooks: OrderedDict[int, Any] = cast(Any, optimizer._optimizer_step_post_hooks)
+            hooks.move_to_end(hook.id, last=False)
 
     def close(self) -> None:
         """Remove all hooks; that of a step under way, which torch is calling, does nothing more."""

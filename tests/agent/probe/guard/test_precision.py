@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from io import BytesIO
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_copies_of_a_switched_model_compute_by_themselves_and_as_before(way):
 @pytest.mark.parametrize("modules", ["*", "2"])
 def test_a_compiled_model_is_switched_and_switched_back(modules):
     model, switch = make_model(), _switch(modules=modules)
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
 
     def dtype() -> torch.dtype:
         with torch.autocast("cpu", dtype=torch.bfloat16):
