@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from mp_agent.errors import CatalogError
 
@@ -39,6 +39,15 @@ class Action(Enum):
         return f"guard_{self.value}"
 
 
+def _is_finite_number(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # an int beyond float64
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """A number, or a text, by which a policy can be adapted."""
@@ -47,21 +56,24 @@ class Parameter:
     default: float | str
     meaning: str
     minimum: float = -inf
+    maximum: float = inf
     whole: bool = False
     choices: tuple[str, ...] = ()
 
     def problem(self, value: object) -> str | None:
         """Return what is wrong with a value for it, or None."""
         if isinstance(self.default, str):
-            if not isinstance(value, str) or not value:
+            if not isinstance(value, str) or not value.strip():
                 return "must be a text"
             if self.choices and value not in self.choices:
                 return f"must be one of {', '.join(self.choices)}"
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if not _is_finite_number(value):
             return "must be a finite number"
         if value < self.minimum:
             return f"must be at least {self.minimum:g}"
+        if value > self.maximum:
+            return f"must be at most {self.maximum:g}"
         if self.whole and value != int(value):
             return "must be a whole number"
         return None
@@ -92,6 +104,7 @@ def _limits(actions_max: int, window_steps: int) -> tuple[Parameter, ...]:
             default=float(actions_max),
             meaning="how often it acts at most within `window_steps`",
             minimum=1,
+            maximum=10_000,
             whole=True,
         ),
         Parameter(
@@ -185,7 +198,11 @@ POLICIES: tuple[Policy, ...] = (
         parameters=(
             *_troubles(3, 50),
             Parameter(
-                name="rate_factor", default=0.1, meaning="factor of the learning rate", minimum=0
+                name="rate_factor",
+                default=0.1,
+                meaning="factor of the learning rate",
+                minimum=0,
+                maximum=1,
             ),
             Parameter(
                 name="hold_steps",
@@ -202,7 +219,13 @@ POLICIES: tuple[Policy, ...] = (
         action=Action.RAISE_LOSS_SCALE,
         when="GradScaler lowers its scale below `floor`: the scale is set to `floor`.",
         parameters=(
-            Parameter(name="floor", default=128.0, meaning="lowest loss scale", minimum=2.0**-126),
+            Parameter(
+                name="floor",
+                default=128.0,
+                meaning="lowest loss scale",
+                minimum=2.0**-126,
+                maximum=2.0**126,
+            ),
             *_limits(20, 1000),
         ),
     ),
@@ -277,9 +300,18 @@ def _problems(name: str, values: Values) -> Iterator[str]:
     if policy is None:
         yield f"{name!r} is unknown; known: {', '.join(POLICIES_BY_NAME)}"
         return
+    if not isinstance(values, Mapping):
+        yield f"{name} is {values!r}: must be a table of parameters"
+        return
     parameters = {parameter.name: parameter for parameter in policy.parameters}
     for key, value in values.items():
         if key not in parameters:
             yield f"{name} has no {key!r}; it has: {', '.join(parameters)}"
         elif problem := parameters[key].problem(value):
             yield f"{name}.{key} is {value!r}: {problem}"
+    counts = {**policy.defaults, **values}
+    if "troubles" in counts and float(counts["troubles"]) > float(counts["trouble_steps"]):
+        yield (
+            f"{name}.troubles is {counts['troubles']}, {name}.trouble_steps is "
+            f"{counts['trouble_steps']}: there are never so many within so few steps"
+        )

@@ -73,7 +73,11 @@ def _as_policies(value: Any) -> Any:
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise ValueError("must be True, names of policies, or a table of them")
         value = {str(name): {} for name in names}
-    table = {str(name): values or {} for name, values in value.items()}
+    table = {
+        str(name): {} if values is None or values is True else values
+        for name, values in value.items()
+        if values is not False
+    }
     try:
         return with_defaults(table)
     except CatalogError as error:

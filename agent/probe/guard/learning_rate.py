@@ -1,8 +1,7 @@
 """Lowers the learning rate of some updates, and lets it come back."""
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.outcome import UpdateOutcome
-from mp_agent.probe.guard.trouble import TroubleTrigger
+from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
 
 
 class RateReduction:
@@ -14,10 +13,11 @@ class RateReduction:
         self._hold_steps = int(values["hold_steps"])
         self._steps_left = 0
 
-    def observe(self, outcome: UpdateOutcome) -> bool:
+    def observe(self, update: Observation) -> bool:
         """Add an update; return whether the rate is lowered from now on."""
-        self._steps_left = max(self._steps_left - 1, 0)
-        begins = self.trigger.observe(is_trouble=outcome.is_trouble)
+        if update.begins_step:
+            self._steps_left = max(self._steps_left - 1, 0)
+        begins = self.trigger.observe(update)
         if begins:
             self._steps_left = 2 * self._hold_steps
         return begins

@@ -1,6 +1,5 @@
 """Lets modules compute in a wider format than the autocast around them, for a while."""
 
-import functools
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,8 +10,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._pytree import tree_map
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.outcome import UpdateOutcome
-from mp_agent.probe.guard.trouble import TroubleTrigger
+from mp_agent.probe.guard.switched_module import switched
+from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
 from mp_agent.probe.optimizers.plan import fsdp_dtype
 
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -32,20 +31,21 @@ class PrecisionSwitch:
         self._is_switched = False
         self._restore: list[Callable[[], None]] = []
 
-    def observe(self, outcome: UpdateOutcome, model: nn.Module | None) -> bool:
+    def observe(self, update: Observation, model: nn.Module | None) -> bool:
         """Add an update; return whether modules are switched from now on."""
         if self._is_switched:
-            self._quiet_steps = 0 if outcome.is_trouble else self._quiet_steps + 1
+            self._quiet_steps = 0 if update.is_trouble else self._quiet_steps + update.begins_step
             if self._quiet_steps >= self._hold_steps:
                 self.switch_back()
             return False
-        if model is None or not self.trigger.observe(is_trouble=outcome.is_trouble):
+        if model is None or not self.trigger.observe(update):
             return False
         if not (found := list(self._found_in(model))):
             return False
         self._is_switched, self._quiet_steps = True, 0
         if not self._dry_run:
-            self._restore = [_switch(module, self._wide) for module in found]
+            for module in found:
+                self._restore.append(switched(module, self._wide))
         return True
 
     def switch_back(self) -> None:
@@ -55,8 +55,11 @@ class PrecisionSwitch:
             self._restore.pop()()
 
     def _found_in(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Yield the outermost modules of which the name matches; none where FSDP sets the dtype."""
-        if _is_mixed_by_fsdp(model):
+        """Yield the outermost modules of which the name matches; none where FSDP sets the dtype.
+
+        Nor scripted ones, which torch does not let compute in another way.
+        """
+        if _is_mixed_by_fsdp(model) or isinstance(model, torch.jit.ScriptModule):
             return
         if "*" in self._patterns:
             yield model
@@ -77,28 +80,6 @@ def _is_mixed_by_fsdp(model: nn.Module) -> bool:
         return True
     wrapped = [module for module in modules if isinstance(module, FullyShardedDataParallel)]
     return any(module.mixed_precision.param_dtype is not None for module in wrapped)
-
-
-def _switch(module: nn.Module, wide: Callable[..., Any]) -> Callable[[], None]:
-    """Wrap `module.forward`; return what undoes it."""
-    own = vars(module).get("forward")
-    original = module.forward
-
-    @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return wide(module, original, args, kwargs)
-
-    module.forward = forward
-
-    def undo() -> None:
-        if vars(module).get("forward") is not forward:
-            return
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-    return undo
 
 
 def _in_fp32(

@@ -9,7 +9,7 @@ from mp_agent.probe.guard.learning_rate import RateReduction
 from mp_agent.probe.guard.outcome import UpdateOutcome
 from mp_agent.probe.guard.precision import PrecisionSwitch
 from mp_agent.probe.guard.requests import Requests
-from mp_agent.probe.guard.trouble import TroubleTrigger
+from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
 
 
 class SlowPolicies:
@@ -32,19 +32,24 @@ class SlowPolicies:
         """What the learning rate of the next update is multiplied by."""
         return 1.0 if self._rate is None else self._rate.factor
 
-    def observe(self, outcome: UpdateOutcome, model: nn.Module | None, step: int) -> list[Action]:
-        """Add an update, and act; return what is done. step: the trainer's, under way."""
+    def observe(
+        self, outcome: UpdateOutcome, model: nn.Module | None, step: int, *, begins_step: bool
+    ) -> list[Action]:
+        """Add an update, and act; return what is done.
+
+        step: the trainer's, under way. begins_step: whether the update is the first of its step.
+        """
         actions: list[Action] = []
-        trouble = outcome.is_trouble
-        if self._rate is not None and self._rate.observe(outcome):
+        seen = Observation(is_trouble=outcome.is_trouble, begins_step=begins_step)
+        if self._rate is not None and self._rate.observe(seen):
             actions.append(Action.LOWER_LEARNING_RATE)
-        if self._precision is not None and self._precision.observe(outcome, model):
+        if self._precision is not None and self._precision.observe(seen, model):
             actions.append(Action.WIDEN_PRECISION)
-        if self._checkpoint is not None and self._checkpoint.observe(is_trouble=trouble):
+        if self._checkpoint is not None and self._checkpoint.observe(seen):
             actions.append(Action.REQUEST_CHECKPOINT)
             if not self._dry_run:
                 self._requests.ask_for_checkpoint(step)
-        if self._stop is not None and self._stop.observe(is_trouble=trouble):
+        if self._stop is not None and self._stop.observe(seen):
             actions.append(Action.REQUEST_STOP)
             self._requests.stop = self._requests.stop or not self._dry_run
         if any(trigger.is_none_left for trigger in self._triggers):

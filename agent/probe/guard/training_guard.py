@@ -2,8 +2,9 @@
 
 import logging
 import weakref
-from collections.abc import Mapping
-from threading import get_ident
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Thread, current_thread
 
 import torch
 from torch.amp import GradScaler
@@ -59,12 +60,26 @@ class TrainingGuard:
         floor = policies.get("raise_loss_scale")
         self._floor = None if floor is None else ScaleFloor(floor, dry_run=dry_run)
         self._log = ActionLog(dry_run=dry_run)
-        self._thread: int | None = None
+        self._thread: Thread | None = None
         self._running: int | None = None
         """`id` of the outermost optimizer whose update is under way, or has raised."""
         self._scaler_asks: Optimizer | None = None
         """Its scaler was asked for an update that no collective belongs to yet."""
+        self._has_failed = False
+        """What this rank was to do has failed: the others learn of it at the next update."""
+        self._updated: set[int] = set()
+        """`id` of the optimizers that have been updated in the step under way."""
+        self._is_paused = False
+        self._is_uneven = False
         self._is_off = False
+
+    def not_training(self, stepping: bool) -> None:
+        """Ignore updates while `stepping`: maybe one rank alone makes them, to fill in state."""
+        self._is_paused = stepping
+
+    def uneven_inputs(self, begins: bool) -> None:
+        """Leave updates alone from now on, or no longer: a rank without inputs makes none."""
+        self._is_uneven = begins
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """Decide on the update that `optimizer` is about to make, and act on it."""
@@ -74,10 +89,11 @@ class TrainingGuard:
             return
         self._running, self._scaler_asks = id(optimizer), None
         guarded = self._guarded(optimizer)
-        guarded.finish()
-        verdict = self._verdict(optimizer, guarded, self._own_numbers(optimizer))
-        if not (self._dry_run or self._is_off):
-            guarded.carry_out(optimizer, verdict, self._slow.rate_factor)
+        numbers = self._own_numbers(optimizer, guarded)
+        with self._failure_shared():
+            verdict = self._verdict(optimizer, guarded, numbers)
+            if not (self._dry_run or self._is_off):
+                guarded.carry_out(optimizer, verdict, self._slow.rate_factor)
 
     def update_ended(self, optimizer: Optimizer) -> None:
         """Restore what was changed for the update."""
@@ -96,8 +112,9 @@ class TrainingGuard:
         asked, self._scaler_asks = self._scaler_asks, None
         if asked is optimizer and not self._is_off:
             guarded = self._guarded(optimizer)
-            numbers = skipped_by_scaler(guarded.device)
-            self._verdict(optimizer, guarded, numbers)
+            part = failed if self._has_failed else skipped_by_scaler
+            with self._failure_shared():
+                self._verdict(optimizer, guarded, part(guarded.device))
 
     def scaler_updated(self, scaler: GradScaler) -> None:
         """Keep the loss scale above its floor."""
@@ -118,12 +135,17 @@ class TrainingGuard:
     def _is_of_training(self, optimizer: Optimizer) -> bool:
         """Return whether this is an update of the training, by the thread that trains."""
         context = self._context
+        if self._is_paused:
+            return False
         if context.thread.engine_steps:
             context.note_unsupported("the guard of an engine that steps by itself")
             return False
-        if self._thread is None:
-            self._thread = get_ident()
-        return self._thread == get_ident()
+        if self._is_uneven:
+            context.note_unsupported("the guard where ranks may make uneven numbers of updates")
+            return False
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = current_thread()
+        return self._thread is current_thread()
 
     def _is_within_another(self, optimizer: Optimizer) -> bool:
         """Return whether the update is a part of another optimizer's, which was decided on."""
@@ -138,14 +160,29 @@ class TrainingGuard:
             self._optimizers[optimizer] = found
         return found
 
-    def _own_numbers(self, optimizer: Optimizer) -> torch.Tensor:
+    def _own_numbers(self, optimizer: Optimizer, guarded: GuardedOptimizer) -> torch.Tensor:
         """Return this rank's part; a failure is reported to the other ranks, which wait."""
+        if self._has_failed:
+            return failed(guarded.device)
         try:
+            guarded.finish()
             return self._measured(optimizer)
         except Exception as error:
             pass_on(error)
             log.warning("the guard cannot measure gradients", exc_info=True)
-            return failed(_device_of(optimizer))
+            return failed(guarded.device)
+
+    @contextmanager
+    def _failure_shared(self) -> Iterator[None]:
+        """Have all ranks end the guard at their next update where it fails on this one.
+
+        A rank that was left out by itself would not enter the collectives that others wait in.
+        """
+        try:
+            yield
+        except Exception:
+            self._has_failed = True
+            raise
 
     def _measured(self, optimizer: Optimizer) -> torch.Tensor:
         watched = self._context.registry.of(optimizer)
@@ -168,8 +205,7 @@ class TrainingGuard:
         try:
             agreed, ranks = self._agreement.sums(numbers), self._agreement.ranks
         except Exception:
-            self._is_off = True
-            log.warning("the ranks could not agree on an update: the guard is off from now on")
+            self._turn_off("the ranks could not agree on an update")
             raise
         verdict, outcomes = guarded.judge(agreed, ranks)
         scalars = self._scalars_of(optimizer)
@@ -178,20 +214,37 @@ class TrainingGuard:
         self._note(scalars, Action.SKIP_UPDATE, verdict.is_skipped)
         self._note(scalars, Action.CLIP_GRADIENTS, verdict.coefficient != 1.0)
         self._note(scalars, Action.NONE_LEFT, verdict.is_none_left)
+        begins_step = self._begins_step(optimizer)
         for outcome in outcomes:
-            self._follow(outcome, scalars)
+            self._follow(outcome, scalars, begins_step=begins_step)
         return verdict
 
-    def _follow(self, outcome: UpdateOutcome, scalars: dict[str, Scalar]) -> None:
+    def _begins_step(self, optimizer: Optimizer) -> bool:
+        """Return whether this is the first update of a step, of which several make each its own."""
+        begins = not self._updated or id(optimizer) in self._updated
+        if begins:
+            self._updated.clear()
+        self._updated.add(id(optimizer))
+        return begins
+
+    def _turn_off(self, reason: str) -> None:
+        """Do nothing any more, and restore what is switched."""
+        self._is_off = True
+        log.warning("%s: the guard is off from now on", reason)
+        self._slow.close()
+
+    def _follow(
+        self, outcome: UpdateOutcome, scalars: dict[str, Scalar], *, begins_step: bool
+    ) -> None:
         """Let the slower policies act on what has become of an update."""
         sequence = self._context.step.sequence
         if outcome.is_failed:
-            self._is_off = True
-            log.warning("gradients cannot be measured on every rank: the guard is off from now on")
+            self._turn_off("a rank cannot measure its gradients, or act on them")
             return
         self._log.updated(outcome, sequence)
         step = sequence + self._context.trainer_step.lead
-        for action in self._slow.observe(outcome, self._context.registry.root, step):
+        root = self._context.registry.root
+        for action in self._slow.observe(outcome, root, step, begins_step=begins_step):
             self._note(scalars, action, True)
             self._log.acted(action, sequence)
 

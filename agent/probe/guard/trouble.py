@@ -1,12 +1,20 @@
 """When trouble repeats, and how often the slower policies may act on it."""
 
 from collections import deque
+from typing import NamedTuple
 
 from mp_agent.catalog.guard import Values
 
 
+class Observation(NamedTuple):
+    """What the slower policies see of an update. Of several in a step the first begins it."""
+
+    is_trouble: bool
+    begins_step: bool = True
+
+
 class TroubleTrigger:
-    """Sets a policy off: enough troubled updates within some steps, and not too often."""
+    """Sets a policy off: enough troubled steps within some steps, and not too often."""
 
     def __init__(self, values: Values) -> None:
         self._troubles = int(values["troubles"])
@@ -15,18 +23,20 @@ class TroubleTrigger:
         self._window_steps = int(values["window_steps"])
         self._step = 0
         self._troubled: deque[int] = deque()
+        self._last_troubled = 0
         self._acted: deque[int] = deque()
         self.is_none_left = False
         """The last update would have set the policy off, which had acted too often."""
 
-    def observe(self, *, is_trouble: bool) -> bool:
+    def observe(self, update: Observation) -> bool:
         """Add an update; return whether the policy is to act."""
-        self._step += 1
+        self._step += update.begins_step
         self.is_none_left = False
         _drop_before(self._troubled, self._step - self._trouble_steps + 1)
         _drop_before(self._acted, self._step - self._window_steps + 1)
-        if not is_trouble:
+        if not update.is_trouble or self._last_troubled == self._step:
             return False
+        self._last_troubled = self._step
         self._troubled.append(self._step)
         if len(self._troubled) < self._troubles:
             return False

@@ -1,9 +1,11 @@
 """Carries a verdict out: skips an optimizer's update, or scales its gradients down.
 
 On the host the verdict is read: a skipped update is one without gradients, which every optimizer
-of torch leaves alone, state included. On a device it is not read. A fused optimizer takes the
-verdict as `found_inf` and skips as it does for a GradScaler; for others the gradients become 0,
-upon which momentum and weight decay still move the weights by what earlier steps left.
+of torch leaves alone, state included. Others, which may not look for absent gradients, step on
+zeros, and what that has changed is put back (`rollback`). On a device it is not read. A fused
+optimizer takes the verdict as `found_inf` and skips as it does for a GradScaler; for others the
+gradients become 0, upon which momentum and weight decay still move the weights by what earlier
+steps left.
 """
 
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.guard.rollback import Rollback
 from mp_agent.probe.guard.verdict import UpdateVerdict
 
 _ABSENT = object()
@@ -27,25 +30,33 @@ class GuardedUpdate:
     ) -> None:
         """rate_factor: what the learning rates of all groups are multiplied by."""
         self._optimizer = optimizer
-        self._set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._set_aside: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        self._rollback: Rollback | None = None
         self._attributes: dict[str, Any] = {}
         self._rates: list[tuple[dict[str, Any], Any, Any]] = []
-        if rate_factor != 1.0:
-            self._lower_rates(rate_factor)
-        if accelerator.is_on_host(verdict.norm.device):
-            self._carry_out_on_host(verdict)
-        else:
-            self._carry_out_on_device(verdict)
+        try:
+            if rate_factor != 1.0:
+                self._lower_rates(rate_factor)
+            if accelerator.is_on_host(verdict.norm.device):
+                self._carry_out_on_host(verdict)
+            else:
+                self._carry_out_on_device(verdict)
+        except BaseException:
+            self.finish()
+            raise
 
     def finish(self) -> None:
         """Restore the gradients, the learning rates and the optimizer's attributes."""
+        if self._rollback is not None:
+            self._rollback.restore()
+            self._rollback = None
         while self._rates:
             group, before, lowered = self._rates.pop()
             if group.get("lr") is lowered:  # else the script has set another one meanwhile
                 group["lr"] = before
         while self._set_aside:
-            parameter, gradient = self._set_aside.pop()
-            if parameter.grad is None:
+            parameter, gradient, substitute = self._set_aside.pop()
+            if parameter.grad is substitute:  # else the script has set another one meanwhile
                 parameter.grad = gradient
         for name, value in self._attributes.items():
             if value is _ABSENT:
@@ -56,9 +67,13 @@ class GuardedUpdate:
 
     def _carry_out_on_host(self, verdict: UpdateVerdict) -> None:
         if bool(verdict.is_skipped):
+            is_of_torch = type(self._optimizer).step.__module__.partition(".")[0] == "torch"
+            if not is_of_torch:
+                self._rollback = Rollback(self._optimizer)
             for parameter, gradient in _gradients(self._optimizer):
-                self._set_aside.append((parameter, gradient))
-                parameter.grad = None
+                substitute = None if is_of_torch else torch.zeros_like(gradient)
+                self._set_aside.append((parameter, gradient, substitute))
+                parameter.grad = substitute
         elif (coefficient := float(verdict.coefficient)) != 1.0:
             for _, gradient in _gradients(self._optimizer):
                 _local(gradient).mul_(coefficient)
@@ -84,11 +99,15 @@ class GuardedUpdate:
             local.mul_(coefficients[local.dtype])
 
     def _lower_rates(self, factor: float) -> None:
-        """Lower what the update uses, not what schedulers and checkpoints read between updates."""
+        """Lower what the update uses, not what schedulers and checkpoints read between updates.
+
+        A group without a rate, whose optimizer finds one by itself (Adafactor), is left alone.
+        """
         for group in self._optimizer.param_groups:
-            if "lr" in group:
-                lowered = group["lr"] * factor
-                self._rates.append((group, group["lr"], lowered))
+            rate = group.get("lr")
+            if isinstance(rate, int | float | torch.Tensor):
+                lowered = rate * factor
+                self._rates.append((group, rate, lowered))
                 group["lr"] = lowered
 
     def _put(self, name: str, value: object) -> None:

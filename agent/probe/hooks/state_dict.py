@@ -2,16 +2,22 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint import state_dict
 
-from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches
 from mp_agent.probe.isolation.guard import Guard
 
 
-def install(patches: Patches, events: Events, guard: Guard) -> None:
+class OtherSteps(Protocol):
+    """What is notified of steps that are not training."""
+
+    def not_training(self, stepping: bool) -> None:
+        """Ignore every optimizer's step while `stepping`."""
+
+
+def install(patches: Patches, events: OtherSteps, guard: Guard) -> None:
     """Wrap what steps an optimizer with zero gradients and a learning rate of zero."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,15 @@ def test_the_default_is_to_skip_what_is_not_finite_and_to_clip_spikes():
         ({"skip_spikes": {"warmup_steps": 2.5}}, "must be a whole number"),
         ({"widen_precision": {"dtype": "fp64"}}, "must be one of fp32, bf16"),
         ({"widen_precision": {"modules": 3}}, "must be a text"),
+        ({"widen_precision": {"modules": "  "}}, "must be a text"),
+        ({"clip_spikes": 5}, "clip_spikes is 5: must be a table of parameters"),
+        ({"clip_spikes": [1]}, "clip_spikes is [1]: must be a table of parameters"),
+        ({"clip_spikes": ""}, "clip_spikes is '': must be a table of parameters"),
+        ({"skip_nonfinite": {"actions_max": 10**400}}, "must be a finite number"),
+        ({"skip_nonfinite": {"actions_max": 1e300}}, "must be at most 10000"),
+        ({"lower_learning_rate": {"rate_factor": 5}}, "rate_factor is 5: must be at most 1"),
+        ({"raise_loss_scale": {"floor": 1e300}}, "raise_loss_scale.floor is 1e+300: must be at"),
+        ({"request_stop": {"troubles": 60}}, "troubles is 60, request_stop.trouble_steps is 50.0"),
     ],
 )
 def test_what_is_wrong_is_named(given, message):

@@ -103,7 +103,12 @@ def test_policies_of_the_guard_are_adapted_by_a_table(monkeypatch):
     assert settings.guard["widen_precision"]["dtype"] == "fp32"
 
 
-@pytest.mark.parametrize("nothing", [False, "false", {}, ()])
+def test_policies_in_a_table_are_switched_on_and_off_by_a_word():
+    guard = load_settings(guard={"skip_nonfinite": True, "clip_spikes": False})[0].guard
+    assert list(guard) == ["skip_nonfinite"]
+
+
+@pytest.mark.parametrize("nothing", [False, "false", {}, (), {"clip_spikes": False}])
 def test_no_policy_is_no_guard(nothing):
     assert load_settings(guard=nothing)[0].guard == {}
 

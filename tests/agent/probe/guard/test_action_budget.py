@@ -1,5 +1,6 @@
 """How often a policy may act."""
 
+import pytest
 import torch
 
 from mp_agent.probe.guard.action_budget import ActionBudget
@@ -15,6 +16,17 @@ def test_acts_as_often_at_once_as_it_may_and_then_at_the_rate_of_the_window():
     budget = ActionBudget(3, 10, CPU)
     assert _granted(budget, 3) == 3
     assert 29 <= _granted(budget, 100) <= 31
+
+
+@pytest.mark.parametrize("window_steps", [1, 7, 20, 60])
+def test_no_window_of_steps_has_more_actions_than_it_may(window_steps):
+    budget = ActionBudget(5, window_steps, CPU)
+    wanted = torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.7
+    acted = [bool(budget.grant(each)) for each in wanted]
+    windows = [acted[first : first + window_steps] for first in range(len(acted))]
+    assert max(map(sum, windows)) == min(5, window_steps)
+    if window_steps <= 5:
+        assert acted == wanted.tolist()
 
 
 def test_what_is_not_used_comes_back_and_is_not_saved_beyond_the_limit():

@@ -4,20 +4,9 @@ import pytest
 
 from mp_agent.catalog.guard import POLICIES_BY_NAME
 from mp_agent.probe.guard.learning_rate import RateReduction
-from mp_agent.probe.guard.outcome import UpdateOutcome
+from mp_agent.probe.guard.trouble import Observation
 
-CALM = UpdateOutcome(
-    norm=1.0,
-    limit=4.0,
-    is_nonfinite=False,
-    is_scaler_skip=False,
-    is_spike=False,
-    is_skipped=False,
-    coefficient=1.0,
-    is_none_left=False,
-    is_failed=False,
-)
-BAD = CALM._replace(is_nonfinite=True)
+CALM, BAD = Observation(is_trouble=False), Observation(is_trouble=True)
 
 
 def test_the_rate_falls_stays_low_and_comes_back_in_equal_parts():
@@ -31,3 +20,14 @@ def test_the_rate_falls_stays_low_and_comes_back_in_equal_parts():
         factors.append(reduction.factor)
     expected = [0.1, 0.1, 0.1, 0.1, 0.1, 0.325, 0.55, 0.775, 1.0, 1.0]
     assert factors == pytest.approx(expected)
+
+
+def test_steps_are_counted_where_several_optimizers_update():
+    defaults = POLICIES_BY_NAME["lower_learning_rate"].defaults
+    reduction = RateReduction({**defaults, "troubles": 1.0, "hold_steps": 2.0})
+    assert reduction.observe(BAD)
+    for begins_step in (False, True, False, True, False):
+        assert not reduction.observe(CALM._replace(begins_step=begins_step))
+    assert reduction.factor == pytest.approx(0.1)
+    reduction.observe(CALM)
+    assert reduction.factor == pytest.approx(0.55)

@@ -1,5 +1,10 @@
 """Modules that compute in a wider format for a while."""
 
+from copy import deepcopy
+from io import BytesIO
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +31,12 @@ def _dtypes(model: nn.Sequential) -> list[torch.dtype]:
     return seen
 
 
+def _switched(model: nn.Module) -> list[str]:
+    """The names of the modules that compute in another way than their class does."""
+    plain = (nn.Linear, nn.Tanh, nn.Sequential, nn.ModuleDict)
+    return [name for name, module in model.named_modules() if type(module) not in plain]
+
+
 def test_named_modules_compute_in_fp32_until_it_has_been_calm():
     model, switch = make_model(), _switch(modules="2")
     assert _dtypes(model) == [torch.bfloat16] * 3
@@ -35,7 +46,7 @@ def test_named_modules_compute_in_fp32_until_it_has_been_calm():
     assert _dtypes(model)[2] == torch.float32
     switch.observe(CALM, model)
     assert _dtypes(model) == [torch.bfloat16] * 3
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not _switched(model)
 
 
 def test_the_whole_model_is_switched_by_a_star_and_named_as_without_wrappers():
@@ -44,10 +55,7 @@ def test_the_whole_model_is_switched_by_a_star_and_named_as_without_wrappers():
     assert _dtypes(model) == [torch.float32] * 3
     wrapped = nn.ModuleDict({"module": make_model()})
     assert _switch(modules="0 2").observe(BAD, wrapped)
-    assert [name for name, m in wrapped.named_modules() if "forward" in vars(m)] == [
-        "module.0",
-        "module.2",
-    ]
+    assert _switched(wrapped) == ["module.0", "module.2"]
 
 
 def test_modules_can_compute_under_autocast_to_bf16():
@@ -73,4 +81,43 @@ def test_a_name_that_no_module_has_is_no_action():
 def test_a_dry_run_switches_nothing():
     model = make_model()
     assert _switch(dry_run=True).observe(BAD, model)
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not _switched(model)
+
+
+@pytest.mark.parametrize("way", ["copied", "saved"])
+def test_copies_of_a_switched_model_compute_by_themselves_and_as_before(way):
+    model = make_model()
+    assert _switch(modules="2").observe(BAD, model)
+    copied = deepcopy(model)
+    if way == "saved":
+        torch.save(model, stream := BytesIO())
+        stream.seek(0)
+        copied = torch.load(stream, weights_only=False)
+    for parameter in copied.parameters():
+        nn.init.zeros_(parameter)
+    assert not _switched(copied)
+    assert _switched(model) == ["2"]
+    assert _dtypes(copied) == [torch.bfloat16] * 3
+    assert not copied(torch.ones(1, 4)).any()
+    assert model(torch.ones(1, 4)).any()
+
+
+@pytest.mark.parametrize("modules", ["*", "2"])
+def test_a_compiled_model_is_switched_and_switched_back(modules):
+    model, switch = make_model(), _switch(modules=modules)
+    compiled: Any = torch.compile(model, backend="eager")
+
+    def dtype() -> torch.dtype:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found: torch.dtype = compiled(torch.ones(1, 4)).dtype
+        return found
+
+    assert dtype() == torch.bfloat16
+    assert switch.observe(BAD, compiled if modules == "*" else model)
+    assert dtype() == torch.float32
+    switch.switch_back()
+    assert dtype() == torch.bfloat16
+
+
+def test_a_scripted_model_is_left_alone():
+    assert not _switch().observe(BAD, torch.jit.script(make_model()))

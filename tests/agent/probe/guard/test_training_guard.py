@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
+from threading import Thread
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from mp_agent.records.columns import step_columns
 from tests.agent.probe.small_model import fail, make_loss, make_model
@@ -136,9 +138,9 @@ def test_detaching_restores_what_is_switched(watch):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     _train(model, optimizer, steps=POISONED + 1)
-    assert "forward" in vars(model)
+    assert type(model) is not nn.Sequential
     started.probe.detach()
-    assert "forward" not in vars(model)
+    assert type(model) is nn.Sequential
 
 
 def test_a_failure_to_measure_turns_the_guard_off_and_training_goes_on(watch, monkeypatch, caplog):
@@ -148,6 +150,43 @@ def test_a_failure_to_measure_turns_the_guard_off_and_training_goes_on(watch, mo
     assert not _equal(weights[1], weights[2])
     assert "the guard is off from now on" in caplog.text
     started.probe.flush()
+
+
+def test_a_failure_to_act_turns_the_guard_off_and_restores_what_is_switched(
+    watch, monkeypatch, caplog
+):
+    """Not to rest alone after some failures: the other ranks would wait for this one."""
+    started = watch(guard={"skip_nonfinite": {}, "widen_precision": {"troubles": 1}})
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _train(model, optimizer, steps=POISONED + 1)
+    assert type(model) is not nn.Sequential
+    monkeypatch.setattr("mp_agent.probe.guard.guarded_optimizer.GuardedUpdate", fail)
+    _train(model, optimizer, steps=2)
+    assert "the guard is off from now on" in caplog.text
+    assert type(model) is nn.Sequential
+    assert started.state().probe_errors == 1
+
+
+def test_steps_that_fill_in_state_for_a_checkpoint_are_no_updates(watch, monkeypatch):
+    """One rank alone may make them: it would wait for the others."""
+    watch(guard=True)
+    monkeypatch.setattr("mp_agent.probe.guard.agreement.Agreement.sums", fail)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    get_optimizer_state_dict(model, optimizer)
+    assert optimizer.state
+
+
+def test_a_new_thread_that_trains_after_the_first_has_ended_is_guarded(watch):
+    watch(guard=True)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for steps in (3, POISONED + 1):
+        thread = Thread(target=_train, args=(model, optimizer), kwargs={"steps": steps})
+        thread.start()
+        thread.join()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
 def test_an_optimizer_within_an_optimizer_is_decided_on_once(watch):

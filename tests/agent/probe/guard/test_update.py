@@ -65,6 +65,68 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+class _Unaware(torch.optim.Optimizer):
+    """Looks for no absent gradients, and keeps state of several kinds, as one by hand may do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                state.setdefault("past", []).append(float(parameter.grad.sum()))
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+                momentum.mul_(0.9).add_(parameter.grad)
+                parameter.mul_(0.99).add_(momentum, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_skipped_update_of_an_optimizer_that_is_not_torchs_is_undone(steps):
+    model = make_model()
+    optimizer = _Unaware(model.parameters())
+    for seed in range(steps + 1):
+        make_loss(model, seed).backward()
+        if seed < steps:
+            optimizer.step()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    momenta = [state["momentum"] for state in optimizer.state.values()]
+    before = _state(model, optimizer)
+
+    update = GuardedUpdate(optimizer, _verdict(skipped=True))
+    optimizer.step()
+    assert not _equal(_state(model, optimizer), before)
+    update.finish()
+
+    assert _equal(_state(model, optimizer), before)
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    kept = [state["momentum"] for state in optimizer.state.values()]
+    assert all(now is then for now, then in zip(kept, momenta, strict=True))
+
+
+def test_the_state_of_an_optimizer_within_one_that_is_not_torchs_is_put_back(watch):
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+            self.inner.step()
+
+    model, inner = _trained(OPTIMIZERS["adamw"])
+    outer = Wrapper(inner)
+    before = _state(model, inner)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[0] = torch.nan
+    watch(guard=True)
+    outer.step()
+    assert _equal(_state(model, inner), before)
+
+
 @pytest.fixture(params=["host", "device"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Carry verdicts out as on the host, or without reading them as on a device."""

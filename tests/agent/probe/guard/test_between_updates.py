@@ -1,0 +1,165 @@
+"""What the script finds between updates, and where it cuts one short: its own learning rates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mp_agent
+from mp_agent.probe import api
+from tests.agent.probe.small_model import make_loss, make_model
+
+POISONED, STEPS = 2, 8
+POLICIES: dict[str, dict[str, float]] = {
+    "skip_nonfinite": {},
+    "lower_learning_rate": {"troubles": 1, "hold_steps": 4},
+    "request_checkpoint": {"troubles": 1},
+}
+
+
+def _poison(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[0] = torch.nan
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        make_loss(model, step).backward()
+        if step == POISONED:
+            _poison(model)
+        optimizer.step()
+
+
+@pytest.fixture
+def init(tmp_path, monkeypatch):
+    """`mp_agent.init` with the policies, as a script calls it."""
+    monkeypatch.setattr(api, "_checkpoint_callbacks", [])
+    yield lambda: mp_agent.init(dir=tmp_path, run="run", node_agent="none", guard=POLICIES)
+    mp_agent.shutdown()
+
+
+def test_a_checkpoint_saved_by_a_callback_has_the_rates_and_gradients_of_the_script(init):
+    init()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    found: list[tuple[float, bool]] = []
+
+    @mp_agent.on_checkpoint_request
+    def save(step: int) -> None:
+        rate = optimizer.state_dict()["param_groups"][0]["lr"]
+        found.append((rate, all(p.grad is not None for p in model.parameters())))
+
+    _train(model, optimizer)
+    assert found == [(0.1, True)]
+
+
+def test_a_callback_may_end_the_watching(init):
+    init()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    mp_agent.on_checkpoint_request(lambda step: mp_agent.shutdown())
+    _train(model, optimizer)
+    assert not mp_agent.checkpoint_requested()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("hooks", ["before", "after"])
+def test_a_scheduler_in_a_hook_of_the_optimizer_steps_from_the_rates_of_the_script(watch, hooks):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    if hooks == "before":
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    watch(guard=POLICIES)
+    if hooks == "after":
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    _train(model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**STEPS
+
+
+def test_no_hook_stays_on_the_optimizer_once_the_guard_has_ended(watch):
+    started = watch(guard=POLICIES)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    _train(model, optimizer)
+    started.probe.detach()
+    assert not optimizer._optimizer_step_post_hooks
+
+
+class _OwnRates(torch.optim.Optimizer):
+    """Finds a rate by itself where a group has none, as Adafactor does."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-(group["lr"] or 0.01))
+
+
+def test_a_group_without_a_rate_is_guarded_and_the_rates_of_others_come_back(watch):
+    watch(guard=POLICIES)
+    model = make_model()
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": None}]
+    optimizer = _OwnRates(groups)
+    _train(model, optimizer)
+    assert all(torch.isfinite(parameter).all() for parameter in parameters)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, None]
+
+
+def test_a_closure_that_raises_leaves_the_rates_of_the_script(watch):
+    watch(guard=POLICIES)
+    model = make_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5)
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise ValueError
+        optimizer.zero_grad()
+        loss = make_loss(model)
+        loss.backward()
+        if calls == 1:
+            _poison(model)
+        return loss
+
+    optimizer.step(closure)  # skipped: there is no second call
+    with pytest.raises(ValueError):
+        optimizer.step(closure)
+    assert calls == 3
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_what_the_docs_say_is_not_guarded_is_not(watch):
+    """Running statistics of a forward pass, and the rate that LBFGS has read before its closure."""
+    watch(guard=POLICIES)
+    normalization = nn.BatchNorm1d(4)
+    model = nn.Sequential(normalization, make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.full((3, 4), torch.nan)).sum().backward()
+    optimizer.step()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert normalization.running_mean is not None
+    assert torch.isnan(normalization.running_mean).all()
+
+    weight = nn.Parameter(torch.zeros(1))
+    slow = torch.optim.LBFGS([weight], lr=0.5, max_iter=1)
+
+    def closure() -> torch.Tensor:
+        slow.zero_grad()
+        loss = (0.1 * weight).sum()
+        loss.backward()
+        return loss
+
+    slow.step(closure)
+    assert weight.item() == pytest.approx(-0.05)
