@@ -2,8 +2,8 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -112,17 +112,17 @@ def test_models_can_be_scripted(watch):
 class Tagged(torch.Tensor):
     """A tensor that has functions of its own for some of torch's."""
 
-    called: Sequence[object] = ()
+    called: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        cls.called = [*cls.called, *(name for name, each in KEPT.items() if each is func)]
+        cls.called.extend(name for name, each in KEPT.items() if each is func)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def test_tensors_with_functions_of_their_own_are_asked_for_the_functions_of_torch(watch):
     _, watched = measuring(watch)
-    Tagged.called = ()
+    Tagged.called.clear()
     logits = torch.randn(3, 5).as_subclass(Tagged)
     F.cross_entropy(logits, torch.tensor([0, 1, 2]))
     F.softmax(logits, dim=-1)
