@@ -26,18 +26,15 @@ class StepActivations:
     def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
         """Return the names of the modules, by family; the same object while they are the same."""
         if model is not None and (self._modules is None or not self._modules.is_of(model)):
-            modules = self._modules = OutputModules(model)
-            for feature in modules.not_covered:
-                self._note_unsupported(feature)
-            names = {ACTIVATIONS.name: modules.names} if modules.names else _NONE
-            self._layers = self._layers if names == self._layers else names
+            self._look_at(model)
         return self._layers
 
     def begin(self, model: nn.Module | None) -> None:
         """Put hooks on the modules for the next forward pass."""
-        self.layers(model)
-        if model is not None and self._modules is not None and self._modules.names:
-            self._sampling.begin(self._modules)
+        if model is not None:
+            modules = self._look_at(model)  # scripts add, wrap and replace modules
+            if modules.names:
+                self._sampling.begin(modules)
 
     def end(self, step: OpenStep) -> None:
         """Remove the hooks, and add what was measured to the step."""
@@ -53,3 +50,11 @@ class StepActivations:
     def close(self) -> None:
         """Remove the hooks."""
         self._sampling.end()
+
+    def _look_at(self, model: nn.Module) -> OutputModules:
+        modules = self._modules = OutputModules(model)
+        for feature in modules.not_covered:
+            self._note_unsupported(feature)
+        names = {ACTIVATIONS.name: modules.names} if modules.names else _NONE
+        self._layers = self._layers if names == self._layers else names
+        return modules

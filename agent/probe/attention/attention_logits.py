@@ -18,6 +18,7 @@ def attention_row(
     *,
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
+    diagonal: int = 0,
     scale: float | None = None,
     offset: int = 0,
 ) -> torch.Tensor | None:
@@ -25,8 +26,9 @@ def attention_row(
 
     query [..., Hq, L, E], key [..., H, S, E], mask broadcastable to [..., Hq, L, S]: as
     `scaled_dot_product_attention` takes them, with or without `enable_gqa`. The logits are
-    query · key * scale + mask, in at least 32 bits. offset: which heads and queries are looked at;
-    keys are spread over all, the first one always among them.
+    query · key * scale + mask, in at least 32 bits. diagonal: with `is_causal`, the one up to which
+    keys are visible. offset: which heads and queries are looked at; keys are spread over all, the
+    first one always among them.
     """
     query_BHLE, key_BHSE = _of_four(query), _of_four(key)
     batch = max(query_BHLE.shape[0], key_BHSE.shape[0])
@@ -63,7 +65,7 @@ def attention_row(
     if is_causal:
         rows = torch.arange(queries, device=query.device)[some_queries]
         columns = torch.arange(keys, device=query.device)[some_keys]
-        visible = visible & (columns <= rows.unsqueeze(1))
+        visible = visible & (columns <= rows.unsqueeze(1) + diagonal)
     return _row(logits, visible)
 
 

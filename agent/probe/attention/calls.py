@@ -2,7 +2,8 @@
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import update_wrapper
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -10,25 +11,48 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import has_torch_function
 
 Seen = Callable[[FrameType, Sequence[Any], Mapping[str, Any]], None]
 """Called after a call, with the frame of the caller and the arguments."""
+
+_Place = tuple[dict[str, Any], str, Any, Any]
+"""A namespace, a key in it, the function that was there, and what stands in for it."""
 
 _RUN_OF_MODULE: CodeType = nn.Module._call_impl.__code__
 
 
 class _Call:
-    """A function that reports its calls; a copy, pickled or deep, is the function itself."""
+    """A function that reports its calls; equal to it, and a copy, pickled or deep, is it itself."""
 
-    def __init__(self, name: str, function: Callable[..., Any], seen: Seen) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        seen: Seen,
+        restored: Callable[["_Call"], AbstractContextManager[None]],
+    ) -> None:
+        """restored: a context in which the function is in its places again."""
         update_wrapper(self, function)
-        self._name, self._function, self._seen = name, function, seen
+        self._name, self._function, self._seen, self._restored = name, function, seen, restored
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._function(*args, **kwargs)
-        if not torch.compiler.is_compiling() and not torch._C._get_tracing_state():
-            self._seen(sys._getframe(1), args, kwargs)
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+            return self._function(*args, **kwargs)
+        if has_torch_function((*args, *kwargs.values())):
+            # A `__torch_function__` finds out by identity which function it is called for.
+            with self._restored(self):
+                result = self._function(*args, **kwargs)
+        else:
+            result = self._function(*args, **kwargs)
+        self._seen(sys._getframe(1), args, kwargs)
         return result
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._function is other
+
+    def __hash__(self) -> int:
+        return hash(self._function)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the standard library alone: what is saved must load where mp_agent is not installed.
@@ -44,13 +68,13 @@ class FunctionCalls:
     """
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._replaced: list[_Place] = []
 
     def begin(self, seen: Mapping[str, Seen], model: nn.Module) -> None:
         """Replace the functions; `seen` says by name what is called after each call."""
         self.end()
         functions = {name: vars(F)[name] for name in seen}
-        calls = {name: _Call(name, functions[name], seen[name]) for name in seen}
+        calls = {name: _Call(name, functions[name], seen[name], self._restored) for name in seen}
         for namespace in _namespaces():
             for name, function in functions.items():
                 if namespace.get(name) is function:
@@ -64,14 +88,31 @@ class FunctionCalls:
     def end(self) -> None:
         """Restore the functions, except where other code has replaced them since."""
         while self._replaced:
-            namespace, key, function, call = self._replaced.pop()
+            namespace, key, function, call = self._replaced[-1]
             if namespace.get(key) is call:
                 namespace[key] = function
+            self._replaced.pop()  # last: a signal handler may raise in between
 
     @property
     def begun(self) -> bool:
         """Whether functions are replaced."""
         return bool(self._replaced)
+
+    @contextmanager
+    def _restored(self, call: _Call) -> Iterator[None]:
+        """Put the function of one call back for a while."""
+        places = [each for each in self._replaced if each[3] is call]
+        for namespace, key, function, _ in places:
+            if namespace.get(key) is call:
+                namespace[key] = function
+        try:
+            yield
+        finally:
+            kept = {id(each) for each in self._replaced}
+            for place in places:
+                namespace, key, function, _ = place
+                if id(place) in kept and namespace.get(key) is function:
+                    namespace[key] = call
 
     def _replace(self, namespace: dict[str, Any], key: str, function: Any, call: Any) -> None:
         self._replaced.append((namespace, key, function, call))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.attention.attention_logits import attention_row, weights_row
@@ -106,14 +107,20 @@ class AttentionSampling:
         self, frame: FrameType, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         named = {**dict(zip(_OF_ATTENTION, args, strict=False)), **kwargs}
-        query, key, mask = (_local(named.get(name)) for name in ("query", "key", "attn_mask"))
+        query, key = _local(named.get("query")), _local(named.get("key"))
         if query is None or key is None or (place := self._place(frame)) is None:
+            return
+        given = named.get("attn_mask")
+        causal = isinstance(given, CausalBias)
+        mask = None if causal else _local(given)
+        if mask is None and given is not None and not causal:
             return
         row = attention_row(
             query,
             key,
             mask=mask,
-            is_causal=bool(named.get("is_causal", False)),
+            is_causal=causal or bool(named.get("is_causal", False)),
+            diagonal=_diagonal(given),
             scale=named.get("scale"),
             offset=self._samples,
         )
@@ -149,7 +156,7 @@ class AttentionSampling:
         return place
 
     def _keep(self, row: torch.Tensor | None, rows: list[torch.Tensor]) -> None:
-        if row is None:
+        if type(row) is not torch.Tensor:  # without numbers, or a subclass that computes otherwise
             return
         rows.append(row)
         if not accelerator.is_on_host(row.device):
@@ -159,6 +166,13 @@ class AttentionSampling:
 _MULTI_HEAD_ATTENTION = F.multi_head_attention_forward.__code__
 _OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _OF_LOSS = ("input", "target", "weight", "size_average", "ignore_index")
+
+
+def _diagonal(mask: object) -> int:
+    """Return up to which diagonal keys are visible; a `CausalBias` is a tensor without numbers."""
+    if isinstance(mask, CausalBias) and mask.variant is CausalVariant.LOWER_RIGHT:
+        return int(mask.seq_len_kv) - int(mask.seq_len_q)
+    return 0
 
 
 def _local(value: object) -> torch.Tensor | None:

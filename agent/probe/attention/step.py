@@ -1,5 +1,6 @@
 """Decides when attention and output logits are measured, and adds them to the step under way."""
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -33,24 +34,25 @@ class StepAttention:
     ) -> None:
         self._sampling = sampling
         self._note_unsupported = note_unsupported
-        self._model: int | None = None
+        self._model: weakref.ref[nn.Module] | None = None
         self._names: tuple[str, ...] = ()
-        self._seen: tuple[int, ...] = ()
-        """The modules that compute attention, by their places in the tree, in its order."""
+        self._seen: tuple[str, ...] = ()
+        """The modules that compute attention, in the order of the tree."""
         self._layers = _NONE
 
     def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
         """Return the names of the layers, by family; the same object while they are the same."""
-        if model is not None and id(model) != self._model:
-            self._model, self._seen = id(model), ()
-            self._names = tuple(_names(model))
-            self._layers = self._named()
+        if model is not None and (self._model is None or self._model() is not model):
+            self._model = weakref.ref(model)
+            self._look_at(model, seen=())
         return self._layers
 
     def begin(self, model: nn.Module | None) -> None:
         """Watch the calls of the next forward pass."""
         self._sampling.end()
         self.layers(model)
+        if model is not None:
+            self._look_at(model, self._seen)  # scripts add, wrap and replace modules
         if model is None:
             return
         if has_compiled() or any(map(is_compiled, model.modules())):
@@ -68,12 +70,12 @@ class StepAttention:
         if row_of_loss is None:
             self._note_unsupported(NO_LOSS)
             row_of_loss = _no_rows(rows)
-        if not rows.keys() <= set(self._seen):
-            self._seen = tuple(sorted({*self._seen, *rows}))
-            self._layers = self._named()
+        by_name = {self._names[place]: row for place, row in rows.items()}
+        if not by_name.keys() <= set(self._seen):
+            self._see((*self._seen, *by_name))
         if rows:
             absent = torch.full_like(next(iter(rows.values())), torch.nan)
-            table = [rows.get(place, absent).to(absent.device) for place in self._seen]
+            table = [by_name.get(name, absent).to(absent.device) for name in self._seen]
             step.own_rows[ATTENTION.name] = torch.stack(table)
         step.own_rows[LOGITS.name] = row_of_loss.unsqueeze(0)
         step.streams.update(self._sampling.streams)
@@ -82,9 +84,18 @@ class StepAttention:
         """Restore the functions."""
         self._sampling.end()
 
-    def _named(self) -> Mapping[str, tuple[str, ...]]:
-        names = tuple(self._names[place] for place in self._seen)
-        return {**({ATTENTION.name: names} if names else {}), LOGITS.name: _OUTPUT}
+    def _look_at(self, model: nn.Module, seen: tuple[str, ...]) -> None:
+        names = tuple(_names(model))
+        if names != self._names or seen != self._seen or not self._layers:
+            self._names = names
+            self._see(seen)
+
+    def _see(self, seen: tuple[str, ...]) -> None:
+        """Make layers of those of the modules that exist."""
+        known = set(seen)
+        self._seen = tuple(name for name in self._names if name in known)
+        layers = {**({ATTENTION.name: self._seen} if self._seen else {}), LOGITS.name: _OUTPUT}
+        self._layers = self._layers if layers == self._layers else layers
 
 
 def _no_rows(others: Rows) -> torch.Tensor:

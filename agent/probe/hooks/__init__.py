@@ -17,6 +17,7 @@ from mp_agent.probe.hooks import (
     optimizer,
     saving,
     scheduler,
+    scripting,
     state_dict,
     teardown,
 )
@@ -39,6 +40,7 @@ _POINTS = (
     evaluation,
     saving,
     graphs,
+    scripting,
     teardown,
 )
 

@@ -113,6 +113,9 @@ class Events(Protocol):
     def saving(self, begins: bool) -> None:
         """Called with True when a checkpoint is about to be written, with False afterwards."""
 
+    def scripting(self) -> None:
+        """Called when TorchScript is about to compile a module or a function."""
+
     def graph_capture_begins(self, graph: Hashable) -> None:
         """Called when operations are about to be recorded into a CUDA graph."""
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation.incomputable import computed, has_memory
 from mp_agent.probe.logprobs.comparison import LogprobComparison, joined, refused_row
 from mp_agent.probe.scalars import local_of
 from mp_agent.probe.step.open_step import OpenStep
@@ -14,6 +15,8 @@ NO_TENSORS = "observe_logprobs of what is no tensor of floating-point numbers"
 SHAPES = "observe_logprobs of tensors of different shapes"
 MASK = "observe_logprobs with a mask that is no tensor of the same shape"
 PLACES = "observe_logprobs of tensors on several GPUs, on other devices, or sharded"
+
+INCOMPUTABLE = "observe_logprobs of tensors that torch cannot compute with"
 
 
 class _RefusedError(Exception):
@@ -59,15 +62,26 @@ class StepLogprobs:
                 accelerator.wait_for_stream(device, self._stream)
             self._stream = stream
             step.streams.add(stream)
-        row_C = self._comparison.row(
+        row_C = computed(self._row, device, trainer, sampler, chosen)
+        if timer is not None:
+            timer.stop()
+            step.timers.append(timer)
+        if row_C is None:
+            raise _RefusedError(INCOMPUTABLE)
+        return row_C
+
+    def _row(
+        self,
+        device: torch.device,
+        trainer: torch.Tensor,
+        sampler: torch.Tensor,
+        chosen: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return self._comparison.row(
             trainer.to(device, non_blocking=True),
             sampler.to(device, non_blocking=True),
             None if chosen is None else chosen.to(device, non_blocking=True),
         )
-        if timer is not None:
-            timer.stop()
-            step.timers.append(timer)
-        return row_C
 
 
 def _logprobs(value: object) -> torch.Tensor:
@@ -86,10 +100,12 @@ def _mask(value: object, shape: torch.Size) -> torch.Tensor:
 
 def _local(value: object, otherwise: str) -> torch.Tensor:
     """Return a tensor without its graph; of a replicated DTensor this rank's copy."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
         raise _RefusedError(otherwise)
     if (local := local_of(value.detach())) is None:
         raise _RefusedError(PLACES)
+    if not has_memory(local):
+        raise _RefusedError(INCOMPUTABLE)
     return local
 
 

@@ -210,7 +210,7 @@ class StepRecorder:
             self._tensors.take(step)
 
     def close(self) -> None:
-        """Leave modules and functions as they were."""
+        """Leave modules and functions as they were, until the next forward pass that is due."""
         if self._forward_pass is not None:
             self._forward_pass.close()
 

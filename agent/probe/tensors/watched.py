@@ -7,6 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation.incomputable import computed, has_memory
 from mp_agent.probe.statistics.folding import folded
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.thread_progress import within_backward
@@ -61,9 +62,14 @@ class WatchedTensors:
         local = local.detach().resolve_conj().resolve_neg()
         if not local.numel():
             return
-        row = tensor_row(local, dim=self._place(dim, local), reduction=reduction is True)
-        if type(row) is not torch.Tensor:
-            self._note(f"{_WATCHED}: tensors of type {type(tensor).__name__[:32]}")
+        if not has_memory(local):
+            self._note(f"{_WATCHED}: tensors of which the memory was freed")
+            return
+        place = self._place(dim, local)
+        row = computed(tensor_row, local, dim=place, reduction=reduction is True)
+        if row is None:
+            kind = tensor.dtype if type(local) is torch.Tensor else type(tensor).__name__[:32]
+            self._note(f"{_WATCHED}: tensors of type {kind}")
             return
         if not accelerator.is_on_host(local.device):
             self._streams.add(accelerator.current_stream(local.device))

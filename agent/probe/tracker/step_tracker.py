@@ -216,6 +216,10 @@ class StepTracker:
         self._context.recorder.collect()
         self._activity.saving(begins)
 
+    def scripting(self) -> None:
+        """Leave modules and functions as they were: what stands in for them cannot be compiled."""
+        self._context.recorder.close()
+
     def graph_capture_begins(self, graph: Hashable) -> None:
         """See `GraphSteps.capture_begins`."""
         self._graphs.capture_begins(graph)

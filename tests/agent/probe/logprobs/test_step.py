@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.catalog.metrics.reinforcement.quantities import k1, k3
-from mp_agent.probe.logprobs.step import MASK, NO_TENSORS, PLACES, SHAPES
+from mp_agent.probe.logprobs.step import INCOMPUTABLE, MASK, NO_TENSORS, PLACES, SHAPES
 from mp_agent.records.columns import GRADIENTS, LOGPROBS, by_name
 from mp_agent.records.steps import StepRecord
 from tests.agent.probe.logprobs.reference import expected_of
@@ -99,6 +100,17 @@ def test_layer_tables_are_written_no_more_often(watch):
 _GOOD = logprobs(2, 3)[0]
 
 
+def _freed() -> torch.Tensor:
+    tensor = torch.ones(2, 3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(2, 3)
+
+
 @pytest.mark.parametrize(
     ("trainer", "sampler", "mask", "reason"),
     [
@@ -114,6 +126,10 @@ _GOOD = logprobs(2, 3)[0]
         (_GOOD, _GOOD, torch.ones(2, 1), MASK),
         (_GOOD, _GOOD, 1.0, MASK),
         (torch.empty(2, 3, device="meta"), _GOOD, None, PLACES),
+        (_freed(), _GOOD, None, INCOMPUTABLE),
+        (_GOOD, _GOOD, _freed(), INCOMPUTABLE),
+        (_fake(), _GOOD, None, INCOMPUTABLE),
+        (_GOOD, _GOOD, torch.ones(2, 3, dtype=torch.uint8).view(torch.bits8), INCOMPUTABLE),
     ],
 )
 def test_what_cannot_be_compared_is_counted_and_said_once(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mp_agent
 from mp_agent.probe import api
@@ -125,6 +126,23 @@ def test_a_name_that_is_new_after_clipping_is_measured_from_the_next_sample_on(w
     assert unmeasured(contents) == 1.0
 
 
+def freed() -> torch.Tensor:
+    tensor = torch.ones(64, 64)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def freed_in_part() -> torch.Tensor:
+    tensor = torch.ones(64, 64)[1:]
+    tensor.untyped_storage().resize_(64)
+    return tensor
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
 ODD: dict[str, Callable[[], object]] = {
     "None": lambda: None,
     "a list": lambda: [1.0, 2.0],
@@ -134,10 +152,17 @@ ODD: dict[str, Callable[[], object]] = {
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "meta": lambda: torch.ones(3, device="meta"),
+    "bits": lambda: torch.ones(3, dtype=torch.uint8).view(torch.bits8),
+    "fake": fake,
+    "masked": lambda: torch.masked.masked_tensor(torch.ones(3), torch.ones(3) > 0),
+    "without memory": freed,
+    "with too little memory": freed_in_part,
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|quantize_per_tensor|nested tensors):UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*(Sparse CSR|quantize_per_tensor|nested tensors|MaskedTensors):UserWarning"
+)
 @pytest.mark.parametrize("kind", ODD)
 def test_what_has_no_numbers_is_counted_and_said_once(kind, watch, caplog):
     watched, odd = watch(), ODD[kind]()
