@@ -1,5 +1,10 @@
 """The `mp-agent` command: each sub-command is declared with the feature that it belongs to."""
 
+import os
+import sys
+import traceback
+from typing import Any
+
 import click
 
 from mp_agent.advice.command import recommend_command
@@ -20,8 +25,32 @@ from mp_agent.probe.command import run_command
 from mp_agent.top import top_command
 from mp_agent.version import __version__
 
+_UNWRITABLE = 2
+_PRINTERS = ("click.utils", "click._compat", "rich.console")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """The commands. Where standard output cannot be written, they say so in one line."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            if not _of_printing(error):
+                raise
+            # What is still buffered would fail again when the interpreter flushes it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.echo(f"mp-agent: the output cannot be written: {error.strerror}", err=True)
+            sys.exit(_UNWRITABLE)
+
+
+def _of_printing(error: OSError) -> bool:
+    """Return whether an error is from what prints; any other, as of a script, has to be seen."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return frames[-1][0].f_globals.get("__name__") in _PRINTERS
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mp-agent")
 def main() -> None:
     """Watch the numbers inside distributed PyTorch training."""

@@ -45,3 +45,22 @@ def test_help_says_what_a_command_does_and_ends_with_an_example_of_it(name: str)
     known = {option for parameter in command.params for option in parameter.opts}
     given = {word for word in words[words.index(name) :] if word.startswith("--")}
     assert name == "exec" or given <= known
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is full")
+@pytest.mark.parametrize("arguments", [["rules"], ["--help"]])
+def test_a_full_disk_behind_standard_output_is_said_in_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mp_agent", *arguments],
+            check=False,
+            text=True,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    assert done.returncode == 2
+    said = done.stderr.splitlines()
+    assert said[-1] == "mp-agent: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mp_agent.output import write_whole
+from mp_agent.output import UnwritableError, printable, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path):
@@ -44,3 +44,21 @@ def test_a_link_stays_one(tmp_path):
 def test_a_device_is_written_to():
     write_whole(Path("/dev/null"), "gone")
     assert Path("/dev/null").is_char_device()
+
+
+def test_text_that_has_no_encoding_leaves_nothing_half_written(tmp_path):
+    path = tmp_path / "page.html"
+    with pytest.raises(UnwritableError, match=r"page.html cannot be written: .*surrogates"):
+        write_whole(path, "run \udcff")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_unwritable_file_is_wrong_use_not_a_finding(tmp_path):
+    with pytest.raises(UnwritableError) as caught:
+        write_whole(tmp_path / "missing" / "page.html", "")
+    assert caught.value.exit_code == 2
+
+
+def test_what_a_terminal_would_obey_is_escaped():
+    assert printable("llama 7b <ü>") == "llama 7b <ü>"
+    assert printable("a\x1b[2J\nb\udcff\u202e") == r"a\x1b[2J\nb\udcff\u202e"
