@@ -4,29 +4,47 @@
 of the tensor parallel group (also one with `sequence_parallel`, whose gradients are summed over
 that group before the step). `allreduce=False` marks an expert, which has groups of its own.
 `shared` marks a copy that another pipeline stage counts. The groups are those of Megatron's
-`parallel_state`, when the process has loaded and initialised it.
+`parallel_state`, when the process has loaded and initialised it. Its distributed optimizer steps
+slices of the parameters, which the data parallel ranks share among them: see `megatron_masters`.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mp_agent.probe.placement.axes import PlacementAxis, Spread
+from mp_agent.probe.placement.megatron_masters import Origin, origin_of, origins_by_master
 from mp_agent.ring.interruptions import pass_on
 
 _MODULES = ("megatron.core.parallel_state", "megatron.core.mpu", "megatron.mpu")
 
-_DENSE_GROUPS = (
-    ("get_tensor_model_parallel_group",),
-    ("get_data_parallel_group_with_context_parallel", "get_data_parallel_group"),
+Query = tuple[str, Mapping[str, bool]]
+"""A function of `parallel_state` that returns a group, and its arguments."""
+
+_DENSE_SHARDS: tuple[Query, ...] = (("get_tensor_model_parallel_group", {}),)
+_DENSE_COPIES: tuple[Query, ...] = (
+    ("get_data_parallel_group", {"with_context_parallel": True}),
+    ("get_data_parallel_group", {}),
 )
-_EXPERT_GROUPS = (
-    ("get_expert_tensor_parallel_group",),
-    ("get_expert_data_parallel_group", "get_data_modulo_expert_parallel_group"),
+_DENSE_SLICES: tuple[Query, ...] = (
+    ("get_data_parallel_group", {"with_context_parallel": True, "partial_data_parallel": True}),
+    *_DENSE_COPIES,
 )
-"""Names of the functions that give the group of shards, and of copies, by age."""
+_EXPERT_SHARDS: tuple[Query, ...] = (("get_expert_tensor_parallel_group", {}),)
+_EXPERT_COPIES: tuple[Query, ...] = (
+    ("get_expert_data_parallel_group", {}),
+    ("get_data_modulo_expert_parallel_group", {}),
+)
+_EXPERT_SLICES: tuple[Query, ...] = (
+    ("get_expert_data_parallel_group", {"partial_expert_data_parallel": True}),
+    *_EXPERT_COPIES,
+)
+_INSTANCES: tuple[Query, ...] = (("get_inter_distributed_optimizer_instance_group", {}),)
+"""The groups of shards, of copies, of slices, and of optimizers that hold the same slices; of each
+group the functions that give it, the newest first."""
 
 
 def is_shared_copy(parameter: torch.Tensor) -> bool:
@@ -44,29 +62,69 @@ def is_tensor_parallel(parameter: torch.Tensor) -> bool:
     return getattr(parameter, "tensor_model_parallel", False) is True
 
 
-def axes_of(parameter: torch.Tensor) -> Iterator[PlacementAxis]:
-    """Yield the axes of a parameter by its attributes and Megatron's groups; none without those."""
-    shards, copies = (
-        _ranks_of_first(names)
-        for names in (_EXPERT_GROUPS if is_expert(parameter) else _DENSE_GROUPS)
-    )
+def is_loaded() -> bool:
+    """Return whether this process has loaded Megatron's groups."""
+    return any(name in sys.modules for name in _MODULES)
+
+
+def model_parameters(
+    tensors: Sequence[torch.Tensor], modules: Iterable[nn.Module]
+) -> list[torch.Tensor]:
+    """Return, for each tensor of an optimizer, the model's parameter that it is stepped for."""
+    if not is_loaded():
+        return list(tensors)
+    masters = origins_by_master(modules)
+    origins = [origin_of(tensor, masters) for tensor in tensors]
+    return [
+        tensor if origin is None else origin.parameter
+        for tensor, origin in zip(tensors, origins, strict=True)
+    ]
+
+
+def axes_of(
+    parameter: torch.Tensor, masters: Mapping[int, Origin] | None = None
+) -> Iterator[PlacementAxis]:
+    """Yield the axes of a parameter by its attributes and Megatron's groups; none without those.
+
+    masters: the model's parameters behind the optimizer's own tensors, by `id` of the latter. Of a
+    tensor of the optimizer that is missing there, nobody knows whether it is a slice or a copy.
+    """
+    origin = origin_of(parameter, masters or {})
+    if origin is None and not isinstance(parameter, nn.Parameter):
+        return
+    model = parameter if origin is None else origin.parameter
+    sliced = origin is not None and origin.sliced
+    expert = is_expert(model)
+    shards = _ranks_of_first(_EXPERT_SHARDS if expert else _DENSE_SHARDS)
     if shards:
-        dimension = getattr(parameter, "partition_dim", -1)
-        if is_tensor_parallel(parameter):
+        dimension = getattr(model, "partition_dim", -1)
+        if is_tensor_parallel(model):
             known = isinstance(dimension, int) and dimension >= 0
             yield PlacementAxis(Spread.SPLIT, shards, "tp", str(dimension) if known else "")
         else:
             yield PlacementAxis(Spread.COPIED, shards, "tp")
+    if sliced:
+        yield from _axes_of_slices(_EXPERT_SLICES if expert else _DENSE_SLICES)
+        return
+    copies = _ranks_of_first(_EXPERT_COPIES if expert else _DENSE_COPIES)
     if copies:
         yield PlacementAxis(Spread.COPIED, copies, "dp")
 
 
-def _ranks_of_first(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ranks of the first group that exists under one of these names."""
+def _axes_of_slices(queries: tuple[Query, ...]) -> Iterator[PlacementAxis]:
+    slices, instances = _ranks_of_first(queries), _ranks_of_first(_INSTANCES)
+    if slices:
+        yield PlacementAxis(Spread.SPLIT, slices, "zero1", "0")
+    if instances:
+        yield PlacementAxis(Spread.COPIED, instances, "dp")
+
+
+def _ranks_of_first(queries: tuple[Query, ...]) -> tuple[int, ...]:
+    """Return the ranks of the first group that one of these functions gives."""
     for module in filter(None, map(sys.modules.get, _MODULES)):
-        for name in names:
+        for name, arguments in queries:
             try:
-                group = getattr(module, name)()
+                group = getattr(module, name)(**arguments)
                 return tuple(dist.get_process_group_ranks(group))
             except (
                 AttributeError,

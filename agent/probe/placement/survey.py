@@ -14,6 +14,7 @@ from mp_agent.probe.placement import dtensor, megatron
 from mp_agent.probe.placement.axes import Grid, PlacementAxis
 from mp_agent.probe.placement.data_parallel import axes_by_parameter
 from mp_agent.probe.placement.declared import declarations
+from mp_agent.probe.placement.megatron_masters import origins_by_master
 from mp_agent.records.schema import Share
 
 PARTIAL = "parameters with a partial placement"
@@ -42,7 +43,9 @@ class Survey:
     ) -> None:
         self._rank = this_rank()
         self._ranks_in_run = ranks_in_run
+        modules = tuple(modules)
         self._wrapped = axes_by_parameter(modules)
+        self._masters = origins_by_master(modules) if megatron.is_loaded() else {}
         self._declared = declarations.by_parameter()
         model = () if root is None else tuple(root.modules())
         self._fsdp = any(isinstance(module, FSDPModule) for module in model)
@@ -86,7 +89,7 @@ class Survey:
         yield from self._wrapped.get(id(parameter), ())
         yield from self._tensor_parallel.copies_beside(home)
         if not isinstance(parameter, DTensor):
-            yield from megatron.axes_of(parameter)
+            yield from megatron.axes_of(parameter, self._masters)
 
 
 def _unwrapped(name: str, parameter: torch.Tensor) -> Share:

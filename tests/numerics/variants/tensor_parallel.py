@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -91,7 +91,12 @@ def fsdp2_tensor_parallel(place: Path, rank: int) -> Reference:
 
 
 def _by_hand(
-    place: Path, rank: int, describe: Callable[[Model, dist.ProcessGroup, dist.ProcessGroup], None]
+    place: Path,
+    rank: int,
+    describe: Callable[[Model, dist.ProcessGroup, dist.ProcessGroup], None],
+    make_optimizer: Callable[[Model, dist.ProcessGroup], torch.optim.Optimizer] = (
+        lambda model, data: optimizer_of(model.parameters())
+    ),
 ) -> Reference:
     """Tensor parallelism over ranks (0, 1) and (2, 3), data parallelism over (0, 2) and (1, 3)."""
     reference = reference_of(seeded(Model), shares=range(2))
@@ -103,6 +108,8 @@ def _by_hand(
         model.blocks = nn.ModuleList(ManualBlock(block, tensor) for block in whole)
         describe(model, tensor, data)
 
+        optimizer = make_optimizer(model, data)
+
         def reduce(step: int) -> None:
             for parameter in model.parameters():
                 if parameter is getattr(model, "copy", None):
@@ -113,7 +120,10 @@ def _by_hand(
                 dist.all_reduce(gradient, group=data)
                 gradient.div_(2)
 
-        train(model, optimizer_of(model.parameters()), rank // 2, before_step=reduce)
+            if isinstance(optimizer, _SlicedAdamW):
+                optimizer.take_gradients()
+
+        train(model, optimizer, rank // 2, before_step=reduce)
     return reference
 
 
@@ -143,6 +153,77 @@ def megatron(place: Path, rank: int) -> Reference:
 
     try:
         return _by_hand(place, rank, describe)
+    finally:
+        sys.modules.pop("megatron.core.parallel_state", None)
+
+
+class _SlicedAdamW(torch.optim.AdamW):
+    """Steps this rank's slice of each parameter, as Megatron's distributed optimizer makes it.
+
+    Every second parameter has a master of its own, as one in 16 bits; of the others the slice is a
+    view. One parameter is whole on the first rank of the group, and missing on the other.
+    """
+
+    def __init__(self, model: Model, data: dist.ProcessGroup) -> None:
+        self._data, self._pieces = data, list[tuple[Any, torch.Tensor, slice]]()
+        parameters: Any = [each for each in model.parameters() if not hasattr(each, "shared")]
+        super().__init__(parameters, lr=1e-2)
+        for index, parameter in enumerate(parameters):
+            parameter.main_param_sharded = True
+            whole = index == 2
+            half = parameter.numel() if whole else parameter.numel() // 3
+            part = slice(0, half) if dist.get_rank(data) == 0 else slice(half, None)
+            piece = parameter.view(-1)[part]
+            if index % 2:
+                piece = parameter.main_param = piece.detach().clone()
+            if piece.numel():
+                self._pieces.append((parameter, piece, part))
+        self._parameters = parameters
+        self.param_groups[0]["params"] = [piece for _, piece, _ in self._pieces]
+        self.register_step_post_hook(lambda *_: self._gather())
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        held = {id(parameter): (piece, part) for parameter, piece, part in self._pieces}
+        for parameter in self._parameters:
+            gathered = torch.zeros(parameter.numel(), dtype=parameter.dtype)
+            if id(parameter) in held:
+                piece, part = held[id(parameter)]
+                gathered[part] = piece
+            dist.all_reduce(gathered, group=self._data)
+            parameter.view(-1).copy_(gathered)
+            parameter.grad = None
+
+    def take_gradients(self) -> None:
+        for parameter, piece, part in self._pieces:
+            piece.grad = parameter.grad.view(-1)[part]
+
+
+@variant("tp+zero1")
+def distributed_optimizer(place: Path, rank: int) -> Reference:
+    """Megatron's distributed optimizer, with the groups that Megatron would have made."""
+    made: list[_SlicedAdamW] = []
+
+    def describe(model: Model, tensor: dist.ProcessGroup, data: dist.ProcessGroup) -> None:
+        marked: Any
+        for block in _split_blocks(model):
+            for marked in block.split:
+                marked.tensor_model_parallel = True
+                marked.partition_dim = 1 if marked is block.down.weight else 0
+        sys.modules["megatron.core.parallel_state"] = cast(
+            Any,
+            SimpleNamespace(
+                get_tensor_model_parallel_group=lambda: tensor,
+                get_data_parallel_group=lambda *, with_context_parallel=False: data,
+            ),
+        )
+
+    def make_optimizer(model: Model, data: dist.ProcessGroup) -> torch.optim.Optimizer:
+        made.append(_SlicedAdamW(model, data))
+        return made[0]
+
+    try:
+        return _by_hand(place, rank, describe, make_optimizer)
     finally:
         sys.modules.pop("megatron.core.parallel_state", None)
 

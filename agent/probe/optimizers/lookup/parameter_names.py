@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.lookup.module_trees import by_fit, held_parameters
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
+from mp_agent.probe.placement.megatron import model_parameters
 
 _OUTSIDE_THE_TREE = 1 << 40
 
@@ -93,16 +94,21 @@ def _names_elsewhere(
     """Return names of the parameters outside `root`, by `id`: class of their module, and path."""
     inside = set() if root is None else {id(each) for _, each in held_parameters(root)}
     left = [parameter for parameter in parameters if id(parameter) not in inside]
+    stepped_for = model_parameters(left, modules)
+    models = {id(each): id(model) for each, model in zip(left, stepped_for, strict=True)}
     names: dict[int, str] = {}
     classes: Counter[str] = Counter()
-    for module in by_fit(modules, left) if left else ():
+    trees = by_fit(modules, stepped_for) if left else []
+    for module in trees:
         held = {id(parameter): name for name, parameter in held_parameters(module)}
-        own = [id(each) for each in left if id(each) in held and id(each) not in names]
-        if own:
+        own = [each for each, model in models.items() if model in held and each not in names]
+        if module is root or (root is None and module is trees[0]):  # of an optimizer's own tensors
+            names.update({identity: held[models[identity]] for identity in own})
+        elif own:
             kind = _class_name(module)
             classes[kind] += 1
             prefix = kind if classes[kind] == 1 else f"{kind}{classes[kind]}"
-            names.update({identity: f"{prefix}.{held[identity]}" for identity in own})
+            names.update({identity: f"{prefix}.{held[models[identity]]}" for identity in own})
     return names
 
 
