@@ -87,7 +87,7 @@ def axes_of(
     """Yield the axes of a parameter by its attributes and Megatron's groups; none without those.
 
     masters: the model's parameters behind the optimizer's own tensors, by `id` of the latter. Of a
-    tensor of the optimizer that is missing there, nobody knows whether it is a slice or a copy.
+    tensor of the optimizer that is missing there, it is not known whether it is a slice or a copy.
     """
     origin = origin_of(parameter, masters or {})
     if origin is None and not isinstance(parameter, nn.Parameter):
