@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mp_agent.probe.placement.axes import PlacementAxis, Spread
-from mp_agent.probe.placement.megatron_masters import Origin, origin_of, origins_by_master
+from mp_agent.probe.placement.megatron_masters import MasterOrigin, origin_of, origins_by_master
 from mp_agent.ring.interruptions import pass_on
 
 _MODULES = ("megatron.core.parallel_state", "megatron.core.mpu", "megatron.mpu")
@@ -82,7 +82,7 @@ def model_parameters(
 
 
 def axes_of(
-    parameter: torch.Tensor, masters: Mapping[int, Origin] | None = None
+    parameter: torch.Tensor, masters: Mapping[int, MasterOrigin] | None = None
 ) -> Iterator[PlacementAxis]:
     """Yield the axes of a parameter by its attributes and Megatron's groups; none without those.
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 
-class Origin(NamedTuple):
+class MasterOrigin(NamedTuple):
     """What a tensor of the optimizer stands for."""
 
     parameter: torch.Tensor
@@ -21,22 +21,22 @@ class Origin(NamedTuple):
     """Whether the optimizer holds a slice of it, and other ranks the rest."""
 
 
-def origins_by_master(modules: Iterable[nn.Module]) -> Mapping[int, Origin]:
+def origins_by_master(modules: Iterable[nn.Module]) -> Mapping[int, MasterOrigin]:
     """Return the parameters that name a tensor which is stepped for them, by `id` of the tensor."""
-    found: dict[int, Origin] = {}
+    found: dict[int, MasterOrigin] = {}
     for module in modules:
         for parameter in (vars(module).get("_parameters") or {}).values():
             master = getattr(parameter, "main_param", None)
             if isinstance(master, torch.Tensor):
                 sliced = getattr(parameter, "main_param_sharded", False) is True
-                found[id(master)] = Origin(parameter, sliced)
+                found[id(master)] = MasterOrigin(parameter, sliced)
     return found
 
 
-def origin_of(tensor: torch.Tensor, masters: Mapping[int, Origin]) -> Origin | None:
+def origin_of(tensor: torch.Tensor, masters: Mapping[int, MasterOrigin]) -> MasterOrigin | None:
     """Return what a tensor of the optimizer stands for; None for a parameter of the model."""
     found = masters.get(id(tensor))
     if found is not None or isinstance(tensor, nn.Parameter):
         return found
     base = tensor._base if tensor.dim() == 1 and tensor._is_view() else None
-    return Origin(base, sliced=True) if isinstance(base, nn.Parameter) else None
+    return MasterOrigin(base, sliced=True) if isinstance(base, nn.Parameter) else None
