@@ -65,10 +65,9 @@ class StepRecorder:
         tensors: WatchedTensors | None = None,
         forward_start: ForwardStart | None = None,
     ) -> None:
-        """forward_pass: measures what is seen only there. tensors: what the script watches.
-        forward_start: sees when it begins.
+        """forward_pass: measures what is seen only there. None leaves it out, as well as the rest.
 
-        None leaves them out.
+        tensors: what the script watches. forward_start: sees when the forward pass begins.
         """
         self.trainer_lead = 0
         self._registry = registry
@@ -176,7 +175,8 @@ class StepRecorder:
     def end(self, step: OpenStep, parts: StepParts, probe_seconds: float) -> None:
         """Record what is known of a step only at its end.
 
-        parts: how long they took. probe_seconds: host time that the probe has spent since the end of the step before.
+        parts: how long they took. probe_seconds: host time that the probe has spent since the
+        end of the step before.
         """
         if (ready := self._prepare()) is None:
             return

@@ -49,7 +49,7 @@ class StepParts:
         return self._current in (Part.BETWEEN, Part.OPTIMIZER) and not self._not_training
 
     def forward_begins(self) -> None:
-        """What went on since the last pass or step was data, if this thread trains the run."""
+        """Count what went on since the last pass or step as data, if this thread trains the run."""
         if not self.awaits_forward or get_ident() != self._thread:
             return
         if self._current is Part.OPTIMIZER and not self._within_step:
@@ -58,30 +58,30 @@ class StepParts:
         self._forward_seen = True
 
     def backward_begins(self) -> None:
-        """The forward part ends; if it was not seen, neither it nor data can be told."""
+        """End the forward part; if it was not seen, neither it nor data can be told."""
         if not self._forward_seen:
             self._unknown.update((Part.DATA, Part.FORWARD))
         self._enter(Part.BACKWARD)
 
     def backward_ended(self, *, within_step: bool) -> None:
-        """Backward ends. within_step: it was in the closure of an optimizer that is stepping."""
+        """End backward. within_step: it was in the closure of an optimizer that is stepping."""
         self._within_step = within_step
         self._enter(Part.OPTIMIZER if within_step else Part.BETWEEN)
 
     def optimizer_begins(self) -> None:
-        """The optimizer part begins, unless it has begun."""
+        """Begin the optimizer part, unless it has begun."""
         if self._current is Part.FORWARD:
             self._unknown.add(Part.FORWARD)  # it contains a backward that was not seen
         if self._current is not Part.OPTIMIZER:
             self._enter(Part.OPTIMIZER)
 
     def optimizer_ended(self) -> None:
-        """An optimizer has stepped, or has skipped its step."""
+        """End the optimizer part: the optimizer has stepped, or has skipped its step."""
         self._enter(Part.BETWEEN)
         self._forward_seen = self._within_step = False
 
     def not_training(self, begins: bool) -> None:
-        """Evaluation, a checkpoint or a phase that the user named begins, or the last one ends."""
+        """Count nothing from the beginning of an evaluation, a checkpoint or a named phase to its end."""
         if begins is self._not_training:
             return
         if self._current is Part.BETWEEN:
