@@ -23,7 +23,7 @@ OTHER = "other_seconds"
 
 
 class StepParts:
-    """Adds up the parts of the step under way, over its passes. No part is told that is not seen.
+    """Adds up the parts of the step under way, over its passes. No part is known that is not seen.
 
     `forward_begins` is called from the training thread or another one, the rest from the former.
     """
@@ -58,7 +58,7 @@ class StepParts:
         self._forward_seen = True
 
     def backward_begins(self) -> None:
-        """End the forward part; if it was not seen, neither it nor data can be told."""
+        """End the forward part; if it was not seen, neither it nor data can be known."""
         if not self._forward_seen:
             self._unknown.update((Part.DATA, Part.FORWARD))
         self._enter(Part.BACKWARD)
@@ -81,7 +81,7 @@ class StepParts:
         self._forward_seen = self._within_step = False
 
     def not_training(self, begins: bool) -> None:
-        """Count nothing from the beginning of an evaluation, a checkpoint or a named phase to its end."""
+        """Count nothing while the rank evaluates, saves a checkpoint or is in a named phase."""
         if begins is self._not_training:
             return
         if self._current is Part.BETWEEN:
