@@ -43,7 +43,7 @@ class Loop:
 
     def __init__(self, watch, host: HostClock, **settings) -> None:
         self.host, self.watched = host, watch(**settings)
-        self.model: nn.Module = make_model()
+        self.model = make_model()
         self.model[0].register_forward_hook(lambda *_: host.take(2))
         self.model[2].weight.register_hook(lambda _: host.take(4))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -241,8 +241,9 @@ class TestForward:
             graphs.append(graph)
             return graph.forward
 
-        model = torch.compile(make_model(), backend=backend, fullgraph=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inner = make_model()
+        model = torch.compile(inner, backend=backend, fullgraph=True)
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
         for _ in range(3):
             host.take(32)
             loss = model(torch.ones(3, 4)).sum()
