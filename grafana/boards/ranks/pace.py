@@ -174,7 +174,7 @@ PACE = Row(
             minimum=0,
             most_points=_POINTS,
             nothing="No part was timed",
-            queries=(Query(_BEYOND_MEAN, "rank {{rank}}, {{part}}", optional=True),),
+            queries=(Query(f"topk(10, {_BEYOND_MEAN})", "rank {{rank}}, {{part}}", optional=True),),
             runbooks=(rank_straggler.RANK_STRAGGLER,),
         ),
         Panel(
