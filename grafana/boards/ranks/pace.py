@@ -2,7 +2,7 @@
 
 from grafana.boards.ranks.glance import SLOWEST
 from grafana.panel import Panel, Query, Row, View, above, help_of
-from grafana.queries import RUN, aggregated, by_run, chosen, series, worst_over_range
+from grafana.queries import RUN, aggregated, by_run, chosen, rate, series, worst_over_range
 from mp_agent.alerting.conditions.ranks import rank_stalled, rank_straggler
 
 _RANK = ("rank",)
@@ -19,15 +19,15 @@ _LAG = f"scalar(max({_STEP})) - {_THEIR_STEPS}"
 
 _COMPUTE = series("mp_agent_rank_compute_seconds")
 
-_PARTS = series("mp_agent_rank_step_part_seconds_total")
-_OWN_PARTS = series("mp_agent_rank_step_part_seconds_total", 'part!="backward"')
+_PARTS = "mp_agent_rank_step_part_seconds_total"
+_OWN_PARTS = series(_PARTS, 'part!="backward"')
 """In backward a rank waits for others."""
 _RANK_AND_PART = ("rank", "part")
 
 
 def _less_mean(rates: str, of_ranks: str) -> str:
     """Return the rates of some ranks, less the mean over all ranks of the same part."""
-    own = aggregated(of_ranks, "max", keep=_RANK_AND_PART)
+    own = aggregated(of_ranks, "sum", keep=_RANK_AND_PART)
     mean = aggregated(rates, "avg", keep=("part",))
     return f"{own} - on ({', '.join((*RUN, 'part'))}) group_left () {mean}"
 
@@ -146,7 +146,7 @@ PACE = Row(
         ),
         Panel(
             id=17,
-            title="Step time by part, mean of the ranks",
+            title="Step time by part, all ranks",
             description="Share of the ranks' time in each part of their steps. "
             + help_of("mp_agent_rank_step_part_seconds_total"),
             width=12,
@@ -156,7 +156,8 @@ PACE = Row(
             nothing="No part was timed",
             queries=(
                 Query(
-                    aggregated(f"rate({_PARTS}[$__rate_interval])", "avg", keep=("part",)),
+                    f"{rate(_PARTS, keep=('part',))} / on ({', '.join(RUN)}) group_left () "
+                    f"({rate(_PARTS)} > 0)",
                     "{{part}}",
                     optional=True,
                 ),
