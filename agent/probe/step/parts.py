@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter
 
 
-class Part(Enum):
+class StepPart(Enum):
     """What the loop is doing, with the column that its time is added to."""
 
     BETWEEN = ""
@@ -29,12 +29,12 @@ class StepParts:
     """
 
     def __init__(self) -> None:
-        self._current = Part.BETWEEN
+        self._current = StepPart.BETWEEN
         self._since_seconds = nan
         self._between_seconds = 0.0
         """Between passes or steps, before what is not training began."""
-        self._seconds: dict[Part, float] = {}
-        self._unknown: set[Part] = set()
+        self._seconds: dict[StepPart, float] = {}
+        self._unknown: set[StepPart] = set()
         """Parts of this step of which some was not seen."""
         self._forward_seen = False
         """Since an optimizer has stepped."""
@@ -46,45 +46,45 @@ class StepParts:
     @property
     def awaits_forward(self) -> bool:
         """Whether a forward of the model would begin the forward part."""
-        return self._current in (Part.BETWEEN, Part.OPTIMIZER) and not self._not_training
+        return self._current in (StepPart.BETWEEN, StepPart.OPTIMIZER) and not self._not_training
 
     def forward_begins(self) -> None:
         """Count what went on since the last pass or step as data, if this thread trains the run."""
         if not self.awaits_forward or get_ident() != self._thread:
             return
-        if self._current is Part.OPTIMIZER and not self._within_step:
+        if self._current is StepPart.OPTIMIZER and not self._within_step:
             self._since_seconds = perf_counter()  # there was no step, and loading began unseen
-        self._enter(Part.FORWARD)
+        self._enter(StepPart.FORWARD)
         self._forward_seen = True
 
     def backward_begins(self) -> None:
         """End the forward part; if it was not seen, neither it nor data can be known."""
         if not self._forward_seen:
-            self._unknown.update((Part.DATA, Part.FORWARD))
-        self._enter(Part.BACKWARD)
+            self._unknown.update((StepPart.DATA, StepPart.FORWARD))
+        self._enter(StepPart.BACKWARD)
 
     def backward_ended(self, *, within_step: bool) -> None:
         """End backward. within_step: it was in the closure of an optimizer that is stepping."""
         self._within_step = within_step
-        self._enter(Part.OPTIMIZER if within_step else Part.BETWEEN)
+        self._enter(StepPart.OPTIMIZER if within_step else StepPart.BETWEEN)
 
     def optimizer_begins(self) -> None:
         """Begin the optimizer part, unless it has begun."""
-        if self._current is Part.FORWARD:
-            self._unknown.add(Part.FORWARD)  # it contains a backward that was not seen
-        if self._current is not Part.OPTIMIZER:
-            self._enter(Part.OPTIMIZER)
+        if self._current is StepPart.FORWARD:
+            self._unknown.add(StepPart.FORWARD)  # it contains a backward that was not seen
+        if self._current is not StepPart.OPTIMIZER:
+            self._enter(StepPart.OPTIMIZER)
 
     def optimizer_ended(self) -> None:
         """End the optimizer part: the optimizer has stepped, or has skipped its step."""
-        self._enter(Part.BETWEEN)
+        self._enter(StepPart.BETWEEN)
         self._forward_seen = self._within_step = False
 
     def not_training(self, begins: bool) -> None:
         """Count nothing while the rank evaluates, saves a checkpoint or is in a named phase."""
         if begins is self._not_training:
             return
-        if self._current is Part.BETWEEN:
+        if self._current is StepPart.BETWEEN:
             self._add_up(perf_counter())
         self._not_training = begins
 
@@ -106,26 +106,26 @@ class StepParts:
     def step_begins(self) -> None:
         """Start over with the next step; what the probe did since the end of the last is not it."""
         self._thread = get_ident()
-        self._current = Part.BETWEEN
+        self._current = StepPart.BETWEEN
         self._seconds.clear()
         self._unknown.clear()
         self._forward_seen = self._within_step = False
         self._between_seconds, self._since_seconds = 0.0, perf_counter()
 
-    def _enter(self, part: Part) -> None:
+    def _enter(self, part: StepPart) -> None:
         self._add_up(perf_counter())
-        if part is Part.FORWARD and self._current is Part.BETWEEN:
-            self._add(Part.DATA, self._between_seconds)
+        if part is StepPart.FORWARD and self._current is StepPart.BETWEEN:
+            self._add(StepPart.DATA, self._between_seconds)
         self._between_seconds = 0.0
         self._current = part
 
     def _add_up(self, now_seconds: float) -> None:
         """Add the time since the last change to what went on."""
         seconds, self._since_seconds = now_seconds - self._since_seconds, now_seconds
-        if self._current is not Part.BETWEEN:
+        if self._current is not StepPart.BETWEEN:
             self._add(self._current, seconds)
         elif not self._not_training:
             self._between_seconds += seconds
 
-    def _add(self, part: Part, seconds: float) -> None:
+    def _add(self, part: StepPart, seconds: float) -> None:
         self._seconds[part] = self._seconds.get(part, 0.0) + seconds
