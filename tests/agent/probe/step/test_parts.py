@@ -45,7 +45,9 @@ class Loop:
         self.host, self.watched = host, watch(**settings)
         self.model = make_model()
         self.model[0].register_forward_hook(lambda *_: host.take(2))
-        self.model[2].weight.register_hook(lambda _: host.take(4))
+        last = self.model[2]
+        assert isinstance(last, nn.Linear)
+        last.weight.register_hook(lambda _: host.take(4))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.optimizer.register_step_pre_hook(lambda *_: host.take(8))
 
