@@ -24,9 +24,11 @@ from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
 from mp_agent.probe.recording.forward_pass import ForwardPart, ForwardPass
+from mp_agent.probe.recording.forward_start import ForwardStart
 from mp_agent.probe.reduction.group_reduction import GroupReduction
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
+from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.probe.tracker.context import TrackerContext
@@ -61,7 +63,8 @@ class Probe:
             on_rest=reports.note_rest,
             on_device_error=reports.note_device_error,
         )
-        self._phases = PhaseMarks()
+        parts = StepParts()
+        self._phases = PhaseMarks(parts.not_training)
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
         self._tensors = self._watched_tensors(settings)
@@ -72,6 +75,7 @@ class Probe:
             settings,
             self._forward_pass(settings),
             self._tensors,
+            ForwardStart(self._guard.run, parts),
         )
         self._create_ring = create_ring
         self._connection = RingConnection(
@@ -84,6 +88,7 @@ class Probe:
             phases=self._phases,
             traits=traits,
             connection=self._connection,
+            parts=parts,
         )
         self._tracker = StepTracker(context, self._guard, self._step_ended)
         self._on_step = on_step

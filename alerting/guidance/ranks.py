@@ -52,7 +52,11 @@ RANKS = {
         query='mp_agent_straggler_slowdown{run="RUN"} * on (run) group_right () '
         'mp_agent_straggler_info{run="RUN"}',
         reading="The slowest rank, and its time before its first collective divided by the median "
-        "of all ranks. The time within the collective is no indication: the fast ranks wait there.",
+        "of all ranks. The time within the collective is no indication: the fast ranks wait there. "
+        "mp_agent_rank_step_part_seconds_total says in which part of its steps it is slow: data "
+        "is its input pipeline, forward and optimizer its machine or its share of the work, other "
+        "what it does besides. On a GPU these are host times, and data also contains what the loop "
+        "waits for between steps, such as loss.item().",
         causes=(
             "A GPU that is throttled by temperature or power, or runs at lower clocks.",
             "A data loader that is slower on this node: network storage, too few workers, CPU "
@@ -65,7 +69,12 @@ RANKS = {
             "threshold for such runs.",
         ),
         samples=("balance_batches",),
-        panels=(panels.SLOWDOWN, panels.SLOWEST_RANKS, panels.XID_ERRORS),
+        panels=(
+            panels.SLOWDOWN,
+            panels.SLOWEST_RANKS,
+            panels.SLOW_PARTS,
+            panels.XID_ERRORS,
+        ),
     ),
     "MpAgentRankStalled": Guidance(
         harm="The job makes no progress: the other ranks wait in a collective for the named ones. "

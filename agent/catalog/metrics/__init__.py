@@ -28,6 +28,7 @@ from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
 from mp_agent.catalog.metrics.run.run import RUN_METRICS
+from mp_agent.catalog.metrics.run.step_parts import RANK_STEP_PART_METRICS, STEP_PART_METRICS
 from mp_agent.catalog.metrics.run.trackers import TRACKER_METRICS
 from mp_agent.catalog.metrics.run.waiting import WAITING_METRICS
 from mp_agent.catalog.metrics.tensors.run import TENSOR_METRICS
@@ -41,6 +42,7 @@ METRICS: tuple[Metric, ...] = (
     *RUN_METRICS,
     *LOSS_METRICS,
     *WAITING_METRICS,
+    *STEP_PART_METRICS,
     *GRADIENT_METRICS,
     *NORM_METRICS,
     *LEARNING_METRICS,
@@ -57,6 +59,7 @@ METRICS: tuple[Metric, ...] = (
     *UPDATE_LAYER_METRICS,
     *DISTRIBUTION_LAYER_METRICS,
     *RANK_METRICS,
+    *RANK_STEP_PART_METRICS,
     *AGENT_METRICS,
     *EXPORT_METRICS,
     *FLIGHT_METRICS,

@@ -7,9 +7,11 @@ from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.recording.forward_pass import ForwardPass
+from mp_agent.probe.recording.forward_start import ForwardStart
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.settings import Settings
 
@@ -31,8 +33,9 @@ class ContainedRecorder(StepRecorder):
         settings: Settings,
         forward_pass: ForwardPass | None = None,
         tensors: WatchedTensors | None = None,
+        forward_start: ForwardStart | None = None,
     ) -> None:
-        super().__init__(registry, traits, settings, forward_pass, tensors)
+        super().__init__(registry, traits, settings, forward_pass, tensors, forward_start)
         self._contain = contain
 
     def measure(
@@ -51,9 +54,9 @@ class ContainedRecorder(StepRecorder):
         """See `StepRecorder.measure_updates`."""
         self._contain("measuring updates of weights", super().measure_updates, step, watched)
 
-    def end(self, step: OpenStep, probe_seconds: float) -> None:
+    def end(self, step: OpenStep, parts: StepParts, probe_seconds: float) -> None:
         """See `StepRecorder.end`."""
-        self._contain("timing a step", super().end, step, probe_seconds)
+        self._contain("timing a step", super().end, step, parts, probe_seconds)
 
     def begin_forward(self, after: OpenStep) -> None:
         """See `StepRecorder.begin_forward`."""

@@ -17,6 +17,7 @@ from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.recording.forward_pass import ForwardPass
+from mp_agent.probe.recording.forward_start import ForwardStart
 from mp_agent.probe.recording.ring_schema import DRAIN_SECONDS, RingSchema
 from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.recording.weight_updates import WeightUpdates
@@ -24,6 +25,7 @@ from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, observed_step
 from mp_agent.probe.step.overhead_budget import OverheadBudget
+from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.records.columns import (
     DISTRIBUTION,
@@ -61,10 +63,11 @@ class StepRecorder:
         settings: Settings,
         forward_pass: ForwardPass | None = None,
         tensors: WatchedTensors | None = None,
+        forward_start: ForwardStart | None = None,
     ) -> None:
-        """forward_pass: measures what is seen only there. tensors: what the script watches.
+        """forward_pass: measures what is seen only there. None leaves it out, as well as the rest.
 
-        None leaves them out.
+        tensors: what the script watches. forward_start: sees when the forward pass begins.
         """
         self.trainer_lead = 0
         self._registry = registry
@@ -93,6 +96,7 @@ class StepRecorder:
         )
         self._forward_pass = forward_pass
         self._tensors = tensors
+        self._forward_start = forward_start
         self._logprobs = StepLogprobs(registry.note_unsupported)
         self._writer: RingWriter | None = None
         self._digests = True
@@ -168,10 +172,11 @@ class StepRecorder:
             timer.stop()
             step.timers.append(timer)
 
-    def end(self, step: OpenStep, probe_seconds: float) -> None:
+    def end(self, step: OpenStep, parts: StepParts, probe_seconds: float) -> None:
         """Record what is known of a step only at its end.
 
-        probe_seconds: host time that the probe has spent since the end of the step before.
+        parts: how long they took. probe_seconds: host time that the probe has spent since the
+        end of the step before.
         """
         if (ready := self._prepare()) is None:
             return
@@ -179,6 +184,7 @@ class StepRecorder:
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds
+        step.scalars.update(parts.known(step_seconds))
         self._add_overhead(step, step_seconds, probe_seconds)
         # Of several models' backwards the last one says nothing of the time before the first.
         if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):
@@ -192,6 +198,8 @@ class StepRecorder:
             self._tensors.begin(due=due)
         if self._forward_pass is not None and due:
             self._forward_pass.begin(self._registry.root)
+        if self._forward_start is not None:
+            self._forward_start.watch(self._registry.root)
 
     def forward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first forward pass."""
@@ -211,6 +219,8 @@ class StepRecorder:
 
     def close(self) -> None:
         """Leave modules and functions as they were, until the next forward pass that is due."""
+        if self._forward_start is not None:
+            self._forward_start.close()
         if self._forward_pass is not None:
             self._forward_pass.close()
 

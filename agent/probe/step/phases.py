@@ -1,5 +1,7 @@
 """The phase of the rank: stamped into its ring by the hooks, or as the user says."""
 
+from collections.abc import Callable
+
 from mp_agent.records.steps import Phase
 from mp_agent.ring.writer import RingWriter
 
@@ -19,7 +21,9 @@ class PhaseMarks:
     on while there is one of them, and at the latest until the next backward.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, not_training: Callable[[bool], None] = lambda begins: None) -> None:
+        """not_training: called with True as the rank leaves training, with False as it returns."""
+        self._not_training = not_training
         self._writer: RingWriter | None = None
         self._training = Phase.STARTING
         self._sequence = 0
@@ -49,6 +53,7 @@ class PhaseMarks:
         self._signs.clear()
         self._saves = 0
         if not self._entered:
+            self._not_training(False)
             self._stamp(anew=True)
 
     def evaluation(self, sign: str, begins: bool) -> None:
@@ -56,21 +61,25 @@ class PhaseMarks:
         if not self.between_steps:
             return
         (self._signs.add if begins else self._signs.discard)(sign)
-        self._stamp()
+        self._changed()
 
     def saving(self, begins: bool) -> None:
         """Record that saving a checkpoint starts, or has ended."""
         self._saves = max(0, self._saves + (1 if begins else -1))
-        self._stamp()
+        self._changed()
 
     def enter(self, name: str) -> None:
         """Enter a phase that the user names."""
         self._entered.append(name)
-        self._stamp()
+        self._changed()
 
     def leave(self) -> None:
         """Return to the phase before."""
         self._entered.pop()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._not_training(not self.in_training)
         self._stamp()
 
     def _stamp(self, *, anew: bool = False) -> None:

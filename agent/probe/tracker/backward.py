@@ -52,6 +52,7 @@ class BackwardTracking:
         other_model = context.trains_other_model
         if not other_model:
             context.enter_phase(Phase.BACKWARD)
+            context.parts.backward_begins()
             self._step_end.begin_next_pass()
         if inputs is not None and not self._reaches(inputs):
             return
@@ -66,6 +67,7 @@ class BackwardTracking:
         thread.in_backward = False
         if context.trains_other_model:
             return
+        context.parts.backward_ended(within_step=thread.in_closure)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)
             if thread.gradients.touched:

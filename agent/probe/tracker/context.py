@@ -14,6 +14,7 @@ from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.boundaries import StepBoundaries
 from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.step.thread_progress import ThreadProgress
 from mp_agent.probe.step.trainer_step import TrainerStep
@@ -29,6 +30,7 @@ class TrackerContext:
     phases: PhaseMarks
     traits: ObservedTraits
     connection: RingConnection
+    parts: StepParts
     boundaries: StepBoundaries = field(default_factory=StepBoundaries)
     thread: ThreadProgress = field(default_factory=ThreadProgress)
     """State of the calling thread's own training loop."""

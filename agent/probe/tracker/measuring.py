@@ -29,6 +29,11 @@ class GradientMeasuring:
         point: where in the step, for the run's facts. inverse_scale: 1 / the factor by which the
         gradients are still multiplied.
         """
+        self._measure(watched, point, inverse_scale)
+        if not self._context.trains_other_model:
+            self._context.parts.optimizer_begins()
+
+    def _measure(self, watched: WatchedOptimizer, point: str, inverse_scale: Scalar) -> None:
         context = self._context
         context.enter_phase(Phase.OPTIMIZER)
         context.registry.roles.confirm(watched)

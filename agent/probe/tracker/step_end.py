@@ -53,6 +53,8 @@ class StepEnd:
     def finish(self, watched: WatchedOptimizer) -> None:
         """End the step of one optimizer, and with it that of the run if it is of the run."""
         context = self._context
+        if not context.trains_other_model:
+            context.parts.optimizer_ended()
         context.thread.unscaled.add(watched.label)
         context.registry.roles.confirm(watched)
         step = context.boundaries.of(watched)
@@ -77,12 +79,13 @@ class StepEnd:
         context.run_thread = get_ident()
         context.thread.weights.forget()
         context.step.scalars.setdefault("skipped", 0.0)
-        context.recorder.end(context.step, self._guard.pop_seconds())
+        context.recorder.end(context.step, context.parts, self._guard.pop_seconds())
         ended = context.step
         self.publish(context.boundaries.run_ended(label, awaited))
         context.recorder.begin_forward(ended)
         context.enter_phase(Phase.FORWARD)
         self.after_step()
+        context.parts.step_begins()
 
     def after_step(self) -> None:
         """Do what is due after each step of the run; its failure is contained."""

@@ -60,6 +60,24 @@ COMMON_STEP_COLUMNS = (
         "calls of watch_tensor() in the step that gave nothing to measure: no tensor with numbers, "
         "no name, or one call or name too many; absent without any",
     ),
+    Column(
+        "data_seconds",
+        Algebra.MAX,
+        "host time between the passes and before the first, as far as a forward of the model "
+        "follows; absent where its forward is not seen",
+    ),
+    Column(
+        "forward_seconds",
+        Algebra.MAX,
+        "host time from the beginning of the model's forward to that of backward; likewise",
+    ),
+    Column("backward_seconds", Algebra.MAX, "host time in backward; absent where none is seen"),
+    Column(
+        "optimizer_seconds",
+        Algebra.MAX,
+        "host time from the first of unscaling, clipping and the optimizer's step to its end",
+    ),
+    Column("other_seconds", Algebra.MAX, "what is left of step_seconds"),
 )
 """What every rank knows of a step as a whole."""
 

@@ -2,7 +2,7 @@
 
 from grafana.boards.ranks.glance import SLOWEST
 from grafana.panel import Panel, Query, Row, View, above, help_of
-from grafana.queries import aggregated, by_run, chosen, series, worst_over_range
+from grafana.queries import RUN, aggregated, by_run, chosen, rate, series, worst_over_range
 from mp_agent.alerting.conditions.ranks import rank_stalled, rank_straggler
 
 _RANK = ("rank",)
@@ -18,6 +18,24 @@ _THEIR_STEPS = aggregated(chosen(_STEP, _FURTHEST_BEHIND, keep=_RANK), "max", ke
 _LAG = f"scalar(max({_STEP})) - {_THEIR_STEPS}"
 
 _COMPUTE = series("mp_agent_rank_compute_seconds")
+
+_PARTS = "mp_agent_rank_step_part_seconds_total"
+_OWN_PARTS = series(_PARTS, 'part!="backward"')
+"""In backward a rank waits for others."""
+_RANK_AND_PART = ("rank", "part")
+
+
+def _less_mean(rates: str, of_ranks: str) -> str:
+    """Return the rates of some ranks, less the mean over all ranks of the same part."""
+    own = aggregated(of_ranks, "sum", keep=_RANK_AND_PART)
+    mean = aggregated(rates, "avg", keep=("part",))
+    return f"{own} - on ({', '.join((*RUN, 'part'))}) group_left () {mean}"
+
+
+_RATES = f"rate({_OWN_PARTS}[$__rate_interval])"
+_OVER_RANGE = f"rate({_OWN_PARTS}[$__range] @ end())"
+_FURTHEST_FROM_MEAN = f"topk(10, {_less_mean(_OVER_RANGE, _OVER_RANGE)})"
+_BEYOND_MEAN = _less_mean(_RATES, chosen(_RATES, _FURTHEST_FROM_MEAN, keep=_RANK_AND_PART))
 
 _ALIVE = f"({series('mp_agent_rank_up')} == 1)"
 _LAST_STEPS = chosen(
@@ -125,6 +143,40 @@ PACE = Row(
                 Query(by_run("mp_agent_straggler_delay_seconds"), "delay", optional=True),
                 Query(by_run("mp_agent_step_usual_seconds"), "usual step", optional=True),
             ),
+        ),
+        Panel(
+            id=17,
+            title="Step time by part, all ranks",
+            description="Share of the ranks' time in each part of their steps. "
+            + help_of("mp_agent_rank_step_part_seconds_total"),
+            width=12,
+            unit="percentunit",
+            minimum=0,
+            most_points=_POINTS,
+            nothing="No part was timed",
+            queries=(
+                Query(
+                    f"{rate(_PARTS, keep=('part',))} / on ({', '.join(RUN)}) group_left () "
+                    f"({rate(_PARTS)} > 0)",
+                    "{{part}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(rank_straggler.RANK_STRAGGLER,),
+        ),
+        Panel(
+            id=18,
+            title="Furthest from the mean, by part",
+            description="The ten ranks and parts, of data, forward, optimizer and other, in which "
+            "a rank spends more of its time than the mean of the ranks, over the time range: it is "
+            "slow there, and the others wait for it in backward.",
+            width=12,
+            unit="percentunit",
+            minimum=0,
+            most_points=_POINTS,
+            nothing="No part was timed",
+            queries=(Query(f"topk(10, {_BEYOND_MEAN})", "rank {{rank}}, {{part}}", optional=True),),
+            runbooks=(rank_straggler.RANK_STRAGGLER,),
         ),
         Panel(
             id=14,

@@ -1,7 +1,8 @@
 """The last row of Run: how fast it goes, and what it is doing."""
 
 from grafana.panel import PER_SECOND, Panel, Query, Row, View, help_of
-from grafana.queries import by_run, quantile, rate, series
+from grafana.queries import RUN, by_run, quantile, rate, series
+from mp_agent.alerting.conditions.ranks import rank_straggler
 from mp_agent.alerting.conditions.run import run_stalled
 from mp_agent.records.steps import Phase
 
@@ -49,6 +50,25 @@ PACE = Row(
             minimum=0,
             soft_maximum=1,
             queries=(Query(rate("mp_agent_tokens_total"), "tokens"),),
+        ),
+        Panel(
+            id=45,
+            title="Step time by part",
+            description=help_of("mp_agent_step_part_seconds_total")
+            + " Per step, by the rank that takes longest for the part.",
+            width=24,
+            unit="s",
+            minimum=0,
+            nothing="No part was timed",
+            queries=(
+                Query(
+                    f"{rate('mp_agent_step_part_seconds_total', keep=('part',))} / on "
+                    f"({', '.join(RUN)}) group_left () ({rate('mp_agent_steps_total')} > 0)",
+                    "{{part}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(rank_straggler.RANK_STRAGGLER,),
         ),
         Panel(
             id=43,

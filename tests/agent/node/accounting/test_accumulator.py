@@ -109,6 +109,22 @@ def test_each_ranks_own_losses_are_counted_apart(account):
     assert total(account, "mp_agent_rank_loss_nonfinite_steps_total", "0") == 0
 
 
+def test_the_parts_of_steps_are_counted_from_the_first_on_that_has_them(account):
+    account.fold_step(merged_step(1, backward_seconds=0.5))
+    account.fold_step(merged_step(2, data_seconds=1.0, backward_seconds=0.25, other_seconds=0.0))
+    account.fold_rank(1, {"data_seconds": 2.0})
+    account.fold_rank(1, {"data_seconds": 1.0, "forward_seconds": 0.5})
+
+    run = BY_PROMETHEUS_NAME["mp_agent_step_part_seconds_total"]
+    assert sorted(account.counters.later(run)) == [("backward",), ("data",), ("other",)]
+    assert account.counters.total(run, ("backward",)) == 0.75
+    assert account.counters.total(run, ("other",)) == 0.0
+    of_rank = "mp_agent_rank_step_part_seconds_total"
+    assert total(account, of_rank, "1", "data") == 3.0
+    assert total(account, of_rank, "1", "forward") == 0.5
+    assert len(account.counters.later(BY_PROMETHEUS_NAME[of_rank])) == 2
+
+
 def test_a_layer_counts_its_elements_and_keeps_its_last_good_norm(account):
     account.fold_layers(1, layers(w={"sum_squares": 4.0}), step_judged=True)
     bad = layers(w={"sum_squares": 9.0, "nan_elements": 3.0})

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mp_agent.catalog.metrics.run.step_parts import STEP_PARTS
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.gradient_reference import reference_union
 from tests.agent.probe.ranks import run_ranks
@@ -143,6 +144,14 @@ class TestEveryWayOfTraining:
                 assert all(
                     0 < own < whole for own, whole in zip(compute[1:], step[1:], strict=True)
                 )
+
+    def test_the_parts_of_a_step_are_all_seen_and_add_up_to_it(self, trained, name, variant):
+        for ring in _rings(trained(name) / variant.name, JOBS[name][1]).values():
+            for index in range(1, len(ring.records)):
+                values = ring.values(index)
+                parts = [values[f"{part}_seconds"] for part in STEP_PARTS]
+                assert min(parts[:3]) > 0 <= min(parts[3:])
+                assert sum(parts) == pytest.approx(values["step_seconds"], rel=1e-9)
 
 
 def _expected_measuring_point(variant) -> str:
