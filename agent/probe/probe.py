@@ -75,7 +75,7 @@ class Probe:
             settings,
             self._forward_pass(settings),
             self._tensors,
-            ForwardStart(self._guard.run, parts),
+            ForwardStart(self._guard.run, parts) if settings.measure_step_parts else None,
         )
         self._create_ring = create_ring
         self._connection = RingConnection(

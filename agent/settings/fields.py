@@ -107,6 +107,11 @@ class Settings(BaseSettings):
         description="Measure the tensors that the script gives to mp_agent.watch_tensor, on the "
         "steps on which layers are measured. Without such a call it costs nothing.",
     )
+    measure_step_parts: bool = Field(
+        False,
+        description="Time the data, forward, backward and optimizer parts of steps by the host's "
+        "clock, with one hook on the outermost module of the model.",
+    )
     measure_updates: bool = Field(
         False,
         description="Measure weights, their updates and the optimizer's state when layers are "

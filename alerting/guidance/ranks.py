@@ -53,7 +53,8 @@ RANKS = {
         'mp_agent_straggler_info{run="RUN"}',
         reading="The slowest rank, and its time before its first collective divided by the median "
         "of all ranks. The time within the collective is no indication: the fast ranks wait there. "
-        "mp_agent_rank_step_part_seconds_total says in which part of its steps it is slow: data "
+        "With measure_step_parts, mp_agent_rank_step_part_seconds_total says in which part of its "
+        "steps it is slow: data "
         "is its input pipeline, forward and optimizer its machine or its share of the work, other "
         "what it does besides. On a GPU these are host times, and data also contains what the loop "
         "waits for between steps, such as loss.item().",

@@ -101,6 +101,7 @@ class Observatory:
         environment = {
             "MP_AGENT_LINGER_SECONDS": "60",
             "MP_AGENT_EXIT_WAIT_SECONDS": "10",
+            "MP_AGENT_MEASURE_STEP_PARTS": "1",
             "WATCHED": str(self._watched(scenario)),
         }
         port = free_port()

@@ -184,7 +184,8 @@ class StepRecorder:
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds
-        step.scalars.update(parts.known(step_seconds))
+        if self._forward_start is not None:
+            step.scalars.update(parts.known(step_seconds))
         self._add_overhead(step, step_seconds, probe_seconds)
         # Of several models' backwards the last one says nothing of the time before the first.
         if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):

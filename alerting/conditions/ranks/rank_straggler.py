@@ -81,7 +81,7 @@ RANK_STRAGGLER = Condition(
     "whole job.",
     confirm="Plot mp_agent_rank_compute_seconds by rank; mp_agent_straggler_info names the "
     "slowest, mp_agent_rank_info its host and GPU, and mp_agent_rank_step_part_seconds_total "
-    "whether it is slow in data, forward or optimizer.",
+    "(with measure_step_parts) whether it is slow in data, forward or optimizer.",
     remedies=(
         "Check the rank's GPU: clocks, temperature, power limit, other processes on it, ECC.",
         "Check its data loader: workers, storage, longer sequences than on other ranks.",

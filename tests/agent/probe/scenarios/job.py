@@ -81,7 +81,7 @@ def _train(rank: int, world_size: int, strategy: str, variant: Variant, director
         "cpu", init_scale=variant.scale or 1.0, growth_interval=3, enabled=variant.scale > 0
     )
     writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, world_size))
-    probe = Probe(lambda: writer, Settings(layer_interval=LAYER_INTERVAL))
+    probe = Probe(lambda: writer, Settings(layer_interval=LAYER_INTERVAL, measure_step_parts=True))
     probe.attach()
     reference = _Reference(inner)
     for step in range(1, variant.steps + 1):

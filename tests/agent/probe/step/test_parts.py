@@ -42,7 +42,7 @@ class Loop:
     """Training in which a forward takes 2 s, a backward 4 s and a step of the optimizer 8 s."""
 
     def __init__(self, watch, host: HostClock, **settings) -> None:
-        self.host, self.watched = host, watch(**settings)
+        self.host, self.watched = host, watch(measure_step_parts=True, **settings)
         self.model = make_model()
         self.model[0].register_forward_hook(lambda *_: host.take(2))
         last = self.model[2]
@@ -237,7 +237,7 @@ class TestOptimizers:
 
 class TestForward:
     def test_of_a_compiled_model_is_seen_where_the_wrapper_is_called(self, watch, host):
-        watched, graphs = watch(), []
+        watched, graphs = watch(measure_step_parts=True), []
 
         def backend(graph, inputs):
             graphs.append(graph)
@@ -294,7 +294,7 @@ class TestForward:
         assert not loop.model._forward_pre_hooks
 
     def test_of_a_model_that_is_compiled_in_place_is_hidden_and_compiled_once(self, watch, host):
-        watched, graphs = watch(), []
+        watched, graphs = watch(measure_step_parts=True), []
 
         def backend(graph, inputs):
             graphs.append(graph)
