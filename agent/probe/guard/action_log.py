@@ -6,7 +6,7 @@ from collections import Counter
 import torch.distributed as dist
 
 from mp_agent.catalog.guard import Action
-from mp_agent.probe.guard.outcome import UpdateOutcome
+from mp_agent.probe.guard.decision.outcome import UpdateOutcome
 
 log = logging.getLogger("mp_agent")
 

@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 
 from mp_agent.catalog.guard import DRY_RUN, POLICIES_BY_NAME, Action, Values
 from mp_agent.probe.guard.action_log import ActionLog
-from mp_agent.probe.guard.agreement import Agreement
+from mp_agent.probe.guard.decision.agreement import Agreement
+from mp_agent.probe.guard.decision.outcome import UpdateOutcome
+from mp_agent.probe.guard.decision.reading import GradientReader, failed, skipped_by_scaler
+from mp_agent.probe.guard.decision.verdict import UpdateVerdict
 from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
-from mp_agent.probe.guard.loss_scale import ScaleFloor
-from mp_agent.probe.guard.outcome import UpdateOutcome
-from mp_agent.probe.guard.reading import GradientReader, failed, skipped_by_scaler
-from mp_agent.probe.guard.requests import Requests
-from mp_agent.probe.guard.slow_policies import SlowPolicies
-from mp_agent.probe.guard.verdict import UpdateVerdict
+from mp_agent.probe.guard.policies.requests import Requests
+from mp_agent.probe.guard.policies.scale_floor import ScaleFloor
+from mp_agent.probe.guard.policies.slow_policies import SlowPolicies
 from mp_agent.probe.optimizers.watched import Role
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
 from mp_agent.probe.step.running_step import running_step

@@ -4,7 +4,7 @@ import torch
 from torch.amp import GradScaler
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.action_budget import ActionBudget
+from mp_agent.probe.guard.decision.action_budget import ActionBudget
 
 
 class ScaleFloor:

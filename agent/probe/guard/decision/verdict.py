@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.action_budget import ActionBudget
-from mp_agent.probe.guard.reading import FAILURES, NONFINITE, SCALER_SKIPS, SQUARES
-from mp_agent.probe.guard.usual_norm import UsualNorm
+from mp_agent.probe.guard.decision.action_budget import ActionBudget
+from mp_agent.probe.guard.decision.reading import FAILURES, NONFINITE, SCALER_SKIPS, SQUARES
+from mp_agent.probe.guard.decision.usual_norm import UsualNorm
 
 
 class UpdateVerdict(NamedTuple):
