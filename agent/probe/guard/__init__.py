@@ -6,5 +6,5 @@ decides without leaving the device; `update` carries the verdict out, and `rollb
 update that cannot be prevented. `policies` are those that follow what becomes of updates: some
 steps later on the host, or on the loss scale's device; `checkpoint_callbacks` notifies the script
 of what they ask for. `training_guard` ties all of it together, `guarded_optimizer` holds what
-belongs to one optimizer, and `action_log` logs what is done.
+belongs to one optimizer, `action_columns` records what is done and `action_log` logs it.
 """

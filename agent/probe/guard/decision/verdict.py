@@ -30,6 +30,11 @@ class UpdateVerdict(NamedTuple):
     is_failed: torch.Tensor
     """Some rank could not measure its gradients: nothing is decided."""
 
+    @property
+    def is_trouble(self) -> torch.Tensor:
+        """Whether the update was, or should have been, anything but ordinary (0-dim bool)."""
+        return self.is_nonfinite | self.is_scaler_skip | self.is_spike
+
 
 class Judge:
     """Decides on the updates of one optimizer by the policies that act at once."""
