@@ -27,6 +27,7 @@ class Action(Enum):
     CLIP_GRADIENTS = "clip_gradients"
     LOWER_LEARNING_RATE = "lower_learning_rate"
     RAISE_LOSS_SCALE = "raise_loss_scale"
+    RESET_LOSS_SCALE = "reset_loss_scale"
     WIDEN_PRECISION = "widen_precision"
     REQUEST_CHECKPOINT = "request_checkpoint"
     REQUEST_STOP = "request_stop"
@@ -227,6 +228,31 @@ POLICIES: tuple[Policy, ...] = (
                 maximum=2.0**126,
             ),
             *_limits(20, 1000),
+        ),
+    ),
+    Policy(
+        name="reset_loss_scale",
+        action=Action.RESET_LOSS_SCALE,
+        when="GradScaler's scale has fallen to 1/`fall_factor` or less of the last one that held "
+        "for `calm_steps`, and there was no trouble for `calm_steps`: the scale is set back to "
+        "the one that held.",
+        parameters=(
+            Parameter(
+                name="fall_factor",
+                default=16.0,
+                meaning="by what factor the scale has fallen at least",
+                minimum=2,
+                maximum=2.0**126,
+            ),
+            Parameter(
+                name="calm_steps",
+                default=100.0,
+                meaning="steps in a row without trouble after which a scale has held, or a fall "
+                "is over",
+                minimum=1,
+                whole=True,
+            ),
+            *_limits(3, 2000),
         ),
     ),
     Policy(

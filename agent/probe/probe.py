@@ -14,8 +14,8 @@ from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.attention.sampling import AttentionSampling
 from mp_agent.probe.attention.step import StepAttention
-from mp_agent.probe.guard.agreement import Agreement
-from mp_agent.probe.guard.requests import Requests
+from mp_agent.probe.guard.decision.agreement import Agreement
+from mp_agent.probe.guard.policies.requests import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
 from mp_agent.probe.hooks.optimization import updates
 from mp_agent.probe.identity.process_group import own_group

@@ -43,7 +43,14 @@ def main() -> None:
         for case in cases:
             print(*_row(case, strategy, courses[strategy], options.seeds), sep=" | ", flush=True)
     table = markdown(
-        ("what is planted", "training", "converged without", "converged with", "median loss"),
+        (
+            "what is planted",
+            "policies",
+            "training",
+            "converged without",
+            "converged with",
+            "median loss",
+        ),
         [
             _row(case, strategy, courses[strategy], options.seeds)
             for case in cases
@@ -75,6 +82,7 @@ def _row(case: Case, strategy: str, courses: Courses, seeds: int) -> tuple[str, 
     )
     return (
         case.title,
+        case.policies,
         strategy,
         f"{sum(map(_converged, without))} of {seeds}",
         f"{sum(map(_converged, guarded))} of {seeds}",

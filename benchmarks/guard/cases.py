@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 STEPS = 100
 PLANTED_STEP = 30
+SURGE_STEPS = range(PLANTED_STEP, PLANTED_STEP + 20)
 FEATURES = 8
 
 
@@ -50,6 +51,8 @@ class Case:
     scaled: bool = False
     """Trained in FP16 autocast with a GradScaler."""
     loss_factor: float = 1.0
+    surge: float = 1.0
+    """What the loss of `SURGE_STEPS` steps is multiplied by besides."""
     overflows_from: int = 10**9
     change_batch: Callable[[int, torch.Tensor, torch.Tensor], None] = field(
         default=lambda step, inputs, targets: None
@@ -58,9 +61,22 @@ class Case:
         default=lambda step, rank, model: None
     )
 
+    @property
+    def policies(self) -> str:
+        """The names of the policies."""
+        return ", ".join(self.guard)
+
+    def factor_of(self, step: int) -> float:
+        """Return what the loss of a step is multiplied by."""
+        return self.loss_factor * (self.surge if step in SURGE_STEPS else 1.0)
+
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def _sgd_without_momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.2)  # with it, the large gradients would act on later
 
 
 def _adam(parameters: Any) -> torch.optim.Optimizer:
@@ -101,6 +117,13 @@ CASES = (
         change_batch=_explode,
     ),
     Case(
+        name="explosion_skipped",
+        title="gradients explode for five steps",
+        guard=("skip_spikes",),
+        optimizer=_sgd,
+        change_batch=_explode,
+    ),
+    Case(
         name="bad_batch",
         title="one batch holds NaN",
         guard=("skip_nonfinite", "clip_spikes"),
@@ -122,6 +145,23 @@ CASES = (
         scaled=True,
         loss_factor=1e-6,
         change_batch=_overflows,
+    ),
+    Case(
+        name="scale_reset",
+        title="thirty overflows in a row lower the loss scale to where gradients underflow",
+        guard={"reset_loss_scale": {"calm_steps": 10}},
+        optimizer=_adam,
+        scaled=True,
+        loss_factor=1e-6,
+        change_batch=_overflows,
+    ),
+    Case(
+        name="loss_surge",
+        title="the loss of twenty steps is a thousand times too large, in FP16",
+        guard={"lower_learning_rate": {"rate_factor": 1e-3, "hold_steps": 15}},
+        optimizer=_sgd_without_momentum,
+        scaled=True,
+        surge=1000.0,
     ),
     Case(
         name="fp16_module",

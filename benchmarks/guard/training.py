@@ -56,7 +56,7 @@ def train(case: Case, strategy: str, seed: int, *, guarded: bool, directory: Pat
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16) if case.scaled else nullcontext():
             outputs = model(inputs)
-        loss = (outputs.float() - targets).pow(2).mean() * case.loss_factor
+        loss = (outputs.float() - targets).pow(2).mean() * case.factor_of(step)
         scaler.scale(loss).backward()
         case.change_gradients(step, rank, model)
         scaler.step(optimizer)

@@ -1,12 +1,15 @@
 """Log lines of what the guard does, on rank 0; the same on all ranks."""
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 
+import torch
 import torch.distributed as dist
 
 from mp_agent.catalog.guard import Action
-from mp_agent.probe.guard.outcome import UpdateOutcome
+from mp_agent.probe import accelerator
+from mp_agent.probe.guard.decision.outcome import LAG_STEPS, UpdateOutcome
+from mp_agent.probe.guard.policies.loss_scales import ScaleChange
 
 log = logging.getLogger("mp_agent")
 
@@ -20,6 +23,8 @@ class ActionLog:
     def __init__(self, *, dry_run: bool) -> None:
         self._prefix = "guard (dry run)" if dry_run else "guard"
         self._lines: Counter[Action] = Counter()
+        self._changes: dict[Action, deque[tuple[int, accelerator.HostCopy]]] = {}
+        """Changes of loss scales, with their steps, on their way to the host."""
 
     def updated(self, outcome: UpdateOutcome, step: int) -> None:
         """Log what was done with an update."""
@@ -38,6 +43,25 @@ class ActionLog:
         """Log what one of the slower policies does."""
         if action is not Action.NONE_LEFT:
             self._write(action, step, f"{action.value.replace('_', ' ')}, since trouble repeats")
+
+    def scale_changed(self, change: ScaleChange, step: int) -> None:
+        """Log what was done with a loss scale; from a device some steps later."""
+        if self._lines[change.action] >= _LINES_AT_MOST:
+            self._changes.pop(change.action, None)
+            return
+        numbers = torch.stack([value.to(torch.float64).reshape(()) for value in change[1:]])
+        coming = self._changes.setdefault(change.action, deque())
+        coming.append((step, accelerator.HostCopy(numbers)))
+        lag = 0 if accelerator.is_on_host(numbers.device) else LAG_STEPS
+        while len(coming) > lag:
+            then, copy = coming.popleft()
+            is_done, is_none_left, before, after = copy.numbers()
+            if is_done:
+                text = f"the loss scale is set to {after:g}, from {before:g}"
+                self._write(change.action, then, text)
+            if is_none_left:
+                text = f"the loss scale stays {before:g}: it was changed too often lately"
+                self._write(Action.NONE_LEFT, then, text)
 
     def _write(self, action: Action, step: int, text: str) -> None:
         self._lines[action] += 1

@@ -6,9 +6,9 @@ import torch
 from torch.optim import Optimizer
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.outcome import Outcomes, UpdateOutcome
+from mp_agent.probe.guard.decision.outcome import Outcomes, UpdateOutcome
+from mp_agent.probe.guard.decision.verdict import Judge, UpdateVerdict
 from mp_agent.probe.guard.update import GuardedUpdate
-from mp_agent.probe.guard.verdict import Judge, UpdateVerdict
 
 
 class GuardedOptimizer:

@@ -10,17 +10,22 @@ import torch
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from mp_agent.catalog.guard import DRY_RUN, POLICIES_BY_NAME, Action, Values
+from mp_agent.catalog.guard import Action, Values
+from mp_agent.probe.guard.action_columns import ActionColumns
 from mp_agent.probe.guard.action_log import ActionLog
-from mp_agent.probe.guard.agreement import Agreement
+from mp_agent.probe.guard.decision.agreement import Agreement
+from mp_agent.probe.guard.decision.outcome import UpdateOutcome
+from mp_agent.probe.guard.decision.reading import (
+    LOSS_SCALES,
+    GradientReader,
+    failed,
+    skipped_by_scaler,
+)
+from mp_agent.probe.guard.decision.verdict import UpdateVerdict
 from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
-from mp_agent.probe.guard.loss_scale import ScaleFloor
-from mp_agent.probe.guard.outcome import UpdateOutcome
-from mp_agent.probe.guard.reading import GradientReader, failed, skipped_by_scaler
-from mp_agent.probe.guard.requests import Requests
-from mp_agent.probe.guard.slow_policies import SlowPolicies
-from mp_agent.probe.guard.verdict import UpdateVerdict
-from mp_agent.probe.optimizers.watched import Role
+from mp_agent.probe.guard.policies.loss_scales import LossScales, follow_skip
+from mp_agent.probe.guard.policies.requests import Requests
+from mp_agent.probe.guard.policies.slow_policies import SlowPolicies
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
 from mp_agent.probe.step.running_step import running_step
 from mp_agent.probe.tracker.context import TrackerContext
@@ -47,8 +52,7 @@ class TrainingGuard:
     ) -> None:
         self.requests = Requests()
         self._policies = policies
-        own = {POLICIES_BY_NAME[name].action for name in policies}
-        self._columns = tuple(action.column for action in {*own, Action.NONE_LEFT})
+        self._columns = ActionColumns(policies, context, dry_run=dry_run)
         self._context = context
         self._agreement = agreement
         self._dry_run = dry_run
@@ -57,14 +61,13 @@ class TrainingGuard:
             weakref.WeakKeyDictionary()
         )
         self._slow = SlowPolicies(policies, self.requests, dry_run=dry_run)
-        floor = policies.get("raise_loss_scale")
-        self._floor = None if floor is None else ScaleFloor(floor, dry_run=dry_run)
+        self._scales = LossScales(policies, dry_run=dry_run)
         self._log = ActionLog(dry_run=dry_run)
         self._thread: Thread | None = None
         self._running: int | None = None
         """`id` of the outermost optimizer whose update is under way, or has raised."""
-        self._scaler_asks: Optimizer | None = None
-        """Its scaler was asked for an update that no collective belongs to yet."""
+        self._scaler_asks: tuple[GradScaler, Optimizer] | None = None
+        """The scaler was asked for an update that no collective belongs to yet."""
         self._has_failed = False
         """What this rank was to do has failed: the others learn of it at the next update."""
         self._updated: set[int] = set()
@@ -87,13 +90,16 @@ class TrainingGuard:
             return
         if self._is_within_another(optimizer):
             return
+        scaler = self._scaler_that_asks(optimizer)
         self._running, self._scaler_asks = id(optimizer), None
         guarded = self._guarded(optimizer)
         numbers = self._own_numbers(optimizer, guarded)
         with self._failure_shared():
-            verdict = self._verdict(optimizer, guarded, numbers)
+            verdict = self._verdict(optimizer, guarded, numbers, scaler)
             if not (self._dry_run or self._is_off):
                 guarded.carry_out(optimizer, verdict, self._slow.rate_factor)
+                if scaler is not None:
+                    follow_skip(scaler, optimizer, verdict.is_skipped & verdict.is_scaler_skip)
 
     def update_ended(self, optimizer: Optimizer) -> None:
         """Restore what was changed for the update."""
@@ -102,28 +108,29 @@ class TrainingGuard:
         if self._running == id(optimizer):
             self._running = None
 
-    def scaler_step_begins(self, optimizer: Optimizer) -> None:
+    def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Expect `optimizer` to be stepped by its scaler, or not to be."""
         if not self._is_off and self._is_of_training(optimizer):
-            self._scaler_asks = optimizer
+            self._scaler_asks = scaler, optimizer
 
-    def scaler_step_ended(self, optimizer: Optimizer) -> None:
+    def scaler_step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Report to the other ranks that the scaler has skipped the update, if it has."""
-        asked, self._scaler_asks = self._scaler_asks, None
-        if asked is optimizer and not self._is_off:
+        asked, self._scaler_asks = self._scaler_that_asks(optimizer), None
+        if asked is not None and not self._is_off:
             guarded = self._guarded(optimizer)
             part = failed if self._has_failed else skipped_by_scaler
             with self._failure_shared():
-                self._verdict(optimizer, guarded, part(guarded.device))
+                self._verdict(optimizer, guarded, part(guarded.device), scaler)
 
     def scaler_updated(self, scaler: GradScaler) -> None:
-        """Keep the loss scale above its floor."""
-        if self._floor is None or (found := self._floor.updated(scaler)) is None:
+        """Let the policies of the loss scale act on it."""
+        if self._is_off:
             return
-        raised, none_left = found
-        scalars = self._context.step.scalars
-        self._note(scalars, Action.RAISE_LOSS_SCALE, raised)
-        self._note(scalars, Action.NONE_LEFT, none_left)
+        step = self._context.step
+        for change in self._scales.updated(scaler):
+            self._columns.note(step.scalars, change.action, change.is_done)
+            self._columns.note(step.scalars, Action.NONE_LEFT, change.is_none_left)
+            self._log.scale_changed(change, step.sequence)
 
     def close(self) -> None:
         """Restore everything that still is as the guard has made it."""
@@ -146,6 +153,11 @@ class TrainingGuard:
         if self._thread is None or not self._thread.is_alive():
             self._thread = current_thread()
         return self._thread is current_thread()
+
+    def _scaler_that_asks(self, optimizer: Optimizer) -> GradScaler | None:
+        """Return the scaler that was asked for an update of `optimizer` just now."""
+        asked = self._scaler_asks
+        return asked[0] if asked is not None and asked[1] is optimizer else None
 
     def _is_within_another(self, optimizer: Optimizer) -> bool:
         """Return whether the update is a part of another optimizer's, which was decided on."""
@@ -199,21 +211,28 @@ class TrainingGuard:
         return numbers.to(_device_of(optimizer))
 
     def _verdict(
-        self, optimizer: Optimizer, guarded: GuardedOptimizer, numbers: torch.Tensor
+        self,
+        optimizer: Optimizer,
+        guarded: GuardedOptimizer,
+        numbers: torch.Tensor,
+        scaler: GradScaler | None,
     ) -> UpdateVerdict:
         """Agree on the update, record what is done, and let the slower policies follow."""
+        scale = None if scaler is None else scaler._get_scale_async()
+        if scale is not None:
+            numbers[LOSS_SCALES] = scale
         try:
             agreed, ranks = self._agreement.sums(numbers), self._agreement.ranks
         except Exception:
             self._turn_off("the ranks could not agree on an update")
             raise
         verdict, outcomes = guarded.judge(agreed, ranks)
-        scalars = self._scalars_of(optimizer)
-        for column in self._columns:
-            scalars.setdefault(column, 0.0)
-        self._note(scalars, Action.SKIP_UPDATE, verdict.is_skipped)
-        self._note(scalars, Action.CLIP_GRADIENTS, verdict.coefficient != 1.0)
-        self._note(scalars, Action.NONE_LEFT, verdict.is_none_left)
+        if scaler is not None:
+            self._scales.observe(scaler, agreed[LOSS_SCALES] / ranks, verdict.is_trouble)
+        scalars = self._columns.of(optimizer)
+        self._columns.note(scalars, Action.SKIP_UPDATE, verdict.is_skipped)
+        self._columns.note(scalars, Action.CLIP_GRADIENTS, verdict.coefficient != 1.0)
+        self._columns.note(scalars, Action.NONE_LEFT, verdict.is_none_left)
         begins_step = self._begins_step(optimizer)
         for outcome in outcomes:
             self._follow(outcome, scalars, begins_step=begins_step)
@@ -245,33 +264,8 @@ class TrainingGuard:
         step = sequence + self._context.trainer_step.lead
         root = self._context.registry.root
         for action in self._slow.observe(outcome, root, step, begins_step=begins_step):
-            self._note(scalars, action, True)
+            self._columns.note(scalars, action, True)
             self._log.acted(action, sequence)
-
-    def _scalars_of(self, optimizer: Optimizer) -> dict[str, Scalar]:
-        """Return the scalars of the step that the update is a part of."""
-        watched = self._context.registry.of(optimizer)
-        if watched is None or watched.role is Role.SEPARATE:
-            return {} if watched is None else watched.scalars
-        return self._context.boundaries.of(watched).scalars
-
-    def _note(
-        self, scalars: dict[str, Scalar], action: Action, is_done: torch.Tensor | bool
-    ) -> None:
-        """Record whether something is done, for any optimizer; on a device it is not known here."""
-        if action.column not in self._columns:
-            return
-        done = float(is_done) if isinstance(is_done, bool) else scalar_of(is_done)
-        before = scalars.get(action.column, 0.0)
-        weight = DRY_RUN if self._dry_run else 1.0
-        if isinstance(done, torch.Tensor):
-            value = done.to(torch.float64) * weight
-            if isinstance(before, torch.Tensor):
-                value = torch.maximum(value, before)
-            if isinstance(before, torch.Tensor) or not before:
-                scalars[action.column] = value
-        elif done:
-            scalars[action.column] = weight
 
 
 def _device_of(optimizer: Optimizer) -> torch.device:

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.guard.decision.verdict import UpdateVerdict
 from mp_agent.probe.guard.rollback import Rollback
-from mp_agent.probe.guard.verdict import UpdateVerdict
 
 _ABSENT = object()
 

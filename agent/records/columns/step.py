@@ -92,6 +92,7 @@ GUARD_COLUMNS = tuple(
         ("clip_gradients", "scaled the gradients down"),
         ("lower_learning_rate", "lowered the learning rate"),
         ("raise_loss_scale", "raised the loss scale"),
+        ("reset_loss_scale", "set the loss scale back to the one that had held"),
         ("widen_precision", "switched modules to a wider precision"),
         ("request_checkpoint", "asked for a checkpoint"),
         ("request_stop", "asked the training to stop"),

@@ -47,6 +47,8 @@ def test_the_default_is_to_skip_what_is_not_finite_and_to_clip_spikes():
         ({"skip_nonfinite": {"actions_max": 1e300}}, "must be at most 10000"),
         ({"lower_learning_rate": {"rate_factor": 5}}, "rate_factor is 5: must be at most 1"),
         ({"raise_loss_scale": {"floor": 1e300}}, "raise_loss_scale.floor is 1e+300: must be at"),
+        ({"reset_loss_scale": {"fall_factor": 1}}, "fall_factor is 1: must be at least 2"),
+        ({"reset_loss_scale": {"calm_steps": 0}}, "calm_steps is 0: must be at least 1"),
         ({"request_stop": {"troubles": 60}}, "troubles is 60, request_stop.trouble_steps is 50.0"),
     ],
 )

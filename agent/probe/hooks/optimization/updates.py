@@ -37,10 +37,10 @@ class Updates(Protocol):
     def update_ended(self, optimizer: Optimizer) -> None:
         """Restore: it has used them."""
 
-    def scaler_step_begins(self, optimizer: Optimizer) -> None:
+    def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Note that a GradScaler is asked to step `optimizer`."""
 
-    def scaler_step_ended(self, optimizer: Optimizer) -> None:
+    def scaler_step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Note that it has, or has skipped the update."""
 
     def scaler_updated(self, scaler: GradScaler) -> None:
@@ -58,9 +58,9 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
                 return original(self, optimizer, *args, **kwargs)
             try:
                 within.call = True
-                guard.run("the guard", updates.scaler_step_begins, optimizer)
+                guard.run("the guard", updates.scaler_step_begins, self, optimizer)
                 result = original(self, optimizer, *args, **kwargs)
-                guard.run("the guard", updates.scaler_step_ended, optimizer)
+                guard.run("the guard", updates.scaler_step_ended, self, optimizer)
                 return result
             finally:
                 within.call = False

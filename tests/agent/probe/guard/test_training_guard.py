@@ -145,7 +145,7 @@ def test_detaching_restores_what_is_switched(watch):
 
 def test_a_failure_to_measure_turns_the_guard_off_and_training_goes_on(watch, monkeypatch, caplog):
     started = watch(guard=True)
-    monkeypatch.setattr("mp_agent.probe.guard.reading.GradientReader.read", fail)
+    monkeypatch.setattr("mp_agent.probe.guard.decision.reading.GradientReader.read", fail)
     weights = _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01), steps=3)
     assert not _equal(weights[1], weights[2])
     assert "the guard is off from now on" in caplog.text
@@ -171,7 +171,7 @@ def test_a_failure_to_act_turns_the_guard_off_and_restores_what_is_switched(
 def test_steps_that_fill_in_state_for_a_checkpoint_are_no_updates(watch, monkeypatch):
     """One rank alone may make them: it would wait for the others."""
     watch(guard=True)
-    monkeypatch.setattr("mp_agent.probe.guard.agreement.Agreement.sums", fail)
+    monkeypatch.setattr("mp_agent.probe.guard.decision.agreement.Agreement.sums", fail)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
     get_optimizer_state_dict(model, optimizer)
@@ -233,3 +233,58 @@ def test_skips_of_a_scaler_are_trouble_for_the_slower_policies(watch):
         assert started.probe.requests is not None
         requested.append(started.probe.requests.stop)
     assert requested == [False, False, True, True]
+
+
+def _scales(model: nn.Module, overflows: range, steps: int) -> list[float]:
+    """Train with a GradScaler; return its scale after each update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scales = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        factor = float("inf") if step in overflows else 1.0
+        scaler.scale(make_loss(model, step) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+_AFTER_COLLAPSE = {"reset_loss_scale": {"calm_steps": 5}}
+
+
+def test_the_loss_scale_is_set_back_after_a_collapse_and_that_is_recorded_and_logged(watch, caplog):
+    started = watch(guard=_AFTER_COLLAPSE)
+    scales = _scales(make_model(), range(5, 15), 24)
+    assert scales[14:21] == [2.0**6] * 5 + [2.0**16] * 2
+    started.probe.flush()
+    column = _columns(started, "guard_reset_loss_scale")
+    assert {step: value for step, value in enumerate(column) if value} == {
+        20: 1.0
+    }  # the first with it
+    assert "step 21: the loss scale is set to 65536, from 64" in caplog.text
+
+
+def test_a_dry_run_leaves_the_loss_scale_and_counts_the_reset_once(watch, caplog):
+    plain = _scales(make_model(), range(5, 15), 40)
+    started = watch(guard=_AFTER_COLLAPSE, guard_dry_run=True)
+    assert _scales(make_model(), range(5, 15), 40) == plain
+    started.probe.flush()
+    column = _columns(started, "guard_reset_loss_scale")
+    assert {step: value for step, value in enumerate(column) if value} == {20: 0.5}
+    assert "guard (dry run), step 21" in caplog.text
+
+
+def test_after_a_floor_the_scale_is_set_back_to_what_held_before(watch):
+    watch(guard={"raise_loss_scale": {"floor": 2.0**10}, **_AFTER_COLLAPSE})
+    scales = _scales(make_model(), range(5, 15), 24)
+    assert set(scales[10:19]) == {2.0**10}
+    assert scales[-1] == 2.0**16
+
+
+def test_a_healthy_run_under_a_scaler_is_the_same_with_the_policy(watch):
+    plain = _scales(make_model(), range(0), 24)
+    started = watch(guard=_AFTER_COLLAPSE)
+    assert _scales(make_model(), range(0), 24) == plain
+    started.probe.flush()
+    assert _columns(started, "guard_reset_loss_scale") == [0.0] * 24

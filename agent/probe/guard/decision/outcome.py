@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.guard.verdict import UpdateVerdict
+from mp_agent.probe.guard.decision.verdict import UpdateVerdict
 
 LAG_STEPS = 2
 """Updates by which outcomes from a device come late, on every rank: ranks that took what has

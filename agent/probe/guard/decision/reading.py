@@ -18,7 +18,9 @@ SCALER_SKIPS: Final = 2
 """1 where a GradScaler skips the update."""
 FAILURES: Final = 3
 """1 where the gradients could not be measured."""
-NUMBERS: Final = 4
+LOSS_SCALES: Final = 4
+"""The loss scale of the gradients; 0 without a GradScaler."""
+NUMBERS: Final = 5
 
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
 _NAN, _INF = GRADIENT_POSITIONS["nan_elements"], GRADIENT_POSITIONS["inf_elements"]

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.action_budget import ActionBudget
-from mp_agent.probe.guard.reading import FAILURES, NONFINITE, SCALER_SKIPS, SQUARES
-from mp_agent.probe.guard.usual_norm import UsualNorm
+from mp_agent.probe.guard.decision.action_budget import ActionBudget
+from mp_agent.probe.guard.decision.reading import FAILURES, NONFINITE, SCALER_SKIPS, SQUARES
+from mp_agent.probe.guard.decision.usual_norm import UsualNorm
 
 
 class UpdateVerdict(NamedTuple):
@@ -29,6 +29,11 @@ class UpdateVerdict(NamedTuple):
     """A policy would have acted, and had already acted too often."""
     is_failed: torch.Tensor
     """Some rank could not measure its gradients: nothing is decided."""
+
+    @property
+    def is_trouble(self) -> torch.Tensor:
+        """Whether the update was, or should have been, anything but ordinary (0-dim bool)."""
+        return self.is_nonfinite | self.is_scaler_skip | self.is_spike
 
 
 class Judge:

@@ -1,6 +1,6 @@
 """When trouble sets a policy off."""
 
-from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
+from mp_agent.probe.guard.policies.trouble import ObservedUpdate, TroubleTrigger
 
 
 def _trigger(**values: float) -> TroubleTrigger:

@@ -3,8 +3,8 @@
 import pytest
 
 from mp_agent.catalog.guard import POLICIES_BY_NAME
-from mp_agent.probe.guard.learning_rate import RateReduction
-from mp_agent.probe.guard.trouble import ObservedUpdate
+from mp_agent.probe.guard.policies.learning_rate import RateReduction
+from mp_agent.probe.guard.policies.trouble import ObservedUpdate
 
 CALM, BAD = ObservedUpdate(is_trouble=False), ObservedUpdate(is_trouble=True)
 

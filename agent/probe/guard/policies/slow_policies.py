@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from torch import nn
 
 from mp_agent.catalog.guard import Action, Values
-from mp_agent.probe.guard.learning_rate import RateReduction
-from mp_agent.probe.guard.outcome import UpdateOutcome
-from mp_agent.probe.guard.precision import PrecisionSwitch
-from mp_agent.probe.guard.requests import Requests
-from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
+from mp_agent.probe.guard.decision.outcome import UpdateOutcome
+from mp_agent.probe.guard.policies.learning_rate import RateReduction
+from mp_agent.probe.guard.policies.precision import PrecisionSwitch
+from mp_agent.probe.guard.policies.requests import Requests
+from mp_agent.probe.guard.policies.trouble import ObservedUpdate, TroubleTrigger
 
 
 class SlowPolicies:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mp_agent.catalog.guard import POLICIES, with_defaults
-from mp_agent.probe.guard.reading import (
+from mp_agent.probe.guard.decision.reading import (
     FAILURES,
     NONFINITE,
     NUMBERS,
@@ -15,7 +15,7 @@ from mp_agent.probe.guard.reading import (
     failed,
     skipped_by_scaler,
 )
-from mp_agent.probe.guard.verdict import Judge, UpdateVerdict
+from mp_agent.probe.guard.decision.verdict import Judge, UpdateVerdict
 
 CPU = torch.device("cpu")
 ALL = with_defaults({policy.name: {} for policy in POLICIES})

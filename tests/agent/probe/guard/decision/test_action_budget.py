@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mp_agent.probe.guard.action_budget import ActionBudget
+from mp_agent.probe.guard.decision.action_budget import ActionBudget
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 """Lowers the learning rate of some updates, and lets it come back."""
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
+from mp_agent.probe.guard.policies.trouble import ObservedUpdate, TroubleTrigger
 
 
 class RateReduction:

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._pytree import tree_map
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.switched_module import switched
-from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
+from mp_agent.probe.guard.policies.switched_module import switched
+from mp_agent.probe.guard.policies.trouble import ObservedUpdate, TroubleTrigger
 from mp_agent.probe.optimizers.plan import fsdp_dtype
 
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from mp_agent.catalog.guard import POLICIES_BY_NAME
-from mp_agent.probe.guard.precision import PrecisionSwitch
-from tests.agent.probe.guard.test_learning_rate import BAD, CALM
+from mp_agent.probe.guard.policies.precision import PrecisionSwitch
+from tests.agent.probe.guard.policies.test_learning_rate import BAD, CALM
 from tests.agent.probe.small_model import make_model
 
 

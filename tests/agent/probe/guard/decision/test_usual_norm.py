@@ -5,7 +5,7 @@ from math import exp, inf, isinf, log, nan, sqrt
 import pytest
 import torch
 
-from mp_agent.probe.guard.usual_norm import UsualNorm
+from mp_agent.probe.guard.decision.usual_norm import UsualNorm
 
 CPU = torch.device("cpu")
 Z, FACTOR, WARMUP, MEMORY = 5.0, 4.0, 4.0, 8.0
