@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mp_agent.errors import SettingError
 from mp_agent.records.conditions import ConditionEvent
-from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.version import __version__
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.machine import describe, markdown
 from mp_agent.probe.statistics import GradientStatistics, for_device
-from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 
 ELEMENTS = 100_000_000
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

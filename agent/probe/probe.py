@@ -17,7 +17,7 @@ from mp_agent.probe.attention.step import StepAttention
 from mp_agent.probe.guard.agreement import Agreement
 from mp_agent.probe.guard.requests import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
-from mp_agent.probe.hooks import updates
+from mp_agent.probe.hooks.optimization import updates
 from mp_agent.probe.identity.process_group import own_group
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -33,8 +33,8 @@ from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.tensors.watched import WatchedTensors
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
-from mp_agent.records.global_statistics import GlobalStatistics
-from mp_agent.records.reduced_columns import reduced_values
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.reduced_columns import reduced_values
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 

@@ -12,19 +12,13 @@ from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
 from mp_agent.ring.exit_status import RECORDER, disarm
 from mp_agent.ring.files import appearing, lock_for_life
-from mp_agent.ring.format.codec import (
-    BodyHeader,
-    Head,
-    encode_body_header,
-    encode_head,
-    encode_layers,
-    encode_schema,
-    encode_step,
-    layout_for,
-)
+from mp_agent.ring.format.body import BodyHeader, encode_body_header, layout_for
 from mp_agent.ring.format.device_part import DevicePart
+from mp_agent.ring.format.head import Head, encode_head
 from mp_agent.ring.format.layout import HEAD_BYTES, STATE_SLOTS, UNSUPPORTED_SLOTS, BodyLayout
+from mp_agent.ring.format.records import encode_layers, encode_step
 from mp_agent.ring.format.regions import Region, Regions
+from mp_agent.ring.format.schema import encode_schema
 from mp_agent.ring.format.slots import SlotWriter
 from mp_agent.ring.format.state import LiveState, encode_name
 

@@ -19,8 +19,8 @@ from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS
 from mp_agent.node.transport.wire import pack, unpack
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.report_codec import decode_receipt, encode_receipt
-from mp_agent.records.rows import NodeReport
+from mp_agent.records.reports.report_codec import decode_receipt, encode_receipt
+from mp_agent.records.reports.rows import NodeReport
 from mp_agent.settings import Settings
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import torch
 
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, expected_row
 from tests.gpu.machine import Machine, placed

@@ -7,10 +7,10 @@ from mp_agent.node.cluster.reports import ReportBuilder, ReportTimes, report_hea
 from mp_agent.node.cluster.root import MergedTable, RootMerger, refusal
 from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.liveness import furthest_behind
-from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reduced_columns import reduced_statistics
-from mp_agent.records.rows import (
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.reduced_columns import reduced_statistics
+from mp_agent.records.reports.rows import (
     KnownNode,
     LayerBlock,
     NodeLayers,

@@ -12,9 +12,9 @@ from mp_agent.node.merge.reduced_steps import completed
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
 from mp_agent.records.columns import FAMILIES, ColumnFamily
-from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.rows import NodeReport, NodeShare, Receipt
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.records.reports.rows import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
 
 AHEAD_AT_MOST = 1024

@@ -10,7 +10,7 @@ from mp_agent.node.collect.rank_source import RankSource, RingBatch
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, observed_columns, reduce_step
 from mp_agent.node.merge.schema_index import SchemaIndex
-from mp_agent.records.rows import NodeLayers, NodeStep, RankStatus
+from mp_agent.records.reports.rows import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason
 from mp_agent.records.text import as_utf8

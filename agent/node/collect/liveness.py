@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mp_agent.records.rows import RankStatus
+from mp_agent.records.reports.rows import RankStatus
 from mp_agent.records.steps import EndReason, Phase, RankState
 
 _BETWEEN_STEPS = (Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER)

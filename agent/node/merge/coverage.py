@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import FIRST
-from mp_agent.records.rows import NodeShare
+from mp_agent.records.reports.rows import NodeShare
 
 DIGEST_STEPS = 3
 """Steps on which assumed replicas must agree bit for bit before they count as replicas."""

@@ -6,7 +6,7 @@ from math import isnan, nan
 
 from mp_agent.node.merge.coverage import AssumedShares, GroupKey, assumed_name, group_key
 from mp_agent.records.columns import ColumnFamily
-from mp_agent.records.rows import NodeRow, NodeShare
+from mp_agent.records.reports.rows import NodeRow, NodeShare
 
 Columns = tuple[float, ...]
 """A row, in the order of the family's columns."""

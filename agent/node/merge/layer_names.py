@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.records.rows import Layout
+from mp_agent.records.reports.rows import Layout
 
 Identity = tuple[str, str, str]
 """Name, home and optimizer of a layer: equal names elsewhere are other tensors."""

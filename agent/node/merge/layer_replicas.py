@@ -7,7 +7,7 @@ import numpy as np
 
 from mp_agent.node.merge.node_layers import fold
 from mp_agent.records.columns import Column
-from mp_agent.records.rows import LayerBlock, Layout
+from mp_agent.records.reports.rows import LayerBlock, Layout
 from mp_agent.records.steps import FloatArray
 
 

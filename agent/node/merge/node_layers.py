@@ -9,7 +9,7 @@ import numpy as np
 from mp_agent.node.merge.node_steps import fitted
 from mp_agent.node.merge.schema_index import SchemaIndex, SchemaMapping, SharePlace
 from mp_agent.records.columns import Column, ColumnFamily
-from mp_agent.records.rows import LayerBlock, NodeLayers
+from mp_agent.records.reports.rows import LayerBlock, NodeLayers
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mp_agent.node.merge.schema_index import Indices, SchemaIndex, SchemaMapping, SharePlace
 from mp_agent.records.columns import STEP_COLUMNS_BY_NAME, ColumnFamily
-from mp_agent.records.rows import NodeRow, NodeStep, StepValue, WeightDigest
+from mp_agent.records.reports.rows import NodeRow, NodeStep, StepValue, WeightDigest
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 

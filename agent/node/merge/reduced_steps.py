@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 
 
 def completed(step: MergedStep, found: GlobalStatistics) -> MergedStep:

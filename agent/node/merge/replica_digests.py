@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.merged import Comparison
-from mp_agent.records.rows import NodeRow, WeightDigest
+from mp_agent.records.reports.rows import NodeRow, WeightDigest
 
 Votes = dict[float, list[int]]
 """Digest → the ranks that have it."""

@@ -16,7 +16,7 @@ from mp_agent.node.merge.coverage import (
 from mp_agent.node.merge.layer_names import LayerNames, LayerPlan, LayerSource
 from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup, Table
 from mp_agent.records.columns import FAMILIES, ColumnFamily, by_name
-from mp_agent.records.rows import LayerBlock, Layout, NodeLayers, NodeShare
+from mp_agent.records.reports.rows import LayerBlock, Layout, NodeLayers, NodeShare
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import LayerView

@@ -12,7 +12,7 @@ from mp_agent.node.merge.replica_digests import ReplicaDigests
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import FAMILIES, GRADIENTS, STEP_COLUMNS_BY_NAME, ColumnFamily
 from mp_agent.records.merged import MergedStep, OptimizerStep
-from mp_agent.records.rows import NodeRow, NodeShare, NodeStep, StepValue
+from mp_agent.records.reports.rows import NodeRow, NodeShare, NodeStep, StepValue
 from mp_agent.records.schema import FamilyColumns
 
 

@@ -18,7 +18,7 @@ from mp_agent.node.transport.wire import (
     ReportTooLarge,
     unpack,
 )
-from mp_agent.records.report_codec import encode_receipt
+from mp_agent.records.reports.report_codec import encode_receipt
 from mp_agent.ring.root_note import is_base_url
 
 log = logging.getLogger("mp_agent.node")

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from mp_agent.node.transport.wire import BODY_BYTES_MAX, pack
-from mp_agent.records.rows import NodeReport, Receipt
+from mp_agent.records.reports.rows import NodeReport, Receipt
 
 
 class ReportSource(Protocol):

@@ -12,8 +12,8 @@ from mp_agent.node.transport.client import LONGEST_SECONDS, Backoff, PushClient,
 from mp_agent.node.transport.pending_report import PendingReport
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.run_protocol import RunOnNode
-from mp_agent.records.report_codec import decode_receipt
-from mp_agent.records.rows import Receipt
+from mp_agent.records.reports.report_codec import decode_receipt
+from mp_agent.records.reports.rows import Receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import TransportView
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mp_agent.node.transport.pending_report import ReportSource
-from mp_agent.records.rows import KnownNode, NodeReport, Receipt
+from mp_agent.records.reports.rows import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 

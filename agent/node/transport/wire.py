@@ -3,8 +3,8 @@
 import zlib
 
 from mp_agent.errors import ReportError
-from mp_agent.records.report_codec import REPORT_BYTES_MAX, decode_report, encode_report
-from mp_agent.records.rows import NodeReport
+from mp_agent.records.reports.report_codec import REPORT_BYTES_MAX, decode_report, encode_report
+from mp_agent.records.reports.rows import NodeReport
 
 ROWS_PATH = "/api/v1/rows"
 RETIRE_PATH = "/api/v1/retire"

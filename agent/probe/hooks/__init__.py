@@ -7,21 +7,23 @@ breaks as without them; clipping that it traces is not observed, a step that it 
 
 from mp_agent.probe.hooks import (
     autocast,
-    clearing,
-    clipping,
     deepspeed,
     evaluation,
-    grad_scaler,
     graphs,
     loss,
-    optimizer,
     saving,
-    scheduler,
     scripting,
-    state_dict,
     teardown,
 )
 from mp_agent.probe.hooks.events import Events
+from mp_agent.probe.hooks.optimization import (
+    clearing,
+    clipping,
+    grad_scaler,
+    optimizer,
+    scheduler,
+    state_dict,
+)
 from mp_agent.probe.hooks.patches import Patches
 from mp_agent.probe.isolation.guard import Guard
 

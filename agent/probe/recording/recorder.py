@@ -34,7 +34,7 @@ from mp_agent.records.columns import (
     ColumnFamily,
     step_columns,
 )
-from mp_agent.records.reduced_columns import REDUCED_COLUMNS
+from mp_agent.records.reduction.reduced_columns import REDUCED_COLUMNS
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings

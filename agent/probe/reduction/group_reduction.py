@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mp_agent.probe.reduction.assumed_groups import AssumedGroups
 from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup, groups_of
 from mp_agent.probe.reduction.packing import Packing
-from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import StepRecord
 

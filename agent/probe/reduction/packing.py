@@ -14,7 +14,7 @@ from mp_agent.probe.reduction.exact_sum import PARTS, IntArray, parts_of, value_
 from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS, Column
-from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.steps import StepRecord
 

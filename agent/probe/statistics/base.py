@@ -5,10 +5,10 @@ from typing import Protocol
 
 import torch
 
-from mp_agent.probe.statistics.cpu import CpuStatistics
 from mp_agent.probe.statistics.fused.build import launchable
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.statistics.host.cpu import CpuStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 
 
 class GradientStatistics(Protocol):

@@ -16,7 +16,7 @@ import torch
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import ring_memory, transfers
 from mp_agent.probe.optimizers import measurement
-from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 
 ASSERTED = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
 

@@ -11,8 +11,8 @@ import pytest
 from mp_agent.errors import RingError
 from mp_agent.records.schema import FamilyColumns, Layer, Schema
 from mp_agent.records.steps import Phase
-from mp_agent.ring.format.codec import decode_schema, encode_schema
 from mp_agent.ring.format.layout import UNSUPPORTED_SLOTS
+from mp_agent.ring.format.schema import decode_schema, encode_schema
 from mp_agent.ring.format.slots import SlotWriter
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
@@ -283,8 +283,8 @@ def test_an_identity_that_cannot_be_is_refused_by_name(path: Path, wrong: dict[s
 
 
 def test_an_identity_of_deeply_nested_brackets_is_refused(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("mp_agent.ring.format.codec.asdict", lambda identity: None)
-    monkeypatch.setattr("mp_agent.ring.format.codec.json.dumps", lambda *_, **__: "[" * 1500)
+    monkeypatch.setattr("mp_agent.ring.format.head.asdict", lambda identity: None)
+    monkeypatch.setattr("mp_agent.ring.format.head.json.dumps", lambda *_, **__: "[" * 1500)
     RingWriter.create(path, identity()).close()
     monkeypatch.undo()
     with pytest.raises(RingError, match=r"rank0\.ring"):
@@ -333,7 +333,7 @@ def test_unsupported_features_that_are_no_names_are_a_damage(
 def test_a_schema_of_wrong_types_is_a_damage(
     path: Path, schema: Schema, wrong: dict[str, object], monkeypatch
 ) -> None:
-    monkeypatch.setattr("mp_agent.ring.format.codec.asdict", lambda share: share)
+    monkeypatch.setattr("mp_agent.ring.format.schema.asdict", lambda share: share)
     text = encode_schema(replace(schema, **{"shares": (), "layers": (), **wrong}))  # type: ignore[arg-type]
     with pytest.raises(RingError):
         decode_schema(text)

@@ -11,7 +11,7 @@ import numpy as np
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.health import Laggard, Straggler
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.rows import RankStatus
+from mp_agent.records.reports.rows import RankStatus
 from mp_agent.records.steps import EndReason, FloatArray, Phase
 
 STANDING_SECONDS = 30.0

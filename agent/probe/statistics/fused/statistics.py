@@ -14,7 +14,7 @@ from mp_agent.probe.statistics.fused.chunks import (
     TensorForm,
     make_chunk_tables,
 )
-from mp_agent.probe.statistics.packed import LAYOUTS_KEPT, PackedStatistics
+from mp_agent.probe.statistics.packed.statistics import LAYOUTS_KEPT, PackedStatistics
 from mp_agent.probe.statistics.pieces import stored_values
 from mp_agent.probe.statistics.sending import send
 from mp_agent.probe.statistics.table import wanted_columns

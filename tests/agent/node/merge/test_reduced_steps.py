@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mp_agent.node.merge.reduced_steps import completed
-from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from tests.agent.node.builders import merged_step
 
 PARTIAL = replace(

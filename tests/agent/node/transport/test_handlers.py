@@ -15,7 +15,7 @@ from mp_agent.node.transport.client import PushClient, Reply
 from mp_agent.node.transport.handlers import RateLimit, ReportHandlers
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.wire import pack
-from mp_agent.records.report_codec import decode_receipt
+from mp_agent.records.reports.report_codec import decode_receipt
 from mp_agent.ring.root_note import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving

@@ -16,7 +16,7 @@ from mp_agent.node.transport.handlers import ReportHandlers
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.records.rows import KnownNode
+from mp_agent.records.reports.rows import KnownNode
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.root_note import root_note_path
 from mp_agent.settings import Settings

@@ -6,8 +6,8 @@ import torch
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.measurement import UNFUSED, Measurement
 from mp_agent.probe.statistics import base
-from mp_agent.probe.statistics.cpu import CpuStatistics
-from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.statistics.host.cpu import CpuStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 
 CUDA = torch.device("cuda", 0)
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.probe import Probe
-from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.probe.rings import make_identity

@@ -7,8 +7,8 @@ import pytest
 
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.merge.reduced_steps import completed
-from mp_agent.records.global_statistics import GlobalStatistics
-from mp_agent.records.reduced_columns import reduced_statistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.reduced_columns import reduced_statistics
 from tests.agent.node.nodes import merge_nodes
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.reduction import job

@@ -9,7 +9,7 @@ from mp_agent.node.accounting.ranks.stragglers import (
     slowest,
 )
 from mp_agent.records.health import Straggler
-from mp_agent.records.rows import RankStatus
+from mp_agent.records.reports.rows import RankStatus
 from mp_agent.records.steps import EndReason, Phase
 from tests.agent.node.builders import merged_step
 

@@ -41,7 +41,7 @@ def no_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where the kernels leave a gradient to stock operations."""
     for name in ("layers", "totals"):
         monkeypatch.setattr(
-            f"mp_agent.probe.statistics.packed.PackedStatistics.{name}",
+            f"mp_agent.probe.statistics.packed.statistics.PackedStatistics.{name}",
             lambda *_: pytest.fail("measured with stock operations"),
         )
 

@@ -14,7 +14,7 @@ import torch
 
 from mp_agent.probe.statistics import for_device
 from mp_agent.probe.statistics.fused import build
-from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 CUDA = torch.device("cuda", 0)

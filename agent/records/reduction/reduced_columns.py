@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS
-from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
 
 _SEQUENCE, _STEP = "reduced_sequence", "reduced_step"
 _WORLD_SIZE, _PRESENT_RANKS = "reduced_world_size", "reduced_present_ranks"

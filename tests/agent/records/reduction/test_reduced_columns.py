@@ -5,8 +5,8 @@ from math import copysign
 import pytest
 
 from mp_agent.records.columns import STEP_COLUMN_NAMES
-from mp_agent.records.global_statistics import GlobalStatistics
-from mp_agent.records.reduced_columns import (
+from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.records.reduction.reduced_columns import (
     REDUCED_COLUMNS,
     reduced_statistics,
     reduced_values,

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from mp_agent.errors import ReportError
-from mp_agent.records.row_checks import check_report
-from mp_agent.records.rows import NodeReport, Receipt
+from mp_agent.records.reports.row_checks import check_report
+from mp_agent.records.reports.rows import NodeReport, Receipt
 
 FORMAT = 4
 """Incremented with every change that an agent of another version would misread."""

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.host.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
+from mp_agent.probe.statistics.host.small_tensors import PACK_ELEMENTS, RowMeter
 from mp_agent.probe.statistics.pieces import pieces, stored_values
-from mp_agent.probe.statistics.small_tensors import PACK_ELEMENTS, RowMeter
 from mp_agent.probe.statistics.table import bounded_array, in_order, wanted_columns
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.records import report_codec
-from mp_agent.records.report_codec import (
+from mp_agent.records.reports import report_codec
+from mp_agent.records.reports.report_codec import (
     decode_receipt,
     decode_report,
     encode_receipt,
     encode_report,
 )
-from mp_agent.records.rows import NodeReport, Receipt, StepValue
+from mp_agent.records.reports.rows import NodeReport, Receipt, StepValue
 from mp_agent.records.schema import FamilyColumns, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
 from tests.agent.node.fleet import SimNode, make_root, push

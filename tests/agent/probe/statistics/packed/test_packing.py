@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.packing import PieceForm, fold_levels, make_packed_layout
+from mp_agent.probe.statistics.packed.packing import PieceForm, fold_levels, make_packed_layout
 
 ROWS, WIDTH = 8, 16
 

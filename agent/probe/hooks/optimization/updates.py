@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from mp_agent.probe.hooks import state_dict
-from mp_agent.probe.hooks.grad_scaler import family
-from mp_agent.probe.hooks.optimizer import Arguments
+from mp_agent.probe.hooks.optimization import state_dict
+from mp_agent.probe.hooks.optimization.grad_scaler import family
+from mp_agent.probe.hooks.optimization.optimizer import Arguments
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.step.running_step import running_step

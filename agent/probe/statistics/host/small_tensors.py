@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mp_agent.probe.statistics.chunk import TRUSTED_SUM_MIN, Tally
 from mp_agent.probe.statistics.digest import DIGEST_BITS
+from mp_agent.probe.statistics.host.chunk import TRUSTED_SUM_MIN, Tally
 
 PACK_ELEMENTS = 32 * 1024 - 1
 """Below 32 Ki elements torch does not split an operation: no waiting for other threads to wake."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS
-from mp_agent.probe.statistics.packing import PackedLayout
+from mp_agent.probe.statistics.packed.packing import PackedLayout
 from mp_agent.probe.statistics.smallest import magnitudes
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
-from mp_agent.probe.statistics.packed_rows import RawRows, RowStatistics, by_name
-from mp_agent.probe.statistics.packing import (
+from mp_agent.probe.statistics.packed.packing import (
     Batch,
     Forms,
     PackedLayout,
     PieceForm,
     make_packed_layout,
 )
+from mp_agent.probe.statistics.packed.rows import RawRows, RowStatistics, by_name
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.probe.statistics.sending import send
 from mp_agent.probe.statistics.smallest import put_in_order

@@ -6,7 +6,7 @@ from operator import ge
 
 from mp_agent.errors import ReportError
 from mp_agent.records.columns import FAMILIES
-from mp_agent.records.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
+from mp_agent.records.reports.rows import LayerBlock, NodeLayers, NodeReport, NodeRow, NodeStep
 
 
 def check_report(report: NodeReport) -> None:

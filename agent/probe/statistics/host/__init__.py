@@ -1,0 +1,1 @@
+"""Statistics of gradients in host memory, in passes that stay in the processor's cache."""

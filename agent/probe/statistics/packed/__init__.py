@@ -1,0 +1,1 @@
+"""Statistics of gradients on an accelerator, in a packed scratch, with stock operations."""

@@ -1,0 +1,1 @@
+"""What the ranks have merged by themselves, with collectives of the job."""
