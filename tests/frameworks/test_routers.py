@@ -78,6 +78,7 @@ def switch() -> nn.Module:
             num_sparse_encoder_layers=1,
             num_sparse_decoder_layers=1,
             dropout_rate=0.0,
+            decoder_start_token_id=0,
         )
     )
     return model
