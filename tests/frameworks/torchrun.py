@@ -15,7 +15,7 @@ def torchrun(module: str, *arguments: str, **environment: str) -> None:
     done = subprocess.run(
         [*launcher, f"--nproc-per-node={WORLD}", "-m", module, *arguments],
         check=False,
-        timeout=600,
+        timeout=1800,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

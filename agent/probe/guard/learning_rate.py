@@ -1,7 +1,7 @@
 """Lowers the learning rate of some updates, and lets it come back."""
 
 from mp_agent.catalog.guard import Values
-from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
+from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
 
 
 class RateReduction:
@@ -13,7 +13,7 @@ class RateReduction:
         self._hold_steps = int(values["hold_steps"])
         self._steps_left = 0
 
-    def observe(self, update: Observation) -> bool:
+    def observe(self, update: ObservedUpdate) -> bool:
         """Add an update; return whether the rate is lowered from now on."""
         if update.begins_step:
             self._steps_left = max(self._steps_left - 1, 0)

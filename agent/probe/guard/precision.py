@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from mp_agent.catalog.guard import Values
 from mp_agent.probe.guard.switched_module import switched
-from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
+from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
 from mp_agent.probe.optimizers.plan import fsdp_dtype
 
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -31,7 +31,7 @@ class PrecisionSwitch:
         self._is_switched = False
         self._restore: list[Callable[[], None]] = []
 
-    def observe(self, update: Observation, model: nn.Module | None) -> bool:
+    def observe(self, update: ObservedUpdate, model: nn.Module | None) -> bool:
         """Add an update; return whether modules are switched from now on."""
         if self._is_switched:
             self._quiet_steps = 0 if update.is_trouble else self._quiet_steps + update.begins_step

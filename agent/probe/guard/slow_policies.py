@@ -9,7 +9,7 @@ from mp_agent.probe.guard.learning_rate import RateReduction
 from mp_agent.probe.guard.outcome import UpdateOutcome
 from mp_agent.probe.guard.precision import PrecisionSwitch
 from mp_agent.probe.guard.requests import Requests
-from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
+from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
 
 
 class SlowPolicies:
@@ -40,7 +40,7 @@ class SlowPolicies:
         step: the trainer's, under way. begins_step: whether the update is the first of its step.
         """
         actions: list[Action] = []
-        seen = Observation(is_trouble=outcome.is_trouble, begins_step=begins_step)
+        seen = ObservedUpdate(is_trouble=outcome.is_trouble, begins_step=begins_step)
         if self._rate is not None and self._rate.observe(seen):
             actions.append(Action.LOWER_LEARNING_RATE)
         if self._precision is not None and self._precision.observe(seen, model):

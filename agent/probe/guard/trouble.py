@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mp_agent.catalog.guard import Values
 
 
-class Observation(NamedTuple):
+class ObservedUpdate(NamedTuple):
     """What the slower policies see of an update. Of several in a step the first begins it."""
 
     is_trouble: bool
@@ -28,7 +28,7 @@ class TroubleTrigger:
         self.is_none_left = False
         """The last update would have set the policy off, which had acted too often."""
 
-    def observe(self, update: Observation) -> bool:
+    def observe(self, update: ObservedUpdate) -> bool:
         """Add an update; return whether the policy is to act."""
         self._step += update.begins_step
         self.is_none_left = False

@@ -95,7 +95,7 @@ def test_a_run_that_is_not_here_cannot_be_dumped(call, tmp_path):
 def test_a_page_that_cannot_be_written_is_refused(start_rank, run_dir, call, tmp_path):
     start_rank().steps(3)
     told = call(postmortem_command, run_dir, "--html", tmp_path / "missing" / "page.html")
-    assert told.exit_code == 1
+    assert told.exit_code == 2
     assert "page.html cannot be written" in told.output
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from mp_agent.catalog.guard import POLICIES_BY_NAME
 from mp_agent.probe.guard.learning_rate import RateReduction
-from mp_agent.probe.guard.trouble import Observation
+from mp_agent.probe.guard.trouble import ObservedUpdate
 
-CALM, BAD = Observation(is_trouble=False), Observation(is_trouble=True)
+CALM, BAD = ObservedUpdate(is_trouble=False), ObservedUpdate(is_trouble=True)
 
 
 def test_the_rate_falls_stays_low_and_comes_back_in_equal_parts():

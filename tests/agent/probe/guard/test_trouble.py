@@ -1,6 +1,6 @@
 """When trouble sets a policy off."""
 
-from mp_agent.probe.guard.trouble import Observation, TroubleTrigger
+from mp_agent.probe.guard.trouble import ObservedUpdate, TroubleTrigger
 
 
 def _trigger(**values: float) -> TroubleTrigger:
@@ -10,7 +10,7 @@ def _trigger(**values: float) -> TroubleTrigger:
 
 def _set_off(trigger: TroubleTrigger, course: str) -> list[int]:
     """The steps on which it is set off; x is trouble."""
-    return [i for i, mark in enumerate(course) if trigger.observe(Observation(mark == "x"))]
+    return [i for i, mark in enumerate(course) if trigger.observe(ObservedUpdate(mark == "x"))]
 
 
 def test_enough_troubles_within_the_steps_set_it_off():
@@ -26,7 +26,7 @@ def test_each_trouble_counts_once():
 def test_updates_of_one_step_count_as_one():
     trigger = _trigger()
     joint = [(True, True), (True, False), (False, True), (True, False)]
-    assert [trigger.observe(Observation(*each)) for each in joint] == [False] * 3 + [True]
+    assert [trigger.observe(ObservedUpdate(*each)) for each in joint] == [False] * 3 + [True]
 
 
 def test_it_acts_no_more_often_than_the_window_allows():
