@@ -42,7 +42,7 @@ ROUTERS = ColumnFamily(
             "limited_choices",
             Algebra.SUM,
             "choices of an expert by a token, where experts have a capacity; absent where the "
-            "router does not tell",
+            "router does not show it",
         ),
         sampled("dropped_choices", Algebra.SUM, "those beyond the capacity of their expert"),
     ),

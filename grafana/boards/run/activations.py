@@ -88,7 +88,7 @@ ACTIVATIONS = Row(
             title="Entropy of routers",
             description="Smallest mean entropy of a router (1 is undecided, 0 a single expert), "
             "the largest share of a router's experts that get no token, and the share of choices "
-            "that are dropped for lack of capacity, where routers tell. Measured only if the "
+            "that are dropped for lack of capacity, where routers show it. Measured only if the "
             "setting measure_routers is on.",
             unit="percentunit",
             minimum=0,

@@ -59,7 +59,7 @@ ROUTER_LAYER_METRICS = (
         scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Share of the choices of an expert by a token that were dropped, since the expert's "
-        "capacity was full; absent where the router does not tell of any.",
+        "capacity was full; absent where the router shows none.",
         read=_of_layer(dropped),
     ),
 )

@@ -66,7 +66,7 @@ ROUTER_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Share of the choices of an expert by a token that were dropped, since the expert's "
-        "capacity was full; of all routers that tell (DeepSpeed, Switch Transformers), absent "
+        "capacity was full; of all routers that show it (DeepSpeed, Switch Transformers), absent "
         "without any.",
         read=lambda run: dropped(run.families.get(ROUTERS.name, {})),
     ),
