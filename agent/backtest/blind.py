@@ -57,6 +57,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
     "MpAgentAttentionLogitGrowth": (frozenset((_Q.LOGITS,)),),
     "MpAgentOutputLogitDivergence": (frozenset((_Q.LOGITS,)),),
+    "MpAgentRouterCollapse": (frozenset((_Q.ROUTERS,)),),
     "MpAgentTrainInferenceMismatch": (frozenset((_Q.LOGPROBS,)),),
     "MpAgentReductionSwallows": (frozenset((_Q.TENSORS,)),),
     "MpAgentDimensionImbalance": (frozenset((_Q.TENSORS,)),),

@@ -28,6 +28,8 @@ from mp_agent.probe.recording.forward_start import ForwardStart
 from mp_agent.probe.reduction.group_reduction import GroupReduction
 from mp_agent.probe.reports import ProbeReports
 from mp_agent.probe.ring_connection import RingConnection
+from mp_agent.probe.routers.sampling import RouterSampling
+from mp_agent.probe.routers.step import StepRouters
 from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.step.phases import PhaseMarks
 from mp_agent.probe.tensors.watched import WatchedTensors
@@ -181,6 +183,9 @@ class Probe:
             near_overflow = resolve(settings.thresholds)["fp16_near_overflow"]
             outputs = ActivationSampling(self._guard.run, self._in_training, near_overflow)
             parts["activations"] = StepActivations(outputs, note)
+        if settings.measure_routers or settings.routers:
+            routers = RouterSampling(self._guard.run, self._in_training)
+            parts["routers"] = StepRouters(routers, settings.routers, note)
         return ForwardPass(self._guard.contain, parts) if parts else None
 
     def _in_training(self) -> bool:

@@ -99,6 +99,20 @@ class LogitGrowth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterBalance:
+    """Routers of mixtures of experts at their last sample; None where none shows it.
+
+    entropy_min: the smallest mean entropy of any, 0 to 1. unused_max: the largest share of unused
+    experts of any. collapsed: how many send most tokens to few experts; some by name.
+    """
+
+    entropy_min: float | None = None
+    unused_max: float | None = None
+    collapsed: int = 0
+    collapsed_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The health of a run; None for what is not known (yet)."""
 
@@ -122,4 +136,6 @@ class Health:
     moments: StaleMoments | None = None
     """None before any layer with second moments was sampled."""
     logits: LogitGrowth | None = None
+    """None before any was sampled."""
+    routers: RouterBalance | None = None
     """None before any was sampled."""

@@ -15,6 +15,7 @@ from mp_agent.settings.kinds import (
     Exporters,
     GuardPolicies,
     HeaderSecret,
+    RouterPatterns,
     Texts,
     Thresholds,
     Trackers,
@@ -101,6 +102,18 @@ class Settings(BaseSettings):
         description="Measure the largest attention logits of a few heads and positions, and the "
         "logits that cross_entropy is given, on the steps on which layers are measured. Not where "
         "torch.compile is used.",
+    )
+    measure_routers: bool = Field(
+        False,
+        description="Measure how the routers of mixtures of experts distribute tokens, where their "
+        "class is known, on the steps on which layers are measured, by hooks that are there for "
+        "one forward pass. Not within what torch.compile has compiled.",
+    )
+    routers: RouterPatterns = Field(
+        default_factory=dict,
+        description="Modules that are routers although their class is not known, by patterns of "
+        "their names, each with the number of experts that it chooses for a token: "
+        "`{*.gate: 2}`. They return the logits. Any turns measure_routers on.",
     )
     measure_tensors: bool = Field(
         True,

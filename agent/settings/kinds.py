@@ -92,6 +92,30 @@ def _known_thresholds(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
+def _as_router_patterns(value: Any) -> Any:
+    """Return patterns as a table, also those of one text: `*.gate=2, *.router=1`."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return json.loads(value)
+    table = {}
+    for part in filter(None, map(str.strip, value.split(","))):
+        pattern, separator, count = part.rpartition("=")
+        if not separator:
+            raise ValueError(f"{part!r} does not say how many experts it chooses: {part}=2")
+        table[pattern.strip()] = count.strip()
+    return table
+
+
+def _usable_router_patterns(value: dict[str, int]) -> dict[str, int]:
+    for pattern, count in value.items():
+        if not pattern:
+            raise ValueError("a pattern is empty")
+        if count < 1:
+            raise ValueError(f"{pattern!r} chooses {count} experts; at least 1")
+    return value
+
+
 def _as_texts(value: Any) -> Any:
     """Convert numbers to text, and YAML's bare `off`, which is False, to the word."""
     table = _from_json(value)
@@ -149,6 +173,11 @@ Trackers = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_k
 """Names, as JSON or separated by commas where they are one text."""
 
 HeaderSecret = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
+
+RouterPatterns = Annotated[
+    dict[str, int], BeforeValidator(_as_router_patterns), AfterValidator(_usable_router_patterns)
+]
+"""Numbers of experts by patterns of names, as JSON or `pattern=number` where they are one text."""
 
 Texts = Annotated[dict[str, str], BeforeValidator(_as_texts)]
 """A table, as JSON where it is one text."""

@@ -11,6 +11,7 @@ from mp_agent.alerting.conditions.activations.attention_logit_growth import ATTE
 from mp_agent.alerting.conditions.activations.output_logit_divergence import (
     OUTPUT_LOGIT_DIVERGENCE,
 )
+from mp_agent.alerting.conditions.activations.router_collapse import ROUTER_COLLAPSE
 from mp_agent.alerting.conditions.agent.coverage_low import COVERAGE_LOW
 from mp_agent.alerting.conditions.agent.telemetry_degraded import TELEMETRY_DEGRADED
 from mp_agent.alerting.conditions.gradients.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
@@ -91,6 +92,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         ACTIVATION_NEAR_OVERFLOW,
         ATTENTION_LOGIT_GROWTH,
         OUTPUT_LOGIT_DIVERGENCE,
+        ROUTER_COLLAPSE,
     ),
     "reinforcement": (TRAIN_INFERENCE_MISMATCH,),
     "tensors": (REDUCTION_SWALLOWS, DIMENSION_IMBALANCE),

@@ -35,6 +35,7 @@ _CONSTANT: Mapping[Metric, float] = {
     metrics.ATTENTION_LOGIT_MAX: 12,
     metrics.OUTPUT_LOGSUMEXP_GROWTH: 1.1,
     metrics.OUTPUT_LOGSUMEXP_SIZE: 11,
+    metrics.ROUTERS_COLLAPSED: 0,
     metrics.PAUSE_LONGEST: 5,
     metrics.RANKS_LAGGING: 0,
     metrics.STEP_USUAL: 1,

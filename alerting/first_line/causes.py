@@ -91,6 +91,7 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "MpAgentSecondMomentStale": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
     "MpAgentAttentionLogitGrowth": ("MpAgentLearningRateJump", "MpAgentSecondMomentStale"),
     "MpAgentOutputLogitDivergence": ("MpAgentLearningRateJump",),
+    "MpAgentRouterCollapse": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
     "MpAgentAdamEpsilonUnsafe": ("MpAgentGradientVanishing", "MpAgentNothingTrained"),
 }
 """Condition to those that it can follow from, the likeliest first; a condition that is not named

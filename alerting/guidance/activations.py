@@ -57,6 +57,25 @@ ACTIVATIONS = {
         samples=("faster_second_moment",),
         panels=(panels.ATTENTION_LOGITS, panels.LOSS, panels.LEARNING_RATE),
     ),
+    "MpAgentRouterCollapse": Guidance(
+        harm="No damage to the weights; experts that get no tokens learn nothing, and the model "
+        "trains as if it were smaller. Investigate within hours.",
+        query='mp_agent_collapsed_router_info{run="RUN"}',
+        reading="The routers that send most tokens to few experts and are sure of it; "
+        "mp_agent_layer_router_load_max and mp_agent_layer_router_entropy_ratio show since when.",
+        causes=(
+            "No load-balancing loss, one whose weight is too small, or one that is computed but "
+            "not added to the loss (output_router_logits in Transformers).",
+            "Router logits that grow without a z-loss, in 16 bits above all.",
+            "A learning rate that is too high for the router.",
+        ),
+        false_positives=(
+            "A fine-tuning on data of one kind, for which few experts are enough.",
+            "Batches that are mostly padding, which one expert gets.",
+        ),
+        samples=("balance_experts",),
+        panels=(panels.ROUTER_LOAD, panels.ROUTER_ENTROPY, panels.LOSS),
+    ),
     "MpAgentOutputLogitDivergence": Guidance(
         harm="No damage yet; the loss loses precision as the logits drift, and may diverge. "
         "Investigate within hours.",

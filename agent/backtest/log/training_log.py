@@ -29,6 +29,7 @@ class Quantity(Enum):
     OPTIMIZER = "the weights' updates and the optimizer's state"
     ACTIVATIONS = "outputs of modules"
     LOGITS = "logits of attention and of the output"
+    ROUTERS = "routers of mixtures of experts"
     LOGPROBS = "log-probabilities of trainer and sampler"
     TENSORS = "watched tensors"
 

@@ -68,6 +68,11 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentUpdatesLost": (_up("updates_lost"),),
     "MpAgentAttentionLogitGrowth": (_up("attention_logit_high"), _up("logit_growth")),
     "MpAgentOutputLogitDivergence": (_up("logsumexp_high"), _up("logit_growth")),
+    "MpAgentRouterCollapse": (
+        _up("router_load_high"),
+        _down("router_entropy_low"),
+        _up("router_collapse_samples"),
+    ),
     "MpAgentAdamEpsilonUnsafe": (_up("adam_below_epsilon"),),
     "MpAgentGradientNonFinite": (_up("nonfinite_gradients"),),
     "MpAgentClippingBeforeUnscale": (_up("scaled_clip_steps"),),

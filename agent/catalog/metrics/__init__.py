@@ -24,6 +24,8 @@ from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
 from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
 from mp_agent.catalog.metrics.optimizer.updates import UPDATE_METRICS
 from mp_agent.catalog.metrics.reinforcement.logprobs import LOGPROB_METRICS
+from mp_agent.catalog.metrics.routers.layers import ROUTER_LAYER_METRICS
+from mp_agent.catalog.metrics.routers.run import ROUTER_METRICS
 from mp_agent.catalog.metrics.run.code import CODE_METRICS
 from mp_agent.catalog.metrics.run.conditions import CONDITION_METRICS
 from mp_agent.catalog.metrics.run.ranks import RANK_METRICS
@@ -69,6 +71,8 @@ METRICS: tuple[Metric, ...] = (
     *ATTENTION_METRICS,
     *OUTPUT_LOGIT_METRICS,
     *ATTENTION_LAYER_METRICS,
+    *ROUTER_METRICS,
+    *ROUTER_LAYER_METRICS,
     *LOGPROB_METRICS,
     *TENSOR_METRICS,
 )

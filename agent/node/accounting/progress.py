@@ -12,6 +12,7 @@ from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, Replic
 from mp_agent.node.accounting.logits import LogitTracker
 from mp_agent.node.accounting.ranks.pace import Pace
 from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
+from mp_agent.node.accounting.routers import RouterTracker
 from mp_agent.node.accounting.tensors import TensorTracker
 from mp_agent.node.accounting.tracker import Tracker
 from mp_agent.node.accounting.training.learning import LearningTracker
@@ -46,6 +47,7 @@ class Progress:
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
     logits: LogitTracker = field(default_factory=LogitTracker)
+    routers: RouterTracker = field(default_factory=RouterTracker)
     tensors: TensorTracker = field(default_factory=TensorTracker)
 
     @property

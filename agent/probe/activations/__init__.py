@@ -1,5 +1,5 @@
 """Measures the outputs of modules during the forward pass of sampled steps.
 
-`modules` finds the modules whose outputs are measured, `sampling` hooks them for one forward pass,
-`statistics` computes a row of one output.
+`modules` finds the modules whose outputs are measured, `sampling` hooks them for one forward pass
+(`forward_hook`), `statistics` computes a row of one output.
 """

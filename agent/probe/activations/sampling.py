@@ -1,16 +1,15 @@
 """Hooks modules for one forward pass, and collects a row of statistics of each output."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import islice
 from math import nan
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.activations.forward_hook import ForwardHook, Run
 from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.statistics import measurable, output_row
 from mp_agent.probe.statistics.folding import folded
@@ -20,28 +19,6 @@ NEVER_CALLED = "activations: no module's call was seen, as in a function that is
 
 _TENSORS_AT_MOST = 16
 """Tensors of one output that are measured."""
-
-
-Run = Callable[..., None]
-"""`Guard.run`: a kind of failure, a function, and its arguments."""
-
-
-class _OutputHook:
-    """A forward hook; a copy of the module, pickled or deep, has one that does nothing instead."""
-
-    __slots__ = ("_add", "_place", "_run")
-
-    def __init__(self, run: Run, add: Callable[[int, object], None], place: int) -> None:
-        self._run, self._add, self._place = run, add, place
-
-    def __call__(self, module: object, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
-            return
-        self._run("activations", self._add, self._place, output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Of the standard library alone: what is saved must load where mp_agent is not installed.
-        return getattr, (nullcontext(), "__exit__")
 
 
 class ActivationSampling:
@@ -69,7 +46,7 @@ class ActivationSampling:
         self._rows, self._calls, self.streams = {}, 0, set()
         self._modules = len(modules.names)
         for place, module in modules.alive:
-            hook = _OutputHook(self._run, self._add, place)
+            hook = ForwardHook(self._run, "activations", self._add, place)
             self._handles.append(module.register_forward_hook(hook))
 
     def end(self) -> None:
@@ -101,7 +78,7 @@ class ActivationSampling:
             ]
         )
 
-    def _add(self, place: int, output: object) -> None:
+    def _add(self, place: int, _: object, output: object) -> None:
         if not self._is_training():
             return
         call, self._calls = self._calls, self._calls + 1

@@ -21,6 +21,7 @@ from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS
 from mp_agent.records.columns.logits import ATTENTION, LOGITS
 from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
 from mp_agent.records.columns.optimizer import OPTIMIZER
+from mp_agent.records.columns.routers import ROUTERS
 from mp_agent.records.columns.step import GUARD_COLUMNS, STEP_COLUMNS, step_columns
 from mp_agent.records.columns.tensors import TENSORS
 
@@ -40,6 +41,7 @@ __all__ = [
     "LOGITS",
     "LOGPROBS",
     "OPTIMIZER",
+    "ROUTERS",
     "STEP_COLUMNS",
     "STEP_COLUMNS_BY_NAME",
     "STEP_COLUMN_NAMES",
@@ -61,6 +63,7 @@ FAMILIES: tuple[ColumnFamily, ...] = (
     ACTIVATIONS,
     ATTENTION,
     LOGITS,
+    ROUTERS,
     LOGPROBS,
     TENSORS,
 )

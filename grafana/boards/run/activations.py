@@ -7,6 +7,7 @@ from mp_agent.alerting.conditions.activations import (
     activation_nonfinite,
     attention_logit_growth,
     output_logit_divergence,
+    router_collapse,
 )
 
 ACTIVATIONS = Row(
@@ -69,6 +70,38 @@ ACTIVATIONS = Row(
                 Query(by_run("mp_agent_output_logsumexp_min"), "smallest", optional=True),
             ),
             runbooks=(output_logit_divergence.OUTPUT_LOGIT_DIVERGENCE,),
+        ),
+        Panel(
+            id=54,
+            title="Load of experts",
+            description=help_of("mp_agent_router_load_max")
+            + " Measured only if the setting measure_routers is on.",
+            minimum=0,
+            nothing="Not measured",
+            queries=(Query(by_run("mp_agent_router_load_max"), "most loaded", optional=True),),
+            steps=above(router_load_high="orange"),
+            lines=True,
+            runbooks=(router_collapse.ROUTER_COLLAPSE,),
+        ),
+        Panel(
+            id=55,
+            title="Entropy of routers",
+            description="Smallest mean entropy of a router (1 is undecided, 0 a single expert), "
+            "the largest share of a router's experts that get no token, and the share of choices "
+            "that are dropped for lack of capacity, where routers show it. Measured only if the "
+            "setting measure_routers is on.",
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            nothing="Not measured",
+            queries=(
+                Query(by_run("mp_agent_router_entropy_min_ratio"), "entropy", optional=True),
+                Query(
+                    by_run("mp_agent_router_unused_experts_ratio"), "unused experts", optional=True
+                ),
+                Query(by_run("mp_agent_router_dropped_ratio"), "dropped", optional=True),
+            ),
+            runbooks=(router_collapse.ROUTER_COLLAPSE,),
         ),
     ),
 )

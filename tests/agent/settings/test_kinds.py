@@ -129,3 +129,24 @@ def test_trackers_are_known_by_name_and_need_their_package(monkeypatch):
         load_settings(trackers=["neptune"])
     with pytest.raises(SettingError, match=r"pip install 'mp-agent\[mlflow\]'"):
         load_settings(trackers=["mlflow"])
+
+
+@pytest.mark.parametrize("text", ['{"*.gate": 2, "head": 1}', "*.gate=2, head=1"])
+def test_routers_are_read_from_the_environment_in_either_form(text, monkeypatch):
+    monkeypatch.setenv("MP_AGENT_ROUTERS", text)
+    settings, ignored = load_settings()
+    assert settings.routers == {"*.gate": 2, "head": 1} and ignored == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("*.gate", "does not say how many"),
+        ({"*.gate": 0}, "at least 1"),
+        ({"*.gate": 1.5}, "integer"),
+        ({"": 2}, "pattern is empty"),
+    ],
+)
+def test_a_router_pattern_that_says_nothing_usable_is_refused(value, message):
+    with pytest.raises(SettingError, match=f"^routers.*{message}"):
+        load_settings(routers=value)

@@ -18,6 +18,7 @@ class Step:
     otherwise. optimizer, distribution: columns of these families that every layer has otherwise,
     per element. of_output: columns of activations that outputs of modules have otherwise.
     attention_logit, logsumexp: the largest of attention, and that of the output logits.
+    router_load, router_entropy: of the most loaded expert, and of a token's choice, 0 to 1.
     logprob_delta: by how much trainer and sampler differ in every token, if they are compared.
     of_tensor: columns that watched tensors have otherwise.
     step: the trainer's own count, if it gives one.
@@ -41,6 +42,8 @@ class Step:
     of_output: Mapping[str, float] = field(default_factory=dict)
     attention_logit: float = 15.0
     logsumexp: float = 11.0
+    router_load: float = 1.3
+    router_entropy: float = 0.8
     logprob_delta: float = 0.02
     of_tensor: Mapping[str, float] = field(default_factory=dict)
 

@@ -106,6 +106,14 @@ def _output_drift(random: Random) -> Events:
     yield from training.forever(logsumexp=-310.0)
 
 
+def _router_collapse(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    for step in range(300):
+        yield training.step(router_load=1.3 + step * 0.01, router_entropy=0.8 - step * 0.0025)
+    yield from training.forever(router_load=4.3, router_entropy=0.05)
+
+
 def _other_policy(random: Random) -> Events:
     training, before = _trained(random)
     yield from before
@@ -782,6 +790,14 @@ FAULTS = (
         script=_output_drift,
         modules=MODULES,
         expected={"MpAgentOutputLogitDivergence": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="router-collapse",
+        what="a router sends ever more of the tokens to one of 8 experts",
+        script=_router_collapse,
+        modules=MODULES,
+        expected={"MpAgentRouterCollapse": "warning"},
         minutes=60,
     ),
     Scenario(

@@ -37,6 +37,7 @@ from mp_agent.records.columns import (
     LOGITS,
     LOGPROBS,
     OPTIMIZER,
+    ROUTERS,
     STEP_COLUMN_NAMES,
     TENSORS,
 )
@@ -374,6 +375,7 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
         own[ACTIVATIONS.name] = scenario.modules
         own[ATTENTION.name] = ("blocks.1.attn",)
         own[LOGITS.name] = ("output",)
+        own[ROUTERS.name] = ("blocks.1.gate",)
     if scenario.tensors:
         own[TENSORS.name] = scenario.tensors
     if scenario.logprobs:
@@ -429,7 +431,24 @@ def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
         ACTIVATIONS.name: np.stack([_row(index, columns, nan) for _ in modules]),
         ATTENTION.name: np.array([[_ELEMENTS, 0.0, step.attention_logit]]),
         LOGITS.name: np.array([[1.0, 0.0, step.logsumexp, *[step.logsumexp] * 3]]),
+        ROUTERS.name: _routers(step),
     }
+
+
+def _routers(step: Step) -> FloatArray:
+    """Return the row of a router of 8 experts."""
+    columns = {
+        "tokens": _TOKENS,
+        "nonfinite_tokens": 0.0,
+        "entropy_tokens": _TOKENS,
+        "entropy_sum": step.router_entropy * _TOKENS,
+        "logit_abs_max": 4.0,
+        "load_max": step.router_load,
+        "experts": 8.0,
+        "unused_experts": 0.0,
+    }
+    index = {name: place for place, name in enumerate(ROUTERS.names)}
+    return np.stack([_row(index, columns, nan)])
 
 
 def _tensors(step: Step, tensors: tuple[str, ...]) -> dict[str, FloatArray]:
@@ -453,6 +472,7 @@ def _tensors(step: Step, tensors: tuple[str, ...]) -> dict[str, FloatArray]:
 
 _STEP_INDEX = {name: index for index, name in enumerate(STEP_COLUMN_NAMES)}
 _BETA2 = 0.999
+_TOKENS = 4096.0
 _OPTIMIZER_INDEX = {name: index for index, name in enumerate(OPTIMIZER.names)}
 _DISTRIBUTION_INDEX = {name: index for index, name in enumerate(DISTRIBUTION.names)}
 _GRADIENT_INDEX = {name: index for index, name in enumerate(GRADIENT_COLUMN_NAMES)}
