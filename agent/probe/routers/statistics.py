@@ -42,7 +42,7 @@ def _of_logits(logits_TE: torch.Tensor | None, absent: torch.Tensor) -> list[tor
     if logits_TE is None or not logits_TE.shape[-1]:
         return [absent] * 4
     experts = logits_TE.shape[-1]
-    chunks = logits_TE.split(max(1, _CHUNK_ELEMENTS // experts))
+    chunks = torch.split(logits_TE, max(1, _CHUNK_ELEMENTS // experts))
     likely = torch.stack([_are_probabilities(chunk_TE) for chunk_TE in chunks]).all()
     rows = torch.stack([_chunk(chunk_TE.to(absent.device), likely) for chunk_TE in chunks])
     nonfinite, entropy = rows[:, 0].sum(), rows[:, 1].sum()
