@@ -79,8 +79,6 @@ ACTIVATIONS = Row(
             minimum=0,
             nothing="Not measured",
             queries=(Query(by_run("mp_agent_router_load_max"), "most loaded", optional=True),),
-            steps=above(router_load_high="orange"),
-            lines=True,
             runbooks=(router_collapse.ROUTER_COLLAPSE,),
         ),
         Panel(
