@@ -3,11 +3,12 @@
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
+import pytest
 import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from mp_agent.compare.measure.trees import floating, mapped, opaque_type, tensors_of
 
+BaseModelOutput = pytest.importorskip("transformers.modeling_outputs").BaseModelOutput
 Pair = namedtuple("Pair", "left right")
 
 
