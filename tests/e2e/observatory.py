@@ -18,7 +18,7 @@ from mp_agent.alerting.alertmanager import render_alertmanager
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 from tests.e2e.scenarios import Scenario
-from tests.waiting import wait_until
+from tests.waiting import BUSY_FACTOR, wait_until
 from tools.jobs import Job, torchrun_job
 from tools.servers.running import Prometheus, alertmanager, free_port, prometheus
 from tools.servers.webhook import Notification, WebhookReceiver
@@ -143,7 +143,7 @@ class Observatory:
         return self._directory / f"{scenario.name}.watched"
 
     def _await(self, run: str, scenario: Scenario) -> None:
-        deadline = time.monotonic() + _ALERT_SECONDS
+        deadline = time.monotonic() + _ALERT_SECONDS * BUSY_FACTOR
         while time.monotonic() < deadline:
             names = {alert.name for alert in self._webhook.firing(run=run)}
             if names >= set(scenario.alerts):

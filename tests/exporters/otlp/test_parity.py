@@ -51,7 +51,7 @@ def test_each_name_is_what_the_translation_makes_of_it(metric):
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_labels_and_bounds_pass_every_translation_unchanged(metric):
     for label in metric.label_names:
-        assert re.fullmatch(r"[a-z][a-z_]*", label)
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", label)
         assert label != "le"
     # Prometheus writes 1.0 for a scraped bound and 1 for a pushed one.
     assert not [bound for bound in metric.bounds if bound == int(bound)]
