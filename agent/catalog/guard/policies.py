@@ -1,101 +1,8 @@
-"""The policies of the guard: what sets each off, what it does, and its parameters.
+"""The policies of the guard, a record each."""
 
-Settings check names and values against these records, the probe acts by them, and the documents
-are generated from them.
-"""
+from collections.abc import Mapping
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from math import inf, isfinite
-from typing import TypeAlias, TypeGuard
-
-from mp_agent.errors import CatalogError
-
-Values: TypeAlias = Mapping[str, float | str]
-"""Parameters of one policy, by name."""
-
-
-DRY_RUN = 0.5
-"""Value of an action's column on a step on which it would have been done but for a dry run."""
-
-
-class Action(Enum):
-    """What the guard does; the value is the label `action` of its metric."""
-
-    SKIP_UPDATE = "skip_update"
-    CLIP_GRADIENTS = "clip_gradients"
-    LOWER_LEARNING_RATE = "lower_learning_rate"
-    RAISE_LOSS_SCALE = "raise_loss_scale"
-    RESET_LOSS_SCALE = "reset_loss_scale"
-    WIDEN_PRECISION = "widen_precision"
-    REQUEST_CHECKPOINT = "request_checkpoint"
-    REQUEST_STOP = "request_stop"
-    NONE_LEFT = "none_left"
-    """A policy was to act, and had already acted `actions_max` times lately: nothing was done."""
-
-    @property
-    def column(self) -> str:
-        """The column of a step's record that says whether this was done."""
-        return f"guard_{self.value}"
-
-
-def _is_finite_number(value: object) -> TypeGuard[int | float]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return isfinite(value)
-    except OverflowError:  # an int beyond float64
-        return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A number, or a text, by which a policy can be adapted."""
-
-    name: str
-    default: float | str
-    meaning: str
-    minimum: float = -inf
-    maximum: float = inf
-    whole: bool = False
-    choices: tuple[str, ...] = ()
-
-    def problem(self, value: object) -> str | None:
-        """Return what is wrong with a value for it, or None."""
-        if isinstance(self.default, str):
-            if not isinstance(value, str) or not value.strip():
-                return "must be a text"
-            if self.choices and value not in self.choices:
-                return f"must be one of {', '.join(self.choices)}"
-            return None
-        if not _is_finite_number(value):
-            return "must be a finite number"
-        if value < self.minimum:
-            return f"must be at least {self.minimum:g}"
-        if value > self.maximum:
-            return f"must be at most {self.maximum:g}"
-        if self.whole and value != int(value):
-            return "must be a whole number"
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """One thing that the guard does, and when."""
-
-    name: str
-    action: Action
-    when: str
-    """What sets it off, and what is done then: a sentence for the documents."""
-    parameters: tuple[Parameter, ...]
-    by_default: bool = False
-    """Whether `guard=True` includes it."""
-
-    @property
-    def defaults(self) -> dict[str, float | str]:
-        """The values of the parameters that are not given."""
-        return {parameter.name: parameter.default for parameter in self.parameters}
+from mp_agent.catalog.guard.policy import Action, Parameter, Policy
 
 
 def _limits(actions_max: int, window_steps: int) -> tuple[Parameter, ...]:
@@ -292,52 +199,11 @@ POLICIES: tuple[Policy, ...] = (
     Policy(
         name="request_stop",
         action=Action.REQUEST_STOP,
-        when="Trouble keeps on: `mp_agent.stop_requested()` is True from then on.",
+        when="Trouble keeps on, or `skip_nonfinite` has acted as often as it may: "
+        "`mp_agent.stop_requested()` is True from then on.",
         parameters=(*_troubles(25, 50), *_limits(1, 1000)),
     ),
 )
 """All of them, in the order in which they are asked."""
 
 POLICIES_BY_NAME: Mapping[str, Policy] = {policy.name: policy for policy in POLICIES}
-
-
-def with_defaults(given: Mapping[str, Values]) -> dict[str, dict[str, float | str]]:
-    """Return policies with all their parameters, in the order of `POLICIES`.
-
-    Raises CatalogError, naming the policy and the parameter, for what is unknown or wrong.
-    """
-    for name, values in given.items():
-        for problem in _problems(name, values):
-            raise CatalogError(problem)
-    return {
-        policy.name: {**policy.defaults, **given[policy.name]}
-        for policy in POLICIES
-        if policy.name in given
-    }
-
-
-def default_policies() -> dict[str, dict[str, float | str]]:
-    """Return what `guard=True` stands for."""
-    return with_defaults({policy.name: {} for policy in POLICIES if policy.by_default})
-
-
-def _problems(name: str, values: Values) -> Iterator[str]:
-    policy = POLICIES_BY_NAME.get(name)
-    if policy is None:
-        yield f"{name!r} is unknown; known: {', '.join(POLICIES_BY_NAME)}"
-        return
-    if not isinstance(values, Mapping):
-        yield f"{name} is {values!r}: must be a table of parameters"
-        return
-    parameters = {parameter.name: parameter for parameter in policy.parameters}
-    for key, value in values.items():
-        if key not in parameters:
-            yield f"{name} has no {key!r}; it has: {', '.join(parameters)}"
-        elif problem := parameters[key].problem(value):
-            yield f"{name}.{key} is {value!r}: {problem}"
-    counts = {**policy.defaults, **values}
-    if "troubles" in counts and float(counts["troubles"]) > float(counts["trouble_steps"]):
-        yield (
-            f"{name}.troubles is {counts['troubles']}, {name}.trouble_steps is "
-            f"{counts['trouble_steps']}: there are never so many within so few steps"
-        )
