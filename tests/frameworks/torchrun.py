@@ -9,11 +9,16 @@ WORLD = 2
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun(module: str, *arguments: str, **environment: str) -> None:
+def torchrun(module: str, *arguments: str, restarts: int = 0, **environment: str) -> None:
     """Run a module of the tests on two ranks; fails, with their output, when they do."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*launcher, f"--nproc-per-node={WORLD}", "-m", module, *arguments],
+        [
+            *launcher,
+            f"--nproc-per-node={WORLD}",
+            f"--max-restarts={restarts}",
+            *("-m", module, *arguments),
+        ],
         check=False,
         timeout=1800,
         text=True,

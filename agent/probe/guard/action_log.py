@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from mp_agent.catalog.guard import Action
 from mp_agent.probe import accelerator
-from mp_agent.probe.guard.decision.outcome import LAG_STEPS, UpdateOutcome
+from mp_agent.probe.guard.decision.host_lag import host_lag_steps
+from mp_agent.probe.guard.decision.outcome import UpdateOutcome
 from mp_agent.probe.guard.policies.loss_scales import ScaleChange
 
 log = logging.getLogger("mp_agent")
@@ -52,7 +53,7 @@ class ActionLog:
         numbers = torch.stack([value.to(torch.float64).reshape(()) for value in change[1:]])
         coming = self._changes.setdefault(change.action, deque())
         coming.append((step, accelerator.HostCopy(numbers)))
-        lag = 0 if accelerator.is_on_host(numbers.device) else LAG_STEPS
+        lag = host_lag_steps(numbers.device)
         while len(coming) > lag:
             then, copy = coming.popleft()
             is_done, is_none_left, before, after = copy.numbers()

@@ -26,3 +26,7 @@ class ActionBudget:
         self._acted_A = torch.where(is_next_A & granted, float(self._step), self._acted_A)
         self._next = (self._next + granted) % len(self._places_A)
         return granted
+
+    def left(self) -> torch.Tensor:
+        """Return how often it may act from the next step on (0-dim int64)."""
+        return (self._acted_A <= self._step + 1 - self._window_steps).sum()

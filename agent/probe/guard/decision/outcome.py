@@ -6,11 +6,8 @@ from typing import NamedTuple
 import torch
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.guard.decision.host_lag import host_lag_steps
 from mp_agent.probe.guard.decision.verdict import UpdateVerdict
-
-LAG_STEPS = 2
-"""Updates by which outcomes from a device come late, on every rank: ranks that took what has
-arrived would not act on the same step. The host waits only where it is further ahead."""
 
 
 class UpdateOutcome(NamedTuple):
@@ -24,6 +21,7 @@ class UpdateOutcome(NamedTuple):
     is_skipped: bool
     coefficient: float
     is_none_left: bool
+    is_last_skip: bool
     is_failed: bool
 
     @property
@@ -47,7 +45,7 @@ class Outcomes:
         """Take the next verdict; return those that the slower policies get to see now."""
         numbers = torch.stack([value.to(torch.float64) for value in verdict])
         self._copies.append(accelerator.HostCopy(numbers))
-        lag = 0 if accelerator.is_on_host(numbers.device) else LAG_STEPS
+        lag = host_lag_steps(numbers.device)
         due: list[UpdateOutcome] = []
         while len(self._copies) > lag:
             due.append(_read(self._copies.popleft().numbers()))
@@ -55,7 +53,8 @@ class Outcomes:
 
 
 def _read(numbers: list[float]) -> UpdateOutcome:
-    norm, limit, nonfinite, scaler_skip, spike, skipped, coefficient, none_left, failed = numbers
+    norm, limit, nonfinite, scaler_skip, spike, skipped, coefficient = numbers[:7]
+    none_left, last_skip, failed = numbers[7:]
     return UpdateOutcome(
         norm=norm,
         limit=limit,
@@ -65,5 +64,6 @@ def _read(numbers: list[float]) -> UpdateOutcome:
         is_skipped=bool(skipped),
         coefficient=coefficient,
         is_none_left=bool(none_left),
+        is_last_skip=bool(last_skip),
         is_failed=bool(failed),
     )

@@ -7,6 +7,7 @@ import torch
 
 from mp_agent.catalog.guard import Values
 from mp_agent.probe.guard.decision.action_budget import ActionBudget
+from mp_agent.probe.guard.decision.host_lag import host_lag_steps
 from mp_agent.probe.guard.decision.reading import FAILURES, NONFINITE, SCALER_SKIPS, SQUARES
 from mp_agent.probe.guard.decision.usual_norm import UsualNorm
 
@@ -27,6 +28,8 @@ class UpdateVerdict(NamedTuple):
     """What gradients are multiplied by, 1 without a spike."""
     is_none_left: torch.Tensor
     """A policy would have acted, and had already acted too often."""
+    is_last_skip: torch.Tensor
+    """The guard skips non-finite gradients, and may not do so again by when the host knows."""
     is_failed: torch.Tensor
     """Some rank could not measure its gradients: nothing is decided."""
 
@@ -40,6 +43,7 @@ class Judge:
     """Decides on the updates of one optimizer by the policies that act at once."""
 
     def __init__(self, policies: Mapping[str, Values], device: torch.device) -> None:
+        self._lag_steps = host_lag_steps(device)
         self._nonfinite = _budget(policies, "skip_nonfinite", device)
         self._clip = _Spikes.of(policies, "clip_spikes", device)
         self._skip = _Spikes.of(policies, "skip_spikes", device)
@@ -60,6 +64,9 @@ class Judge:
         harmful = (is_nonfinite | apart) & ~is_failed
         is_skipped = never if self._nonfinite is None else self._nonfinite.grant(harmful)
         none_left = never if self._nonfinite is None else harmful & ~is_skipped
+        is_last_skip = never
+        if self._nonfinite is not None:
+            is_last_skip = is_skipped & (self._nonfinite.left() <= self._lag_steps)
         coefficient, is_spike = torch.ones_like(norm), never
         limit = torch.full_like(norm, torch.inf)
         for spikes in self._spikes:
@@ -80,6 +87,7 @@ class Judge:
             is_skipped,
             coefficient,
             none_left,
+            is_last_skip,
             is_failed,
         )
 

@@ -49,7 +49,9 @@ class SlowPolicies:
             actions.append(Action.REQUEST_CHECKPOINT)
             if not self._dry_run:
                 self._requests.ask_for_checkpoint(step)
-        if self._stop is not None and self._stop.observe(seen):
+        # The next update would write NaN or Inf into the weights.
+        urgent = seen._replace(is_urgent=outcome.is_last_skip)
+        if self._stop is not None and self._stop.observe(urgent):
             actions.append(Action.REQUEST_STOP)
             self._requests.stop = self._requests.stop or not self._dry_run
         if any(trigger.is_none_left for trigger in self._triggers):

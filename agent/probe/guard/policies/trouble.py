@@ -11,6 +11,8 @@ class ObservedUpdate(NamedTuple):
 
     is_trouble: bool
     begins_step: bool = True
+    is_urgent: bool = False
+    """Trouble that sets a policy off at once."""
 
 
 class TroubleTrigger:
@@ -34,11 +36,12 @@ class TroubleTrigger:
         self.is_none_left = False
         _drop_before(self._troubled, self._step - self._trouble_steps + 1)
         _drop_before(self._acted, self._step - self._window_steps + 1)
-        if not update.is_trouble or self._last_troubled == self._step:
+        is_known = self._last_troubled == self._step and not update.is_urgent
+        if not update.is_trouble or is_known:
             return False
         self._last_troubled = self._step
         self._troubled.append(self._step)
-        if len(self._troubled) < self._troubles:
+        if len(self._troubled) < self._troubles and not update.is_urgent:
             return False
         self._troubled.clear()
         self.is_none_left = len(self._acted) >= self._actions_max

@@ -118,6 +118,22 @@ def test_what_a_policy_does_not_do_is_recorded_as_0_and_other_actions_are_absent
     assert all(value != value for value in _columns(started, "guard_clip_gradients"))
 
 
+def test_a_stop_is_asked_for_before_the_first_update_that_could_not_be_skipped(watch):
+    started = watch(guard={"skip_nonfinite": {"actions_max": 3}, "request_stop": {}})
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    requests = started.probe.requests
+    assert requests is not None
+    steps = 0
+    while not requests.stop and steps < 10:
+        optimizer.zero_grad()
+        (make_loss(model, steps) * float("nan")).backward()
+        optimizer.step()
+        steps += 1
+    assert steps == 3
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 def test_of_several_optimizers_of_a_step_one_action_is_enough(watch):
     started = watch(guard=True)
     model = make_model()

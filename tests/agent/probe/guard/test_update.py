@@ -35,6 +35,7 @@ def _verdict(*, skipped: bool = False, coefficient: float = 1.0) -> UpdateVerdic
         is_skipped=torch.tensor(skipped),
         coefficient=number * coefficient,
         is_none_left=no,
+        is_last_skip=no,
         is_failed=no,
     )
 

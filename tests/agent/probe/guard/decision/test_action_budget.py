@@ -29,6 +29,15 @@ def test_no_window_of_steps_has_more_actions_than_it_may(window_steps):
         assert acted == wanted.tolist()
 
 
+def test_what_is_left_is_what_would_be_granted_from_the_next_step_on():
+    budget = ActionBudget(3, 10, CPU)
+    wanted = torch.rand(200, generator=torch.Generator().manual_seed(1)) < 0.5
+    for each in wanted:
+        left = int(budget.left())
+        assert bool(budget.grant(each)) == (bool(each) and left > 0)
+    assert 0 <= int(budget.left()) <= 3
+
+
 def test_what_is_not_used_comes_back_and_is_not_saved_beyond_the_limit():
     budget = ActionBudget(2, 10, CPU)
     assert _granted(budget, 2) == 2

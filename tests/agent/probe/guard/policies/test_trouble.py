@@ -34,3 +34,9 @@ def test_it_acts_no_more_often_than_the_window_allows():
     assert _set_off(trigger, "xxxxxx") == [1, 3]
     assert trigger.is_none_left
     assert _set_off(trigger, "." * 20 + "xx") == [21]
+
+
+def test_what_is_urgent_sets_it_off_at_once_also_after_other_trouble_of_its_step():
+    trigger = _trigger(troubles=5.0)
+    course = [(True, True, False), (True, False, True), (True, True, False)]
+    assert [trigger.observe(ObservedUpdate(*each)) for each in course] == [False, True, False]
