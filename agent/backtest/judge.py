@@ -114,6 +114,8 @@ class _Player:
         names = {metric.name for metric in counted[Scope.RUN]}
         self._telling = frozenset(names - _ROUTINE)
         self._last_trouble: tuple[object, ...] = ()
+        # Asked for each step, and changed by judgements alone.
+        self._holding = self._pending = False
         self._limits = values.limits
         self._identity = _identity(log.name)
         self.episodes = Episodes(values, self._series_labels)
@@ -124,20 +126,18 @@ class _Player:
         While nothing happens it is judged once per period of its time; while something holds,
         between the points of a sparse log too.
         """
-        begin_seconds = course.steps[0].now_seconds
+        begin_seconds = next(course.steps()).now_seconds
         clock = _Clock(begin_seconds, begin_seconds)
-        for step in course.steps:
+        for step, is_last in _with_last(course.steps()):
             self._pass_time(clock, step.now_seconds)
             self._fold(step)
             clock.point = step.point
             trouble = self._trouble()
             period_seconds = self._period_seconds
-            if not self._detector.holding:
+            if not self._holding:
                 period_seconds = self._quiet_seconds
-            due = (
-                step.now_seconds - clock.judged_seconds >= period_seconds or self._detector.pending
-            )
-            if due or trouble != self._last_trouble or step is course.steps[-1]:
+            due = self._pending or step.now_seconds - clock.judged_seconds >= period_seconds
+            if due or trouble != self._last_trouble or is_last:
                 self._last_trouble = trouble
                 self._judge(clock, step.now_seconds)
         self.episodes.close(self._last_step(), clock.now_seconds)
@@ -205,7 +205,7 @@ class _Player:
         gap_seconds = until_seconds - clock.now_seconds
         wait_seconds = max(self._scrape_seconds, gap_seconds / _JUDGEMENTS_PER_GAP)
         at = clock.now_seconds + wait_seconds
-        while at < until_seconds and self._detector.holding:
+        while at < until_seconds and self._holding:
             self._judge(clock, at)
             at += wait_seconds
 
@@ -226,6 +226,7 @@ class _Player:
         self._detector.readings.update(self._reader.all_series(export), now_seconds)
         step = self._last_step()
         changes = self._detector.evaluate(now_seconds, step)
+        self._holding, self._pending = self._detector.holding, self._detector.pending
         self._note(changes, view, now_seconds, clock.point, step)
 
     def _note(
@@ -241,6 +242,15 @@ class _Player:
 
     def _series_labels(self, name: str) -> Iterator[dict[str, str]]:
         return (dict(labels) for labels, _ in self._detector.readings.standing(name))
+
+
+def _with_last(steps: Iterator[TimedStep]) -> Iterator[tuple[TimedStep, bool]]:
+    """Yield each of at least one step, and whether it is the last one."""
+    step = next(steps)
+    for following in steps:
+        yield step, False
+        step = following
+    yield step, True
 
 
 def _counted(needed: frozenset[str]) -> dict[Scope, list[Metric]]:

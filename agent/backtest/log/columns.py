@@ -112,8 +112,12 @@ def number(value: object) -> float | None:
         except OverflowError:
             return inf if value > 0 else -inf
     if isinstance(value, str):
-        text = value.strip()
-        return None if text.lower() in _ABSENT else float(text)
+        try:
+            return float(value)
+        except ValueError:
+            if value.strip().lower() in _ABSENT:
+                return None
+            raise
     raise ValueError(f"{type(value).__name__} is no number")
 
 

@@ -32,11 +32,18 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """All steps of a log, and what was assumed of them."""
+    """The points of a log with their times, and what was assumed of them."""
 
-    steps: Sequence[TimedStep]
+    log: TrainingLog
+    points: Sequence[Point]
     pace: LogPace
     notes: tuple[str, ...] = ()
+
+    def steps(self) -> Iterator[TimedStep]:
+        """Yield all steps, at least one, in order; made one by one, for there may be many."""
+        if self.log.merged:
+            return _as_recorded(self.log)
+        return _steps(self.log, self.points, self.pace)
 
 
 def course_of(log: TrainingLog, given_step_seconds: float | None = None) -> Course:
@@ -44,7 +51,7 @@ def course_of(log: TrainingLog, given_step_seconds: float | None = None) -> Cour
     points, notes = _without_idle_scale(log.points)
     pace = pace_of(log, points, given_step_seconds)
     if log.merged:
-        return Course(steps=list(_as_recorded(log)), pace=pace, notes=tuple(notes))
+        return Course(log=log, points=points, pace=pace, notes=tuple(notes))
     resumed = [after.step for before, after in pairwise(points) if after.step < before.step]
     if resumed:
         shown = ", ".join(map(str, resumed[:5])) + (", …" if len(resumed) > 5 else "")
@@ -55,7 +62,7 @@ def course_of(log: TrainingLog, given_step_seconds: float | None = None) -> Cour
         notes.append(
             f"no times in the log: {pace.step_seconds:g} s per step assumed (--step-seconds)"
         )
-    return Course(steps=list(_steps(log, points, pace)), pace=pace, notes=tuple(notes))
+    return Course(log=log, points=points, pace=pace, notes=tuple(notes))
 
 
 def update_skipped(points: Sequence[Point], index: int) -> bool:
@@ -109,7 +116,7 @@ def _steps(log: TrainingLog, points: Sequence[Point], pace: LogPace) -> Iterator
             between = sequence + max(number, round(made * share))
             yield TimedStep(
                 earlier + (now - earlier) * share,
-                _merged(_skip_of(point), between, earlier + (now - earlier) * share, None),
+                _merged(_skip_of(point), between, earlier + (now - earlier) * share, skipped=True),
                 index,
                 begins and number == 1,
             )
@@ -119,8 +126,7 @@ def _steps(log: TrainingLog, points: Sequence[Point], pace: LogPace) -> Iterator
             if before_seconds is not None and now > before_seconds and not begins
             else pace.step_seconds
         )
-        shown = replace(point, skipped=skipped_here)
-        step = _merged(shown, sequence, now, seconds, log.clip_max_norm)
+        step = _merged(point, sequence, now, seconds, log.clip_max_norm, skipped=skipped_here)
         yield TimedStep(now, step, index, begins and not skips)
         before_seconds, before_step = now, point.step
 
@@ -134,19 +140,21 @@ def _first_interval(points: Sequence[Point], index: int) -> int:
 
 
 def _skip_of(point: Point) -> Point:
-    return Point(step=point.step, loss_scale=point.loss_scale, skipped=True)
+    return Point(step=point.step, loss_scale=point.loss_scale)
 
 
 def _merged(
     point: Point,
     sequence: int,
     now_seconds: float,
-    step_seconds: float | None,
+    step_seconds: float | None = None,
     clip_max_norm: float | None = None,
+    *,
+    skipped: bool,
 ) -> MergedStep:
     """Return a point as a merged step of a single rank."""
     norm, loss, scale = point.grad_norm, point.loss, point.loss_scale
-    values = {"skipped": float(bool(point.skipped))}
+    values = {"skipped": float(skipped)}
     gradients: dict[str, float] = {}
     if step_seconds is not None:
         values["step_seconds"] = step_seconds
@@ -163,7 +171,7 @@ def _merged(
         gradients["nan_elements"] = gradients["inf_elements"] = 0.0
         if clip_max_norm is not None:
             values |= {"clip_max_norm": clip_max_norm, "clip_norm": min(abs(norm), _NORM_MAX)}
-    elif norm is not None or (point.skipped and scale is not None):
+    elif norm is not None or (skipped and scale is not None):
         # How many elements it was is not known.
         isnt_a_number = norm is not None and isnan(norm)
         gradients |= {

@@ -22,9 +22,10 @@ class ValueWindow:
     """
 
     def __init__(self, window_seconds: float, buckets: list[Bucket] | None = None) -> None:
+        """buckets: of earlier values, changed in place."""
         self.window_seconds = window_seconds
         self._period_seconds = window_seconds / _BUCKETS_PER_WINDOW
-        self.buckets = list(buckets or [])
+        self.buckets = [] if buckets is None else buckets
 
     def add(self, value: float, time_unix_seconds: float) -> None:
         """Add a value; an earlier time than the newest counts into the newest period."""
@@ -68,18 +69,18 @@ class NormWindows(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add the norms of a closed step; drop optimizers that no rank holds."""
         if step.gradients_judged and (norm := step.grad_norm) is not None:
-            self.norms = _added(self.norms, norm, step, context)
+            _add(self.norms, norm, step, context)
         for name in self.optimizers.keys() - step.optimizers_held:
             del self.optimizers[name]
         for name, own in step.optimizers.items():
             if own.judged and (norm := own.grad_norm) is not None:
-                self.optimizers[name] = _added(self.optimizers.get(name, []), norm, step, context)
+                _add(self.optimizers.setdefault(name, []), norm, step, context)
 
     def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
         """Return the largest and smallest norms over the window that ends now."""
 
         def extremes(buckets: list[Bucket]) -> tuple[float, float] | None:
-            return ValueWindow(context.window_seconds, buckets).extremes(time_unix_seconds)
+            return ValueWindow(context.window_seconds, list(buckets)).extremes(time_unix_seconds)
 
         largest, smallest = extremes(self.norms) or (None, None)
         optimizers = {name: extremes(buckets) for name, buckets in self.optimizers.items()}
@@ -90,9 +91,5 @@ class NormWindows(Tracker):
         }
 
 
-def _added(
-    buckets: list[Bucket], norm: float, step: MergedStep, context: AccountContext
-) -> list[Bucket]:
-    window = ValueWindow(context.window_seconds, buckets)
-    window.add(norm, step.time_unix_seconds)
-    return window.buckets
+def _add(buckets: list[Bucket], norm: float, step: MergedStep, context: AccountContext) -> None:
+    ValueWindow(context.window_seconds, buckets).add(norm, step.time_unix_seconds)

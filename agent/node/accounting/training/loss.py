@@ -1,18 +1,20 @@
 """Compares the loss with the run's own history: usual level, scatter, spikes, trend."""
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-import numpy as np
+from pydantic import Field
 
 from mp_agent.node.accounting.medians import (
     LARGEST,
-    breadth,
+    breadth_of_sorted,
     deviation,
-    deviation_of_array,
+    deviation_of_sorted,
     median,
-    median_of_array,
+    median_of_sorted,
 )
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.training.loss_reference import LossReference
@@ -45,8 +47,14 @@ class LossTracker(Tracker):
     """
 
     window: list[float] = field(default_factory=list)
-    usual: LossLevel | None = None
-    """The level of the window."""
+    ordered: Annotated[list[float], Field(exclude=True)] = field(
+        default_factory=list, repr=False, compare=False
+    )
+    """The same, ascending; not stored."""
+    recent: Annotated[list[float], Field(exclude=True)] = field(
+        default_factory=list, repr=False, compare=False
+    )
+    """The last `RECENT_STEPS` of them, ascending; not stored."""
     above: list[bool] = field(default_factory=list)
     """Whether each of the last losses was above the bound at that time."""
     block: list[float] = field(default_factory=list)
@@ -67,6 +75,10 @@ class LossTracker(Tracker):
     """Number of ranks over which the last loss that counted is the mean."""
     fewer_steps: int = 0
     """Consecutive losses over less than half as many ranks."""
+
+    def __post_init__(self) -> None:
+        self.ordered = sorted(self.window)
+        self.recent = sorted(self.window[-RECENT_STEPS:])
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step, with the disturbances that may set the loss back."""
@@ -90,7 +102,7 @@ class LossTracker(Tracker):
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return the usual loss, its trend, and the best level."""
         return {
-            "loss": self.usual,
+            "loss": self.level(context.thresholds),
             "loss_trend": self.trend_deviations,
             "loss_rising_steps": self.rising_steps,
             "loss_standing": self.reference.standing,
@@ -104,40 +116,36 @@ class LossTracker(Tracker):
             return
         if not self._has_usual_ranks(len(step.present_ranks)):
             return
-        level = self.usual
-        self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
-        needed = 3 if level is not None and level.noisy else 2
-        self.spiking = self.above[-1] and sum(self.above) >= needed
-        self.window = [*self.window[1 - WINDOW_STEPS :], loss]
-        self.usual = self.level(thresholds)
+        usual = self._usual(thresholds)
+        self._judge(loss, usual, thresholds)
+        self._fold_window(loss)
         self._fold_block(loss)
         if not self.block:
             trend = self.trend_deviations = self.trend(thresholds)
             self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
         self.rising_steps = self.rising_steps + 1 if self.rising else 0
-        if level is not None:
+        if usual is not None:
             # A falling loss scatters by its fall too; the fewer losses, the less.
-            recent = self.window[-RECENT_STEPS:]
-            center = median(recent)
-            self.reference.fold(center, breadth(recent, center), thresholds)
+            center = median_of_sorted(self.recent)
+            self.reference.fold(center, partial(breadth_of_sorted, self.recent, center), thresholds)
 
     def level(self, thresholds: Mapping[str, float]) -> LossLevel | None:
         """Return the usual level; None during the warm-up, and where there is no scale."""
-        if len(self.window) < WARM_UP_STEPS:
-            return None
-        window = np.array(self.window)
-        center = median_of_array(window)
-        spread = deviation_of_array(window, center)
+        usual = self._usual(thresholds)
+        return None if usual is None else self._level_around(usual, thresholds)
+
+    def _level_around(self, center: float, thresholds: Mapping[str, float]) -> LossLevel:
+        spread = deviation_of_sorted(self.ordered, center)
         used = max(spread, thresholds["loss_deviation_floor"] * abs(center))
-        if used == 0.0:
-            return None
         bound = _bound(center, thresholds["loss_spike_deviations"] * used)
         # Without the last losses, which may be the spike itself.
-        settled = window[:-_JUDGED_STEPS]
-        noisy = bool(np.count_nonzero(settled > bound) > NOISY_SHARE * settled.size)
+        settled = len(self.window) - _JUDGED_STEPS
+        above = len(self.ordered) - bisect_right(self.ordered, bound)
+        above -= sum(loss > bound for loss in self.window[-_JUDGED_STEPS:])
+        noisy = above > NOISY_SHARE * settled
         if noisy:
             bound = _bound(center, thresholds["loss_spike_noisy_deviations"] * used)
-            high = float(np.sort(settled)[int(_HIGH_SHARE * settled.size)])
+            high = sorted(self.window[:-_JUDGED_STEPS])[int(_HIGH_SHARE * settled)]
             bound = max(bound, _bound(center, 2 * (high - center)))
         return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
 
@@ -168,15 +176,44 @@ class LossTracker(Tracker):
             self.fewer_steps += 1
             if self.fewer_steps < WARM_UP_STEPS:
                 return False
-            self.window, self.usual, self.above = [], None, []
+            self.window, self.ordered, self.recent, self.above = [], [], [], []
         self.fewer_steps, self.ranks = 0, ranks
         return True
+
+    def _usual(self, thresholds: Mapping[str, float]) -> float | None:
+        """Return the median; None of too few losses, and where nothing measures distances."""
+        if len(self.window) < WARM_UP_STEPS:
+            return None
+        center = median_of_sorted(self.ordered)
+        floor = thresholds["loss_deviation_floor"] * abs(center)
+        return center if floor > 0.0 or deviation_of_sorted(self.ordered, center) > 0.0 else None
+
+    def _judge(self, loss: float, usual: float | None, thresholds: Mapping[str, float]) -> None:
+        """Compare a loss with the level before it; what is below the median needs no level."""
+        level = None
+        if usual is not None and loss > usual:
+            level = self._level_around(usual, thresholds)
+        self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
+        needed = 3 if level is not None and level.noisy else 2
+        self.spiking = self.above[-1] and sum(self.above) >= needed
+
+    def _fold_window(self, loss: float) -> None:
+        _slide(self.ordered, self.window, WINDOW_STEPS, loss)
+        _slide(self.recent, self.window, RECENT_STEPS, loss)
+        self.window = [*self.window[1 - WINDOW_STEPS :], loss]
 
     def _fold_block(self, loss: float) -> None:
         self.block = [*self.block, loss]
         if len(self.block) >= BLOCK_STEPS:
             self.medians = [*self.medians[1 - 2 * TREND_BLOCKS :], median(self.block)]
             self.block = []
+
+
+def _slide(ordered: list[float], window: Sequence[float], size: int, newest: float) -> None:
+    """Keep the last `size` values of a window ascending, while `newest` is added to it."""
+    if len(window) >= size:
+        del ordered[bisect_left(ordered, window[-size])]
+    insort(ordered, newest)
 
 
 def _bound(center: float, distance: float) -> float:

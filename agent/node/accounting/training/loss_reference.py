@@ -4,7 +4,7 @@ Unlike the rolling median, this reference does not follow a rising loss. It is r
 the loss settles on a new level without any sign of damage, as after a change of data or objective.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mp_agent.records.health import LossStanding
@@ -78,24 +78,26 @@ class LossReference:
         if severe:
             self.unharmed_steps = 0
 
-    def fold(self, recent: float, deviation: float, thresholds: Mapping[str, float]) -> None:
-        """Add the median of the last losses and their deviation."""
+    def fold(
+        self, recent: float, deviation: Callable[[], float], thresholds: Mapping[str, float]
+    ) -> None:
+        """Add the median of the last losses. deviation: returns theirs, asked at a best level."""
         if self.undisturbed_steps is not None:
             self.undisturbed_steps += 1
         if self.unharmed_steps is not None:
             self.unharmed_steps += 1
         if self.best is None or self.start is None:
             self.start = self.best = recent
-            self.deviation = deviation
+            self.deviation = deviation()
             return
         if not self.risen_steps:
             self._improve(recent, deviation)
         self._rise(recent, thresholds)
 
-    def _improve(self, recent: float, deviation: float) -> None:
+    def _improve(self, recent: float, deviation: Callable[[], float]) -> None:
         assert self.best is not None and self.start is not None
         if recent < self.best:
-            self.best, self.deviation = recent, deviation
+            self.best, self.deviation = recent, deviation()
 
     def _rise(self, recent: float, thresholds: Mapping[str, float]) -> None:
         assert self.best is not None

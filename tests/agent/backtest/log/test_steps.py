@@ -11,7 +11,7 @@ from tests.agent.backtest.builders import healthy_points, log_of
 
 
 def steps(points, **facts):
-    return course_of(log_of(points, **facts)).steps
+    return list(course_of(log_of(points, **facts)).steps())
 
 
 def test_sequence_numbers_count_the_steps_between_two_points() -> None:
@@ -28,10 +28,11 @@ def test_a_log_that_begins_late_is_an_attempt_from_there() -> None:
 def test_steps_that_go_back_are_a_resumed_run() -> None:
     points = [*healthy_points(5), *healthy_points(4)]
     course = course_of(log_of(points))
-    assert [step.begins_attempt for step in course.steps] == [*[False] * 5, True, *[False] * 3]
-    assert course.steps[5].item.sequence == 1
+    found = list(course.steps())
+    assert [step.begins_attempt for step in found] == [*[False] * 5, True, *[False] * 3]
+    assert found[5].item.sequence == 1
     assert "steps go back 1 time(s), taken as the run resumed at step 1" in course.notes
-    times = [step.now_seconds for step in course.steps]
+    times = [step.now_seconds for step in found]
     assert times == sorted(times)
 
 
@@ -96,6 +97,6 @@ def test_a_step_that_was_logged_and_skipped_counts_once() -> None:
 
 def test_a_scale_of_one_throughout_is_none() -> None:
     course = course_of(log_of(healthy_points(3, loss_scale=1.0)))
-    items = [step.item for step in course.steps]
+    items = [step.item for step in course.steps()]
     assert all(isinstance(item, MergedStep) and item.loss_scale is None for item in items)
     assert "the loss scale is 1 throughout, so there is none" in course.notes
