@@ -1,0 +1,1 @@
+"""Metrics of what FP8 makes of the operands of linear layers."""

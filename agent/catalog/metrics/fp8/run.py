@@ -1,0 +1,92 @@
+"""What FP8 makes of the operands of linear layers, of all of a run, at the latest sampled step."""
+
+from collections.abc import Callable
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics.fp8.quantities import (
+    OPERANDS,
+    Columns,
+    flushed,
+    saturated,
+)
+from mp_agent.records.columns import FP8
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import RunView
+
+
+def _of_run(quantity: Callable[[Columns], Reading]) -> Callable[[RunView], Reading]:
+    return lambda run: quantity(run.families.get(FP8.name, {}))
+
+
+def _flushed(values: Columns) -> Reading:
+    return {(operand,): flushed(operand)(values) for operand in OPERANDS}
+
+
+def _nonfinite(change: StepTransition) -> float:
+    return change.step.families.get(FP8.name, {}).get("nonfinite_elements", 0.0)
+
+
+FP8_METRICS = (
+    Metric(
+        name="mp_agent.fp8.flushed",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("operand",),
+        help="Share of the non-zero elements that a cast to FP8 rounds to zero when each tensor is "
+        "scaled by its own amax: E4M3 for input and weight of linear layers, E5M2 for the gradient "
+        "of their output; of each rank's own part of a tensor, whether or not the layer is in FP8.",
+        read=_of_run(_flushed),
+    ),
+    Metric(
+        name="mp_agent.fp8.saturated",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the tensors cast with a scale of an earlier step whose amax was beyond the "
+        "format's largest number, or not finite. Absent without delayed scaling.",
+        read=_of_run(saturated),
+    ),
+    Metric(
+        name="mp_agent.fp8.range_used.max",
+        unit="{factor}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Amax times scale divided by the format's largest number, of the tensor where it is "
+        "largest; above 1 it was saturated. Absent without delayed scaling.",
+        read=_of_run(lambda values: values.get("range_used_max")),
+    ),
+    Metric(
+        name="mp_agent.fp8.range_used.min",
+        unit="{factor}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="The same of the tensor where it is smallest: far below 1, its scale is out of date.",
+        read=_of_run(lambda values: values.get("range_used_min")),
+    ),
+    Metric(
+        name="mp_agent.fp8.scale.min",
+        unit="{scale}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Smallest scale with which a tensor was cast. Absent without delayed scaling.",
+        read=_of_run(lambda values: values.get("scale_min")),
+    ),
+    Metric(
+        name="mp_agent.fp8.scale.max",
+        unit="{scale}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest scale with which a tensor was cast. Absent without delayed scaling.",
+        read=_of_run(lambda values: values.get("scale_max")),
+    ),
+    Metric(
+        name="mp_agent.fp8.nonfinite.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="NaN and Inf among the elements of inputs, weights and output gradients of linear "
+        "layers, in the steps that were sampled.",
+        count=_nonfinite,
+    ),
+)
