@@ -1,10 +1,11 @@
 """How gradients are distributed, and what FP16 loses of them, at the latest sampled step."""
 
 from collections.abc import Callable, Mapping
-from math import floor, log2, sqrt
+from math import floor, log2
 
 from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
-from mp_agent.catalog.metrics.optimizer.quantities import Quantity, share
+from mp_agent.catalog.metrics.gradients.quantities import deviation, mean, of_fp16
+from mp_agent.catalog.metrics.optimizer.quantities import Quantity
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
 from mp_agent.records.views import LayerView, RunView
 
@@ -30,21 +31,8 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
     return lambda layer: quantity(layer.values) if layer.judged else None
 
 
-def _mean(values: Mapping[str, float]) -> float | None:
-    return share(values, "sum", "elements")
-
-
-def _deviation(values: Mapping[str, float]) -> float | None:
-    mean, squares = _mean(values), share(values, "sum_squares", "elements")
-    return None if mean is None or squares is None else sqrt(max(0.0, squares - mean * mean))
-
-
-def _of_fp16(column: str) -> Quantity:
-    return lambda values: share(values, column, "fp16_elements")
-
-
 def _flushed(run: RunView) -> Reading:
-    return {(scale,): _of_fp16(column)(_values(run)) for scale, column in _FLUSHED.items()}
+    return {(scale,): of_fp16(column)(_values(run)) for scale, column in _FLUSHED.items()}
 
 
 def _exponents(run: RunView) -> Reading:
@@ -81,7 +69,7 @@ DISTRIBUTION_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Mean of all elements of the unscaled gradients.",
-        read=_of_run(_mean),
+        read=_of_run(mean),
     ),
     Metric(
         name="mp_agent.grad.deviation",
@@ -89,7 +77,7 @@ DISTRIBUTION_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Standard deviation of all elements of the unscaled gradients.",
-        read=_of_run(_deviation),
+        read=_of_run(deviation),
     ),
     Metric(
         name="mp_agent.grad.exponent.elements",
@@ -120,7 +108,7 @@ DISTRIBUTION_METRICS = (
         scope=Scope.RUN,
         help="Share of the non-zero gradient elements that are subnormal in FP16 at the loss scale "
         "in force, with fewer significant bits the smaller they are.",
-        read=_of_run(_of_fp16("subnormal_elements")),
+        read=_of_run(of_fp16("subnormal_elements")),
     ),
     Metric(
         name="mp_agent.grad.fp16.near_overflow",
@@ -128,7 +116,7 @@ DISTRIBUTION_METRICS = (
         kind=Kind.GAUGE,
         scope=Scope.RUN,
         help="Share of the non-zero gradient elements above 60 000 at the loss scale in force.",
-        read=_of_run(_of_fp16("near_overflow_elements")),
+        read=_of_run(of_fp16("near_overflow_elements")),
     ),
     Metric(
         name="mp_agent.grad.fp16.overflow_at_double",
@@ -137,7 +125,7 @@ DISTRIBUTION_METRICS = (
         scope=Scope.RUN,
         help="Share of the non-zero gradient elements that would be Inf in FP16 at twice the loss "
         "scale in force.",
-        read=_of_run(_of_fp16("overflow_at_double_elements")),
+        read=_of_run(of_fp16("overflow_at_double_elements")),
     ),
     Metric(
         name="mp_agent.grad.fp16.headroom_low",
@@ -168,7 +156,7 @@ DISTRIBUTION_LAYER_METRICS = (
         family=DISTRIBUTION.name,
         gives_way=True,
         help="Standard deviation of the elements of the layer's unscaled gradient.",
-        read=_of_layer(_deviation),
+        read=_of_layer(deviation),
     ),
     Metric(
         name="mp_agent.layer.grad.fp16.flushed",
@@ -178,6 +166,6 @@ DISTRIBUTION_LAYER_METRICS = (
         family=DISTRIBUTION.name,
         help="Share of the layer's non-zero gradient elements that FP16 rounds to zero at the loss "
         "scale in force.",
-        read=_of_layer(_of_fp16("flushed_elements")),
+        read=_of_layer(of_fp16("flushed_elements")),
     ),
 )

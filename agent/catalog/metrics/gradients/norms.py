@@ -46,7 +46,9 @@ def _unclipped(change: StepTransition) -> Reading:
 
 
 def _above(change: StepTransition, norms: Mapping[str, float]) -> Reading:
-    largest = max(norms.values(), default=0.0)
+    if not norms:
+        return None
+    largest = max(norms.values())
     return {(level_label(name),): float(largest > change.thresholds[name]) for name in _HIGH_BOUNDS}
 
 

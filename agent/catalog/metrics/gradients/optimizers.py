@@ -15,4 +15,6 @@ def of_optimizers(
     main: float | None, optimizers: Mapping[str, View], read: Callable[[View], float | None]
 ) -> Reading:
     """Return a run's value, and those that `read` finds in the views of its optimizers."""
+    if not optimizers:
+        return main
     return {(): main, **{(name,): read(view) for name, view in optimizers.items()}}
