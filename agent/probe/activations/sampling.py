@@ -1,16 +1,17 @@
 """Hooks modules for one forward pass, and collects a row of statistics of each output."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from itertools import islice
 from math import nan
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.activations.forward_hook import ForwardHook, Run
 from mp_agent.probe.activations.modules import OutputModules
+from mp_agent.probe.activations.output_gradients import OutputGradients
+from mp_agent.probe.activations.parts import local_tensors, tensors_in
 from mp_agent.probe.activations.statistics import measurable, output_row
 from mp_agent.probe.statistics.folding import folded
 from mp_agent.records.columns import ACTIVATIONS
@@ -32,6 +33,8 @@ class ActivationSampling:
     def __init__(self, run: Run, is_training: Callable[[], bool], near_overflow: float) -> None:
         self.streams: set[Hashable] = set()
         """Streams of the device on which outputs of the pass were measured."""
+        self.gradients = OutputGradients(run)
+        """Looks at gradients of the outputs in the backward pass that follows."""
         self._run = run
         self._is_training = is_training
         self._near_overflow = near_overflow
@@ -42,7 +45,8 @@ class ActivationSampling:
 
     def begin(self, modules: OutputModules) -> None:
         """Put hooks on the modules; what was measured before is forgotten."""
-        self.end()
+        self.close()
+        self.gradients.begin()
         self._rows, self._calls, self.streams = {}, 0, set()
         self._modules = len(modules.names)
         for place, module in modules.alive:
@@ -50,9 +54,14 @@ class ActivationSampling:
             self._handles.append(module.register_forward_hook(hook))
 
     def end(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks of the forward pass."""
         while self._handles:
             self._handles.pop().remove()
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        self.end()
+        self.gradients.end()
 
     @property
     def begun(self) -> bool:
@@ -78,29 +87,14 @@ class ActivationSampling:
             ]
         )
 
-    def _add(self, place: int, _: object, output: object) -> None:
+    def _add(self, place: int, inputs: object, output: object) -> None:
         if not self._is_training():
             return
         call, self._calls = self._calls, self._calls + 1
-        for tensor in islice(_tensors_in(output), _TENSORS_AT_MOST):
+        for tensor in islice(local_tensors(tensors_in(output)), _TENSORS_AT_MOST):
             if accelerator.is_supported(tensor.device) and measurable(tensor):
                 if not accelerator.is_on_host(tensor.device):
                     self.streams.add(accelerator.current_stream(tensor.device))
                 row = output_row(tensor, call, self._near_overflow)
                 self._rows.setdefault(place, []).append(row)
-
-
-def _tensors_in(output: object, depth: int = 3) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a module's output; of sharded ones the local part."""
-    if isinstance(output, DTensor):
-        yield output.to_local()
-    elif isinstance(output, torch.Tensor):
-        yield output
-    elif depth:
-        parts: Sequence[object] = ()
-        if isinstance(output, dict):
-            parts = list(output.values())
-        elif isinstance(output, list | tuple):
-            parts = output
-        for part in parts:
-            yield from _tensors_in(part, depth - 1)
+        self.gradients.watch(place, inputs, output)

@@ -21,8 +21,23 @@ def measurable(tensor: torch.Tensor) -> bool:
     return numbers and tensor.layout is torch.strided and tensor.numel() > 0
 
 
+def all_finite(values: torch.Tensor) -> torch.Tensor:
+    """Return a 0-dim bool, on the device of `values`: whether no element is NaN or Inf.
+
+    values: as for `output_row`. On a device nothing waits.
+    """
+    extremes = [
+        bound
+        for piece in pieces(stored_values(values), _DEVICE_CHUNK_ELEMENTS)
+        for bound in torch.aminmax(piece)  # in one pass, and NaN if there is any
+    ]
+    return torch.stack(extremes).isfinite().all()
+
+
 def output_row(output: torch.Tensor, call: int, near_overflow: float) -> torch.Tensor:
     """Return float64 [C], the columns of `ACTIVATIONS`, on the device of `output`.
+
+    The last two, which are of the backward pass, are absent.
 
     output: not empty, of any shape, strided, floating point or complex (real and imaginary parts
     count separately). call: which call of a module in this step returned it. near_overflow: the
@@ -89,6 +104,8 @@ class _Tally:
             float(self._infinities),
             float(self._near_overflow),
             float(call) if self._nans or self._infinities else nan,
+            nan,  # known after backward
+            nan,
         ]
 
 
@@ -113,5 +130,7 @@ def _row_on_device(piece: torch.Tensor, call: int, limit: float) -> torch.Tensor
             (elements - finites - nans).double(),
             (magnitudes > limit).sum().double(),
             torch.full_like(values[0], float(call)).masked_fill(~nonfinite, nan),
+            torch.full_like(values[0], nan),  # known after backward
+            torch.full_like(values[0], nan),
         ]
     )

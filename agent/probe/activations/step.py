@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from mp_agent.probe.activations.modules import OutputModules
@@ -13,7 +14,10 @@ _NONE: Mapping[str, tuple[str, ...]] = {}
 
 
 class StepActivations:
-    """The outputs of the modules of the run's model, in the first forward pass of sampled steps."""
+    """The outputs of the modules of the run's model, in the first forward pass of sampled steps.
+
+    Of their gradients, in the backward pass that follows, where the first arose that is not finite.
+    """
 
     def __init__(
         self, sampling: ActivationSampling, note_unsupported: Callable[[str], None]
@@ -47,9 +51,19 @@ class StepActivations:
         step.own_rows[ACTIVATIONS.name] = rows_MC
         step.streams.update(self._sampling.streams)
 
+    def backward_ended(self, step: OpenStep) -> None:
+        """Add to the step where in backward the first gradient arose that is not finite."""
+        rows_MC = step.own_rows.get(ACTIVATIONS.name)
+        if rows_MC is None:
+            return
+        found_M2 = self._sampling.gradients.take(len(rows_MC), rows_MC.device)
+        if found_M2 is not None:
+            step.own_rows[ACTIVATIONS.name] = torch.cat((rows_MC[:, :-2], found_M2), dim=1)
+            step.streams.update(self._sampling.gradients.streams)
+
     def close(self) -> None:
         """Remove the hooks."""
-        self._sampling.end()
+        self._sampling.close()
 
     def _look_at(self, model: nn.Module) -> OutputModules:
         modules = self._modules = OutputModules(model)

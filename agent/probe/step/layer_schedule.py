@@ -1,12 +1,14 @@
 """When the probe measures gradients, and when every layer beyond their totals."""
 
 from collections.abc import Mapping
-from math import isnan, sqrt
+from math import isfinite, isnan, sqrt
 
 import torch
 
+from mp_agent.probe.step.dense_sampling import DenseSampling
 from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.records.columns import GRADIENT_POSITIONS
+from mp_agent.records.steps import FloatArray
 
 _EARLY_STEPS = 100
 _EARLY_INTERVAL = 10
@@ -17,10 +19,11 @@ _NONFINITE = tuple(GRADIENT_POSITIONS[name] for name in ("nan_elements", "inf_el
 
 
 class LayerSchedule:
-    """Decides per step whether its layers are measured: on schedule, and on trouble.
+    """Decides per step whether its layers are measured: on schedule, on trouble, and after it.
 
     Lasting trouble is measured `_TROUBLE_STEPS_IN_A_ROW` times and then every 10 steps, so
-    that a run that is lost anyway does not pay twice on every step.
+    that a run that is lost anyway does not pay twice on every step. After steps whose gradients
+    are not finite, or that a scaler skipped, the schedule itself is denser (`DenseSampling`).
     """
 
     def __init__(
@@ -34,11 +37,31 @@ class LayerSchedule:
         self._interval_steps = interval_steps
         self._norm_limit = thresholds["grad_norm_high"]
         self._trouble_in_a_row: dict[str, int] = {}
+        self._after_trouble = DenseSampling()
 
     def due(self, sequence: int) -> bool:
         """Return whether step `sequence` is one of those that are always measured."""
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
-        return sequence == 1 or early or sequence % self.interval_steps == 0
+        dense = self._after_trouble.due(sequence, self.budget.layer_factor)
+        return sequence == 1 or early or dense or sequence % self.interval_steps == 0
+
+    def note_step(
+        self, sequence: int, scalars: Mapping[str, float], totals_GC: FloatArray | None
+    ) -> None:
+        """Receive what a step, complete and on the host, turned out to be.
+
+        scalars: step columns by name. totals_GC: [G, C], None where no gradients were measured.
+
+        What the ranks know alike counts: replicas have the same gradients, and a norm that
+        clipping computed and the flag of a skipped step are of all shards. The norm of a rank's
+        own shards is not, nor is its own loss.
+        """
+        if sequence > _EARLY_STEPS and (
+            scalars.get("skipped", 0.0) > 0.0
+            or not isfinite(scalars.get("clip_norm", 0.0))
+            or (totals_GC is not None and bool((totals_GC[:, _NONFINITE] > 0.0).any()))
+        ):
+            self._after_trouble.note_trouble(sequence)
 
     @property
     def interval_steps(self) -> int:

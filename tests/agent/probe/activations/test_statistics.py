@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mp_agent.probe.activations import statistics
-from mp_agent.probe.activations.statistics import measurable, output_row
+from mp_agent.probe.activations.statistics import all_finite, measurable, output_row
 from mp_agent.probe.statistics.folding import folded
 from mp_agent.probe.statistics.pieces import pieces, stored_values
 from mp_agent.records.columns import ACTIVATIONS
@@ -35,6 +35,8 @@ def reference(tensor: torch.Tensor) -> list[float]:
         float(sum(map(isinf, flat))),
         float(len(near)),
         float(CALL) if nonfinite else nan,
+        nan,
+        nan,
     ]
 
 
@@ -130,3 +132,26 @@ def test_nothing_is_read_back_from_a_device(monkeypatch):
     row = output_row(torch.empty(20, dtype=torch.float16, device="meta"), CALL, LIMIT)
 
     assert (row.device.type, row.shape) == ("meta", (len(ACTIVATIONS.names),))
+    assert all_finite(torch.empty(20, dtype=torch.float16, device="meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_finite_agrees_with_the_row(name, monkeypatch):
+    monkeypatch.setattr(statistics, "_DEVICE_CHUNK_ELEMENTS", 3)
+    row = dict(zip(ACTIVATIONS.names, reference(CASES[name]), strict=True))
+    nonfinite = row["nan_elements"] + row["inf_elements"]
+    assert bool(all_finite(CASES[name])) == (nonfinite == 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+@pytest.mark.parametrize("place", [0, 9_999, 19_999])
+def test_one_element_that_is_not_finite_is_seen(dtype, value, place):
+    values = torch.full((200, 100), torch.finfo(dtype).max, dtype=dtype)
+    values[100:] = torch.finfo(dtype).min
+    assert all_finite(values).item()
+    assert all_finite(values.T).item()
+    assert all_finite(values[::3, ::2]).item()
+    values.view(-1)[place] = value
+    assert not all_finite(values).item()
+    assert not all_finite(values.T).item()

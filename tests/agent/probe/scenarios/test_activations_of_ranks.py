@@ -3,6 +3,7 @@
 import time
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from mp_agent.node.accounting.activations import first_nonfinite_gradient
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.probe.activations.statistics import output_row
 from mp_agent.probe.probe import Probe
 from mp_agent.records.columns import ACTIVATIONS
+from mp_agent.records.views import FirstNonfiniteGradient
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_node_layers, merge_nodes
@@ -94,3 +97,61 @@ def test_the_merge_is_exactly_that_of_the_outputs_of_all_ranks(wrapper, nodes, t
     assert together.families[ACTIVATIONS.name]["elements"] == 7 * (8 + 8 + 2)
     alone = merge_nodes([steps[:1]], RANKS, absent=steps[1:])
     assert not alone.counts(ACTIVATIONS), "a rank is missing"
+
+
+class _Overflow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * inf
+
+
+class _BadInBackward(nn.Module):
+    def __init__(self, *, bad: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+        self.bad = bad
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = inputs @ self.weight
+        return _Overflow.apply(outputs) if self.bad else outputs
+
+
+def train_with_bad_backward(rank: int, directory: Path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS
+    )
+    layers = [_BadInBackward(bad=place == 1 and rank == 1) for place in range(3)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, RANKS))
+    probe = Probe(lambda: writer, Settings(measure_activations=True))
+    probe.attach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(SAMPLED):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    probe.flush()
+    probe.detach()
+    writer.close()
+    time.sleep(0.1)  # see tests/e2e/counting_job.py
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_module_of_one_ranks_backward_is_known_for_the_run(nodes, tmp_path):
+    run_ranks(train_with_bad_backward, tmp_path, ranks=RANKS)
+    tables = [
+        RankLayers(rank, ring.schema, table.families)
+        for rank in range(RANKS)
+        for ring in [read_ring(tmp_path / f"rank{rank}.ring")]
+        for table in ring.layers
+        if table.sequence == SAMPLED
+    ]
+    groups = [tables] if nodes == 1 else [[table] for table in tables]
+    merged = merge_node_layers(groups, RANKS, family=ACTIVATIONS.name)
+    found = first_nonfinite_gradient(SAMPLED, merged.views(step_judged=True))
+    assert found == FirstNonfiniteGradient(step=SAMPLED, layer="1", place="within")

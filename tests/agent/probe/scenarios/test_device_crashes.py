@@ -3,7 +3,9 @@
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +19,10 @@ from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.gradient_reference import reference_row
+from tests.agent.probe.ranks import exit_code_of_process
 from tests.agent.probe.rings import make_identity
-from tests.agent.probe.simulated_device import SimulatedDevice
+from tests.agent.probe.simulated_device import SimulatedDevice, install
 from tests.agent.probe.small_model import make_loss, make_model
-from tests.agent.ring.children import exit_code_of
 
 STEPS = 12
 LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -44,30 +46,74 @@ class Left:
         return [step.sequence for step in self.steps]
 
 
+def train(
+    path: Path,
+    end: Callable[[SimulatedDevice], None],
+    at_step_end: Callable[[SimulatedDevice], None] | None = None,
+    *,
+    layer_interval: int = 1000,
+    registers: bool = True,
+) -> None:
+    """Train with a simulated device, which has run the copies of no step unless told to."""
+    with pytest.MonkeyPatch.context() as patched:
+        device = install(patched)
+        device.refuses = not registers
+        writer = RingWriter.create(path, make_identity())
+        probe = Probe(lambda: writer, Settings(layer_interval=layer_interval))
+        probe.attach()
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for number in range(STEPS):
+            make_loss(model, number).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if at_step_end is not None:
+                at_step_end(device)
+        end(device)
+
+
+def die(device: SimulatedDevice) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_all(device: SimulatedDevice) -> None:
+    device.run()
+
+
+def die_after_all(device: SimulatedDevice) -> None:
+    device.run()
+    die(device)
+
+
+def die_before_the_last_two_steps(device: SimulatedDevice) -> None:
+    device.run(device.queued - 4)  # two steps, each with its layers
+    die(device)
+
+
+def die_within_the_last_copy(device: SimulatedDevice) -> None:
+    device.run(device.queued - 1)
+    device.torn = True
+    device.run()
+    die(device)
+
+
+def abort_after_an_error(device: SimulatedDevice) -> None:
+    device.run(device.queued - 2)
+    device.fail()
+    os.abort()  # as the watchdog of NCCL does
+
+
 @pytest.fixture
-def killed(tmp_path: Path, device: SimulatedDevice) -> Callable[..., Left]:
-    """Train in a child that is killed after its last step; the device has run so many copies."""
+def killed(tmp_path: Path) -> Callable[..., Left]:
+    """Train in a process of its own, which `end` kills after the last step."""
 
-    def train(brought: Callable[[SimulatedDevice], None]) -> Left:
+    def left_by(end: Callable[[SimulatedDevice], None], *arguments: Any, **options: Any) -> Left:
         path = tmp_path / "rank0.ring"
-
-        def work() -> None:
-            writer = RingWriter.create(path, make_identity())
-            probe = Probe(lambda: writer, Settings(layer_interval=1000))
-            probe.attach()
-            model = make_model()
-            optimizer = torch.optim.SGD(model.parameters(), 0.0)
-            for number in range(STEPS):
-                make_loss(model, number).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            brought(device)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        assert exit_code_of(work) == -signal.SIGKILL
+        job = partial(train, **options)
+        assert exit_code_of_process(job, path, end, *arguments) == -signal.SIGKILL
         return Left(path)
 
-    return train
+    return left_by
 
 
 def expected_rows(number: int) -> np.ndarray:
@@ -79,7 +125,7 @@ def expected_rows(number: int) -> np.ndarray:
 
 
 def test_all_that_the_device_has_brought_survives_sigkill(killed):
-    left = killed(lambda device: device.run())
+    left = killed(die_after_all)
     assert left.sequences == list(range(1, STEPS + 1))
     assert left.dropped == 0
     for number, step in enumerate(left.steps):
@@ -89,74 +135,34 @@ def test_all_that_the_device_has_brought_survives_sigkill(killed):
 
 
 def test_so_do_the_layers_of_the_last_steps(killed):
-    left = killed(lambda device: device.run())
+    left = killed(die_after_all)
     assert set(left.tables) == set(range(STEPS - 7, STEPS + 1))
     for sequence, table in left.tables.items():
         np.testing.assert_allclose(table.gradients, expected_rows(sequence - 1), rtol=1e-6)
 
 
 def test_what_the_device_has_not_brought_is_not_made_up(killed):
-    def most(device: SimulatedDevice) -> None:
-        device.run(device.queued - 4)  # two steps, each with its layers
-
-    assert killed(most).sequences == list(range(1, STEPS - 1))
+    assert killed(die_before_the_last_two_steps).sequences == list(range(1, STEPS - 1))
 
 
 def test_a_step_that_has_come_in_part_is_not_taken_for_whole(killed):
-    def nearly_all(device: SimulatedDevice) -> None:
-        device.run(device.queued - 1)
-        device.torn = True
-        device.run()
-
-    assert killed(nearly_all).sequences == list(range(1, STEPS))
+    assert killed(die_within_the_last_copy).sequences == list(range(1, STEPS))
 
 
-def test_where_the_ring_cannot_be_registered_nothing_is_read_that_is_not_there(killed, device):
-    device.refuses = True
-    left = killed(lambda device: device.run())
+def test_where_the_ring_cannot_be_registered_nothing_is_read_that_is_not_there(killed):
+    left = killed(die_after_all, registers=False)
     assert left.sequences == []
     assert left.dropped == 0
 
 
-def test_a_device_error_leaves_what_came_before_it(tmp_path, device):
+def test_a_device_error_leaves_what_came_before_it(tmp_path):
     path = tmp_path / "rank0.ring"
-
-    def work() -> None:
-        writer = RingWriter.create(path, make_identity())
-        probe = Probe(lambda: writer, Settings(layer_interval=1000))
-        probe.attach()
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        for number in range(STEPS):
-            make_loss(model, number).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        device.run(device.queued - 2)
-        device.fail()
-        os.abort()  # as the watchdog of NCCL does
-
-    assert exit_code_of(work) == -signal.SIGABRT
+    assert exit_code_of_process(train, path, abort_after_an_error) == -signal.SIGABRT
     assert Left(path).sequences == list(range(1, STEPS))
 
 
-def test_steps_that_were_published_are_not_found_twice(tmp_path, device):
-    path = tmp_path / "rank0.ring"
-
-    def work() -> None:
-        writer = RingWriter.create(path, make_identity())
-        probe = Probe(lambda: writer, Settings())
-        probe.attach()
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        for number in range(STEPS):
-            make_loss(model, number).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            device.run()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert exit_code_of(work) == -signal.SIGKILL
-    left = Left(path)
+def test_steps_that_were_published_are_not_found_twice(killed):
+    left = killed(die, run_all, layer_interval=100)
     assert left.sequences == list(range(1, STEPS + 1))
 
 
