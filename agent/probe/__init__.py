@@ -14,7 +14,7 @@ A gradient's way goes through these packages downwards, from the hook to the rin
 6. `statistics` compute the rows, by kernels for each kind of device.
 7. `activations` measure the outputs of modules, on sampled steps, in the forward pass before;
    `attention` measures attention logits and output logits there, `routers` how tokens are
-   distributed over experts.
+   distributed over experts, `fp8` what FP8 makes of the operands of linear layers.
 8. `delivery` brings the step into the ring (`mp_agent.ring`): at once from the host, by transfers
    with checksums from a device. `accelerator` has all calls to the runtime of a device.
 

@@ -14,6 +14,7 @@ from mp_agent.probe.guard.checkpoint_callbacks import CheckpointCallback
 from mp_agent.probe.identity.process_group import group_of, members_of
 from mp_agent.probe.placement import declarations
 from mp_agent.probe.processes.condition_callbacks import ConditionCallback
+from mp_agent.probe.recording.tensor_collections import tensor_collections
 from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.settings import load_settings
@@ -194,6 +195,11 @@ def stop_requested() -> bool:
 def declare(target: object, *, shard: object, replicate: object, counted: object) -> None:
     """See `mp_agent.declare`."""
     declarations.add(target, shard, replicate, counted)
+
+
+def collection(name: object, include: object) -> None:
+    """See `mp_agent.collection`."""
+    tensor_collections.define(name, include)
 
 
 def shutdown() -> None:

@@ -14,12 +14,15 @@ from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.activations.step import StepActivations
 from mp_agent.probe.attention.sampling import AttentionSampling
 from mp_agent.probe.attention.step import StepAttention
+from mp_agent.probe.fp8.sampling import Fp8Sampling
+from mp_agent.probe.fp8.step import StepFp8
 from mp_agent.probe.guard.decision.agreement import Agreement
 from mp_agent.probe.guard.policies.requests import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
 from mp_agent.probe.hooks.optimization import updates
 from mp_agent.probe.identity.process_group import own_group
 from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.local_gradients.step import LocalGradients
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
@@ -78,6 +81,7 @@ class Probe:
             self._forward_pass(settings),
             self._tensors,
             ForwardStart(self._guard.run, parts) if settings.measure_step_parts else None,
+            self._local_gradients(settings),
         )
         self._create_ring = create_ring
         self._connection = RingConnection(
@@ -186,6 +190,9 @@ class Probe:
         if settings.measure_routers or settings.routers:
             routers = RouterSampling(self._guard.run, self._in_training)
             parts["routers"] = StepRouters(routers, settings.routers, note)
+        if settings.measure_fp8:
+            operands = Fp8Sampling(self._guard.run, self._in_training)
+            parts["FP8 operands"] = StepFp8(operands, note)
         return ForwardPass(self._guard.contain, parts) if parts else None
 
     def _in_training(self) -> bool:
@@ -195,6 +202,11 @@ class Probe:
         if not settings.measure_tensors:
             return None
         return WatchedTensors(self._in_training, self._registry.note_unsupported)
+
+    def _local_gradients(self, settings: Settings) -> LocalGradients | None:
+        if not settings.measure_local_gradients:
+            return None
+        return LocalGradients(self._guard.run, self._registry, fused_kernels=settings.fused_kernels)
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

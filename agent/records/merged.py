@@ -77,6 +77,9 @@ class MergedStep:
     complete: frozenset[str] = frozenset()
     """Families of which every shard of every tensor was present; a partial norm never counts."""
     nonfinite_loss_ranks: tuple[int, ...] = ()
+    nonfinite_gradient_ranks: tuple[int, ...] = ()
+    """Whose own gradients were the first that were not finite, before they were reduced; none
+    where that is not measured."""
     compute_seconds: Mapping[int, float] = field(default_factory=dict)
     """Time before the first collective of the step, by rank; of all nodes."""
     optimizers: Mapping[str, OptimizerStep] = field(default_factory=dict)
@@ -106,9 +109,10 @@ class MergedStep:
 
     def counts(self, family: ColumnFamily) -> bool:
         """Return whether a family's values may enter gauges, windows and thresholds."""
-        if self.skipped and not family.counts_when_skipped:
+        # First what most families of most steps fail.
+        if family.name not in self.complete or (self.skipped and not family.counts_when_skipped):
             return False
-        return family.name in self.complete and family.counts(self.families.get(family.name, {}))
+        return family.counts(self.families.get(family.name, {}))
 
     def flag(self, column: str) -> bool:
         """Return whether a 0/1 column is set on any rank."""

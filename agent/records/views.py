@@ -49,6 +49,17 @@ class FirstNonfiniteOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstNonfiniteGradient:
+    """Where in a backward pass the first gradient arose that was not finite."""
+
+    step: int
+    """The trainer's."""
+    layer: str
+    place: str
+    """`within` the module; or `after` it in forward: in a function or the loss that follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFindings:
     """What `mp-agent check` found in the main script and what it imports of its project."""
 
@@ -66,6 +77,18 @@ class TrackerLink:
     name: str
     url: str
     """An http, https or file address; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionView:
+    """The gradients of several layers as one group."""
+
+    layers: int = 0
+    """How many there are, measured or not."""
+    nonfinite_elements: float = 0.0
+    """NaN and Inf elements at the last sampled step, whether it counts or not."""
+    families: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The columns of each family, of the last sampled step on which the group counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +125,13 @@ class RunView:
     missing_ranks: tuple[int, ...] = ()
     first_nonfinite: FirstNonfinite | None = None
     first_nonfinite_output: FirstNonfiniteOutput | None = None
+    first_nonfinite_gradient: FirstNonfiniteGradient | None = None
     tensors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The columns of each tensor that the script watches, by name, as of its last sample."""
     tensor_names: int = 0
     """How many names it watches; the first ones are in `tensors`."""
+    collections: Mapping[str, CollectionView] = field(default_factory=dict)
+    """The groups of parameters that the script has defined, by name."""
     optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
     """Where there are several, by the value of the label `optimizer`."""
     optimizer_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -90,12 +90,14 @@ class Settings(BaseSettings):
     layer_interval: int = Field(
         100,
         ge=1,
-        description="Steps between two measurements of every layer (10 in the first 100 steps).",
+        description="Steps between two measurements of every layer: 10 in the first 100 steps, 5 "
+        "for 50 steps after a step with non-finite gradients or one that was skipped.",
     )
     measure_activations: bool = Field(
         False,
         description="Measure the outputs of modules on the steps on which layers are measured, by "
-        "hooks that are there for one forward pass. Not within what torch.compile has compiled.",
+        "hooks that are there for one forward pass, and find where the first non-finite gradient "
+        "of the backward pass after it arose. Not within what torch.compile has compiled.",
     )
     measure_attention: bool = Field(
         False,
@@ -115,6 +117,13 @@ class Settings(BaseSettings):
         "their names, each with the number of experts that it chooses for a token: "
         "`{*.gate: 2}`. They return the logits. Any turns measure_routers on.",
     )
+    measure_fp8: bool = Field(
+        False,
+        description="Measure what FP8 flushes to zero of the inputs, weights and output gradients "
+        "of linear layers, whether or not they are in FP8 yet, and Transformer Engine's scales and "
+        "amax, on the steps on which layers are measured. Not within what torch.compile has "
+        "compiled.",
+    )
     measure_tensors: bool = Field(
         True,
         description="Measure the tensors that the script gives to mp_agent.watch_tensor, on the "
@@ -124,6 +133,12 @@ class Settings(BaseSettings):
         False,
         description="Time the data, forward, backward and optimizer parts of steps by the host's "
         "clock, with one hook on the outermost module of the model.",
+    )
+    measure_local_gradients: bool = Field(
+        False,
+        description="Measure each rank's own gradients before they are reduced over the ranks: "
+        "their norm, and NaN and Inf, so that the rank where these began is named. One hook per "
+        "parameter; under DDP and without a wrapper, not under FSDP and DeepSpeed.",
     )
     measure_updates: bool = Field(
         False,

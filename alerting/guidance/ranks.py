@@ -31,7 +31,9 @@ RANKS = {
         query='last_over_time(mp_agent_first_nonfinite_info{run="RUN",rank!=""}[1h])',
         reading="The step and the rank where it started, before any reduction. "
         "mp_agent_rank_loss_nonfinite_steps_total shows the ranks affected since then: a single "
-        "rank indicates its data or its hardware, all ranks indicate the model.",
+        "rank indicates its data or its hardware, all ranks indicate the model. With "
+        '`phase="backward"` the loss of the step was finite, and the rank\'s own gradients were '
+        "not: `measure_local_gradients` looks at them before they are reduced.",
         causes=(
             "Corrupt samples in this rank's shard of the data.",
             "A failing GPU: check for XID errors, ECC errors and thermal throttling on its host.",

@@ -37,8 +37,8 @@ RUNS = {
         ),
         false_positives=(
             "A job that was cancelled on purpose.",
-            "A script that ends with os._exit or a signal when it has finished: end it normally, "
-            "or call mp_agent.shutdown() before.",
+            "A script that ends with os._exit or a signal when it has finished, as workers of Ray "
+            "Train do: end it normally, or call mp_agent.shutdown() before.",
         ),
         samples=("save_and_resume",),
         panels=(panels.END, panels.STATE, panels.RANKS_GONE),

@@ -12,6 +12,9 @@ from mp_agent.catalog.metrics.attention.attention import (
     ATTENTION_METRICS,
 )
 from mp_agent.catalog.metrics.attention.outputs import OUTPUT_LOGIT_METRICS
+from mp_agent.catalog.metrics.fp8.layers import FP8_LAYER_METRICS
+from mp_agent.catalog.metrics.fp8.run import FP8_METRICS
+from mp_agent.catalog.metrics.gradients.collections import COLLECTION_METRICS
 from mp_agent.catalog.metrics.gradients.distribution import (
     DISTRIBUTION_LAYER_METRICS,
     DISTRIBUTION_METRICS,
@@ -19,6 +22,7 @@ from mp_agent.catalog.metrics.gradients.distribution import (
 from mp_agent.catalog.metrics.gradients.gradients import GRADIENT_METRICS
 from mp_agent.catalog.metrics.gradients.layer_trouble import LAYER_TROUBLE_METRICS
 from mp_agent.catalog.metrics.gradients.layers import LAYER_METRICS
+from mp_agent.catalog.metrics.gradients.local import RANK_LOCAL_GRADIENT_METRICS
 from mp_agent.catalog.metrics.gradients.norms import NORM_METRICS
 from mp_agent.catalog.metrics.gradients.replicas import REPLICA_METRICS
 from mp_agent.catalog.metrics.optimizer.layers import UPDATE_LAYER_METRICS
@@ -62,6 +66,7 @@ METRICS: tuple[Metric, ...] = (
     *DISTRIBUTION_LAYER_METRICS,
     *RANK_METRICS,
     *RANK_STEP_PART_METRICS,
+    *RANK_LOCAL_GRADIENT_METRICS,
     *AGENT_METRICS,
     *EXPORT_METRICS,
     *FLIGHT_METRICS,
@@ -73,8 +78,11 @@ METRICS: tuple[Metric, ...] = (
     *ATTENTION_LAYER_METRICS,
     *ROUTER_METRICS,
     *ROUTER_LAYER_METRICS,
+    *FP8_METRICS,
+    *FP8_LAYER_METRICS,
     *LOGPROB_METRICS,
     *TENSOR_METRICS,
+    *COLLECTION_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

@@ -36,7 +36,7 @@ class Causes(Enum):
     NONFINITE_BACKWARD = Cause(
         "nonfinite_backward",
         "Non-finite gradients that originate in the backward pass",
-        ("MpAgentNonFiniteUpdate", "MpAgentLossNonFinite"),
+        ("MpAgentNonFiniteUpdate", "MpAgentLossNonFinite", "MpAgentRankNonFinite"),
     )
     NONFINITE_UPDATE = Cause(
         "nonfinite_update",

@@ -129,6 +129,7 @@ def _step(step: MergedStep) -> dict[str, Any]:
         "time_unix_seconds": step.time_unix_seconds,
         "loss": step.get("loss"),
         "loss_nonfinite_ranks": list(step.nonfinite_loss_ranks),
+        "local_grad_nonfinite_ranks": list(step.nonfinite_gradient_ranks),
         "grad_norm": step.grad_norm,
         "grad_norm_counts": step.gradients_judged,
         "grad_abs_max": step.get("abs_max"),

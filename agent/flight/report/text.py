@@ -109,6 +109,9 @@ def _remarks(step: MergedStep) -> list[str]:
         remarks.append(f"{step.gradient_nonfinite_elements:.0f} NaN/Inf gradients")
     if step.nonfinite_loss_ranks and len(step.nonfinite_loss_ranks) < len(step.present_ranks):
         remarks.append("loss of rank " + ", ".join(map(str, step.nonfinite_loss_ranks)))
+    elif 0 < len(step.nonfinite_gradient_ranks) < len(step.present_ranks):
+        ranks = ", ".join(map(str, step.nonfinite_gradient_ranks))
+        remarks.append(f"own gradients of rank {ranks}")
     if step.missing_ranks:
         remarks.append("without rank " + ", ".join(map(str, step.missing_ranks)))
     return remarks

@@ -1,15 +1,16 @@
 """Updates a run's counters and derived state with each closed step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mp_agent.catalog.metric import Scope
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.tracker import AccountContext, LayerObservation
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.health import Health, Laggard
 from mp_agent.records.merged import MergedStep, StepTransition
+from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView
 
 
@@ -35,9 +36,11 @@ class Accumulator:
     def fold_step(self, step: MergedStep) -> None:
         """Update trackers and counters with a closed step."""
         previous, context = self.progress.last, self._context
-        for tracker in self._trackers:
-            tracker.observe(step, context)
-        found = _united(tracker.transition() for tracker in self._trackers)
+        for observe in self._observe:
+            observe(step, context)
+        found: dict[str, Any] = {}
+        for transition in self._transitions:
+            found.update(transition())
         change = StepTransition(step=step, previous=previous, thresholds=self._thresholds, **found)
         self.counters.count(Scope.RUN, (), change)
 
@@ -46,11 +49,18 @@ class Accumulator:
         self.counters.count(Scope.RANK, (str(rank),), values)
 
     def fold_layers(
-        self, sequence: int, layers: MergedLayers, *, step_judged: bool, step: int | None = None
+        self,
+        sequence: int,
+        layers: MergedLayers,
+        *,
+        step_judged: bool,
+        step: int | None = None,
+        collections: Sequence[TensorCollection] = (),
     ) -> None:
         """Update the layers with a sampled step. A layer keeps its last norm that counts.
 
-        step: the trainer's own; `sequence` by default.
+        step: the trainer's own; `sequence` by default. collections: those that the script has
+        defined.
         """
         shown = self.layers.setdefault(layers.family.name, {})
         for name in layers.retired:
@@ -65,6 +75,7 @@ class Accumulator:
             step=sequence if step is None else step,
             layers=layers,
             views=views,
+            collections=collections,
         )
         for tracker in self._trackers:
             tracker.observe_layers(sample, self._context)
@@ -97,8 +108,20 @@ class Accumulator:
     def _follow(self, progress: Progress) -> None:
         self.progress = progress
         self._trackers = tuple(progress.trackers)
+        # Most trackers leave most methods out; calling those for each step would take a while.
+        self._observe = tuple(
+            one.observe for one in self._trackers if type(one).observe is not Tracker.observe
+        )
+        self._transitions = tuple(
+            one.transition
+            for one in self._trackers
+            if type(one).transition is not Tracker.transition
+        )
         self._context = AccountContext(self._thresholds, self._window_seconds, progress)
 
 
 def _united(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for own in found for name, value in own.items()}
+    united: dict[str, Any] = {}
+    for own in found:
+        united.update(own)
+    return united

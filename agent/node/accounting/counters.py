@@ -47,9 +47,10 @@ class CounterStore:
 
         A metric whose count function raises misses only this update; that is logged once.
         """
-        for metric, count, adds_nothing in self._metrics[scope]:
-            if scope is Scope.LAYER and metric.family != change.family:
-                continue
+        counted = self._metrics[scope]
+        if scope is Scope.LAYER:
+            counted = [one for one in counted if one[0].family == change.family]
+        for metric, count, adds_nothing in counted:
             try:
                 reading = count(change)
             except Exception:
@@ -57,7 +58,7 @@ class CounterStore:
                     self._failed.add(metric.name)
                     log.exception("%s cannot be counted", metric.name)
                 continue
-            if reading == adds_nothing:
+            if reading is None or reading == adds_nothing:
                 continue
             for labels, value in labelled(reading):
                 self._add(metric, scope_labels + labels, value)

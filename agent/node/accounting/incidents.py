@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mp_agent.node.accounting.activations import first_nonfinite_layer
+from mp_agent.node.accounting.activations import first_nonfinite_gradient, first_nonfinite_layer
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
 from mp_agent.records.merged import MergedStep
@@ -38,8 +38,8 @@ class IncidentTracker(Tracker):
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Note the layer, if the gradients or outputs of the incident's first step show it."""
-        if sample.layers.family is ACTIVATIONS and (layer := first_nonfinite_layer(sample.views)):
-            self.set_layer(sample.sequence, layer, phase="forward")
+        if sample.layers.family is ACTIVATIONS:
+            self._observe_outputs(sample)
         if sample.layers.family is not GRADIENTS:
             return
         if nearest_output := sample.layers.nonfinite_nearest_output():
@@ -76,6 +76,17 @@ class IncidentTracker(Tracker):
         if self.first and self.first_sequence == sequence and self.first.phase == phase:
             self.first = replace(self.first, layer=layer)
 
+    def _observe_outputs(self, sample: LayerObservation) -> None:
+        if layer := first_nonfinite_layer(sample.views):
+            self.set_layer(sample.sequence, layer, phase="forward")
+        born = first_nonfinite_gradient(sample.step, sample.views)
+        if self.first and born is not None and born.place == "within":
+            names = sample.layers.names
+            module = self.first.layer.rpartition(".")[0]
+            # A weight of a module nearer the output got its gradient before.
+            if module not in names or names.index(module) <= names.index(born.layer):
+                self.set_layer(sample.sequence, born.layer)
+
     def _suspect(self, step: MergedStep) -> None:
         if self.suspect_steps == 0:
             self.suspect, self.suspect_sequence = _first_seen(step), step.sequence
@@ -99,7 +110,12 @@ def _first_seen(step: MergedStep) -> FirstNonfinite:
 
 
 def _blamed_ranks(step: MergedStep) -> str:
-    """Return the ranks whose own loss was not finite; "" if none, or all ranks, were."""
+    """Return the ranks whose own loss was not finite; "" if none, or all ranks, were.
+
+    Where no loss was, those whose own gradients were not before they were reduced.
+    """
     blamed = step.nonfinite_loss_ranks
+    if not step.flag("loss_nonfinite"):
+        blamed = step.nonfinite_gradient_ranks
     everyone = len(blamed) == len(step.present_ranks) and step.world_size > 1
     return "" if everyone else ",".join(map(str, blamed))

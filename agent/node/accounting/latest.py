@@ -35,7 +35,7 @@ class LatestStep(Tracker):
         self.loss = _newer(step.get("loss"), self.loss)
         self.learning_rate = _newer(step.get("learning_rate"), self.learning_rate)
         for family in FAMILIES:
-            if step.counts(family):
+            if family.name in step.complete and step.counts(family):
                 self._add(family, step)
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
@@ -59,11 +59,12 @@ class LatestStep(Tracker):
         own = step.families[family.name]
         values = family.with_last_sample(own, self.families.get(family.name, {}))
         self.families[family.name] = values
-        if any(name in own for name in family.sampled):
+        if family.has_sample(own):
             self._note_sample(family, step.step)
         if family is GRADIENTS:
-            families = {**step.families, family.name: values}
-            self.judged = step if values is own else replace(step, families=families)
+            if values is not own:
+                step = replace(step, families={**step.families, family.name: values})
+            self.judged = step
 
     def _note_sample(self, family: ColumnFamily, step: int) -> None:
         self.sampled_steps = {**self.sampled_steps, family.name: step}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from mp_agent.node.accounting.activations import NonfiniteOutputTracker
+from mp_agent.node.accounting.activations import NonfiniteGradientTracker, NonfiniteOutputTracker
 from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
 from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.gradients.second_moments import SecondMoments
@@ -13,6 +13,7 @@ from mp_agent.node.accounting.logits import LogitTracker
 from mp_agent.node.accounting.ranks.pace import Pace
 from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
 from mp_agent.node.accounting.routers import RouterTracker
+from mp_agent.node.accounting.tensor_collections import CollectionTracker
 from mp_agent.node.accounting.tensors import TensorTracker
 from mp_agent.node.accounting.tracker import Tracker
 from mp_agent.node.accounting.training.learning import LearningTracker
@@ -46,9 +47,11 @@ class Progress:
     layers: LayerHealth = field(default_factory=LayerHealth)
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
+    backward: NonfiniteGradientTracker = field(default_factory=NonfiniteGradientTracker)
     logits: LogitTracker = field(default_factory=LogitTracker)
     routers: RouterTracker = field(default_factory=RouterTracker)
     tensors: TensorTracker = field(default_factory=TensorTracker)
+    collections: CollectionTracker = field(default_factory=CollectionTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:

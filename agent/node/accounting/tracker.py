@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class LayerObservation:
     """The trainer's own."""
     layers: MergedLayers
     views: Sequence[LayerView]
+    collections: Sequence[TensorCollection] = ()
+    """Those that the script has defined."""
 
 
 class Tracker:

@@ -8,8 +8,12 @@ from zlib import crc32
 import numpy as np
 
 from mp_agent.node.merge.schema_index import Indices, SchemaIndex, SchemaMapping, SharePlace
-from mp_agent.records.columns import STEP_COLUMNS_BY_NAME, ColumnFamily
-from mp_agent.records.reports.rows import NodeRow, NodeStep, StepValue, WeightDigest
+from mp_agent.records.columns import (
+    LOCAL_GRAD_NONFINITE_BACKWARD,
+    STEP_COLUMNS_BY_NAME,
+    ColumnFamily,
+)
+from mp_agent.records.reports.rows import NodeRow, NodeStep, OwnNonfinite, StepValue, WeightDigest
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 
@@ -64,6 +68,9 @@ def reduce_step(
         compute_seconds=tuple(_own(values, plans, "compute_seconds")),
         nonfinite_loss_ranks=tuple(
             step.rank for step, loss in zip(steps, losses, strict=True) if loss == 1.0
+        ),
+        nonfinite_gradients=_nonfinite_gradients(
+            steps, _own(values, plans, LOCAL_GRAD_NONFINITE_BACKWARD)
         ),
         digests=_digests(steps, plans, _own(values, plans, "weight_digest")),
     )
@@ -199,6 +206,19 @@ def _row_digests(rows: Sequence[_Row], family: ColumnFamily) -> tuple[int, ...]:
         if any(row.values[place] > 0 for place in nonfinite)
         else crc32(row.bits)
         for row in rows
+    )
+
+
+def _nonfinite_gradients(
+    steps: Sequence[RankStep], backwards: Sequence[float]
+) -> OwnNonfinite | None:
+    """Return whose own gradients were not finite first: a later backward adds to reduced ones."""
+    first = min((each for each in backwards if each >= 1.0), default=None)
+    if first is None:
+        return None
+    pairs = zip(steps, backwards, strict=True)
+    return OwnNonfinite(
+        backward=int(first), ranks=tuple(step.rank for step, own in pairs if own == first)
     )
 
 

@@ -12,7 +12,7 @@ from mp_agent.node.merge.replica_digests import ReplicaDigests
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import FAMILIES, GRADIENTS, STEP_COLUMNS_BY_NAME, ColumnFamily
 from mp_agent.records.merged import MergedStep, OptimizerStep
-from mp_agent.records.reports.rows import NodeRow, NodeShare, NodeStep, StepValue
+from mp_agent.records.reports.rows import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
 from mp_agent.records.schema import FamilyColumns
 
 
@@ -45,6 +45,7 @@ class StepMerge:
         self._values: dict[str, list[StepValue]] = {}
         self._families = {family.name: FamilyRows(family) for family in families}
         self._nonfinite_loss_ranks: list[int] = []
+        self._nonfinite_gradients: list[OwnNonfinite] = []
         self._replicas = ReplicaDigests()
 
     def add(
@@ -59,6 +60,8 @@ class StepMerge:
         self._present[ranks] = True
         self._compute_seconds[ranks] = step.compute_seconds
         self._nonfinite_loss_ranks.extend(step.nonfinite_loss_ranks)
+        if step.nonfinite_gradients is not None:
+            self._nonfinite_gradients.append(step.nonfinite_gradients)
         if arrived_unix_seconds is None:
             self._time_unix_seconds = step.time_unix_seconds
         elif self._time_unix_seconds != self._time_unix_seconds:
@@ -102,6 +105,7 @@ class StepMerge:
             world_size=self._world_size,
             present_ranks=frozenset(np.flatnonzero(self._present).tolist()),
             nonfinite_loss_ranks=tuple(sorted(self._nonfinite_loss_ranks)),
+            nonfinite_gradient_ranks=_first_ranks(self._nonfinite_gradients),
             compute_seconds=self._observed_compute_seconds(),
             optimizers=dict(self._optimizers(merged, expected_shares)),
             optimizers_held=frozenset(
@@ -182,6 +186,12 @@ class _FamilyStep:
 
     def values(self, optimizers: Collection[str]) -> dict[str, float]:
         return self.rows.values(self.chosen, optimizers)
+
+
+def _first_ranks(found: Sequence[OwnNonfinite]) -> tuple[int, ...]:
+    """Return the ranks of the first backward after which any rank's own were not finite."""
+    first = min((own.backward for own in found), default=0)
+    return tuple(sorted(rank for own in found if own.backward == first for rank in own.ranks))
 
 
 def _complete(

@@ -17,7 +17,13 @@ from mp_agent.node.run.admission import admit, poll_name_conflicts
 from mp_agent.node.run.launches import by_launch
 from mp_agent.node.run.ring_finder import RingFinder, remove_ring
 from mp_agent.node.run.state import RunState
-from mp_agent.node.run.views import SCRIPT_FACT, ServiceCounts, run_export, run_facts
+from mp_agent.node.run.views import (
+    SCRIPT_FACT,
+    ServiceCounts,
+    run_collections,
+    run_export,
+    run_facts,
+)
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.merged import MergedStep
@@ -235,7 +241,8 @@ class Run:
         for item in items:
             self._state.uncommitted = True
             if isinstance(item, MergedTable):
-                self._state.step_ingest.fold_layers(item)
+                collections = run_collections(self._state.member)
+                self._state.step_ingest.fold_layers(item, collections)
                 continue
             self._state.step_ingest.fold_step(item)
             account = self._state.account

@@ -1,6 +1,6 @@
 """Folds the steps and layers of an attempt into the run's account: each once, in order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mp_agent.exporters.status_page.history import StepHistory
@@ -9,6 +9,7 @@ from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.collect.attempt import LocalStep
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.tensor_collections import TensorCollection
 
 _STEPS_KEPT = 4096
 
@@ -58,8 +59,11 @@ class StepIngest:
         if len(self._closed) > _STEPS_KEPT:
             del self._closed[next(iter(self._closed))]
 
-    def fold_layers(self, table: MergedTable) -> None:
-        """Add the layers of a sampled step; the step itself came before."""
+    def fold_layers(self, table: MergedTable, collections: Sequence[TensorCollection] = ()) -> None:
+        """Add the layers of a sampled step; the step itself came before.
+
+        collections: those that the script has defined.
+        """
         closed = self._closed.get(table.sequence, _ClosedStep(table.sequence, {}))
         for name, layers in table.families.items():
             judged = closed.judged.get(name, frozenset())
@@ -68,6 +72,7 @@ class StepIngest:
                 layers.judged_of(judged),
                 step_judged=bool(judged),
                 step=closed.step,
+                collections=collections,
             )
 
 

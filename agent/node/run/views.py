@@ -16,6 +16,8 @@ from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import TENSORS
 from mp_agent.records.steps import EndReason
+from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
+from mp_agent.records.tensor_collections import TensorCollection, decode_collections
 from mp_agent.records.views import (
     AgentView,
     ExportAccount,
@@ -28,7 +30,9 @@ from mp_agent.records.views import (
 from mp_agent.version import __version__
 
 SCRIPT_FACT = "script"
-"""Path of the main script: a matter between the ranks and this node, and never exported."""
+"""Path of the main script."""
+_INTERNAL = frozenset((SCRIPT_FACT, COLLECTIONS_FACT))
+"""Facts that are a matter between the ranks and this node, and never exported."""
 _NANOSECONDS = 1e9
 
 
@@ -81,12 +85,18 @@ def run_export(
             attempt,
             totals,
             counting_seconds=_age_seconds(state.begun_unix_ns, time_unix_seconds),
-            features=(NAME_CONFLICT_FEATURE,) if state.name_conflicts.active else (),
+            features=_own_features(state),
             services=services,
         ),
         counters=account.counters,
         layer_budget=state.layer_budget,
     )
+
+
+def _own_features(state: RunState) -> tuple[str, ...]:
+    """Return what this agent does not measure, in words."""
+    conflicts = (NAME_CONFLICT_FEATURE,) if state.name_conflicts.active else ()
+    return (*conflicts, *state.account.progress.collections.unmatched)
 
 
 def _layers(account: Accumulator) -> Iterator[LayerView]:
@@ -106,7 +116,7 @@ def run_view(
     progress, identity = account.progress, member.attempt.identity
     return RunView(
         identity=identity,
-        facts={name: fact for name, fact in run_facts(member).items() if name != SCRIPT_FACT},
+        facts={name: fact for name, fact in run_facts(member).items() if name not in _INTERNAL},
         nodes=member.node_count,
         active=member.end is EndReason.RUNNING,
         end_reason=member.end,
@@ -171,6 +181,11 @@ def _age_seconds(begun_unix_ns: int, time_unix_seconds: float) -> float | None:
     if not begun_unix_ns:
         return None
     return max(time_unix_seconds - begun_unix_ns / _NANOSECONDS, 0.0)
+
+
+def run_collections(member: ClusterMember) -> tuple[TensorCollection, ...]:
+    """Return the tensor collections that the lowest rank with a schema has defined."""
+    return decode_collections(run_facts(member).get(COLLECTIONS_FACT, ""))
 
 
 def run_facts(member: ClusterMember) -> Mapping[str, str]:

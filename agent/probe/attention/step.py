@@ -80,6 +80,9 @@ class StepAttention:
         step.own_rows[LOGITS.name] = row_of_loss.unsqueeze(0)
         step.streams.update(self._sampling.streams)
 
+    def backward_ended(self, step: OpenStep) -> None:
+        """Do nothing: all is known at the end of the forward pass."""
+
     def close(self) -> None:
         """Restore the functions."""
         self._sampling.end()

@@ -10,7 +10,7 @@ from mp_agent.probe.delivery.device import DeviceDelivery
 from mp_agent.probe.delivery.host import HostDelivery
 from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import ObservedStep
+from mp_agent.probe.step.observed_step import ObservedStep
 from mp_agent.records.schema import Schema
 from mp_agent.ring.writer import RingWriter
 
@@ -64,7 +64,7 @@ def make_delivery(
     """
     device = source_of(gradients_device)
     if device is None:
-        return HostDelivery(writer, schema, order)
+        return HostDelivery(writer, schema, schedule, order)
     return DeviceDelivery(
         writer,
         schema,

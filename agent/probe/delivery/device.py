@@ -9,16 +9,15 @@ import torch
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.probe.delivery.own_shares import CADENCES, OwnRows, OwnShares
+from mp_agent.probe.delivery.payload import host_part, on_host, packed
 from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.probe.delivery.unscale import unscaled
-from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import ObservedStep, record_of
+from mp_agent.probe.step.observed_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Tier
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
-from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
 
@@ -140,7 +139,7 @@ class DeviceDelivery:
             self._send_own(step)
         if step.rows_LC is not None and self.wants_all_layers:
             self._keep_layers(step.sequence, step.rows_LC)
-        payload_N, names = self._pack(step)
+        payload_N, names = packed(step, self._device, with_totals=self.wants_all_layers)
 
         def publish(values_N: FloatArray) -> None:
             self._publish(step, values_N, names, complete=complete)
@@ -150,7 +149,7 @@ class DeviceDelivery:
                 self._writer.drop_step(step.sequence)
 
         if complete and self._ring is not None and not self._steps.full:
-            self._ring.note(self._steps.sent + 1, _host_part(step, names, payload_N.numel()))
+            self._ring.note(self._steps.sent + 1, host_part(step, names, payload_N.numel()))
         if not self._transfers.send(self._steps, payload_N, publish, lose):
             lose()
 
@@ -165,26 +164,10 @@ class DeviceDelivery:
         if self._schedule.due(sequence):
             self._send_layers(sequence, rows_LC)
 
-    def _pack(self, step: ObservedStep) -> tuple[torch.Tensor, tuple[str, ...]]:
-        """Return one device vector [N]: the scalars that are on a device, then the totals."""
-        waiting = {
-            name: value for name, value in step.scalars.items() if isinstance(value, torch.Tensor)
-        }
-        scales = [unread.inverse_scale for unread in step.unread_scales]
-        parts = [
-            value.to(self._device, torch.float64, non_blocking=True).reshape(1)
-            for value in (*waiting.values(), *scales)
-        ]
-        if step.totals_GC is not None and self.wants_all_layers:
-            parts.append(step.totals_GC.reshape(-1))
-        if not parts:
-            return torch.empty(0, dtype=torch.float64, device=self._device), ()
-        return torch.cat(parts), tuple(waiting)
-
     def _publish(
         self, step: ObservedStep, values_N: FloatArray, names: tuple[str, ...], *, complete: bool
     ) -> None:
-        scalars = _on_host(step.scalars, names, values_N)
+        scalars = on_host(step.scalars, names, values_N)
         if seconds := [each for timer in step.timers if (each := timer.seconds()) is not None]:
             scalars["probe_device_seconds"] = sum(seconds)
             self._schedule.budget.note_device_seconds(sum(seconds))
@@ -215,6 +198,8 @@ class DeviceDelivery:
         self._arrived.pop(step.sequence, None)
         record = record_of(step, scalars, totals_GC, sampled, columns=self._step_columns)
         self._writer.write_step(self._own.step(record, own), complete=complete)
+        if complete:
+            self._schedule.note_step(step.sequence, scalars, totals_GC)
 
     def _sampled_of(self, step: ObservedStep) -> Mapping[str, tuple[FloatArray, FloatArray]]:
         """Return the other families of a step: those that have arrived, or that are here."""
@@ -310,33 +295,3 @@ class DeviceDelivery:
         table = self._own.table(sequence, families, self._own_rows.get(sequence, {}))
         if table is not None:
             self._writer.write_layers(table)
-
-
-def _host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:
-    """Return what the host knows of a step, and where `numbers` from the device have the rest.
-
-    names: of the scalars in front of them; totals, where the device has them, are the last ones.
-    """
-    totals = len(names) + len(step.unread_scales)
-    return HostPart(
-        sequence=step.sequence,
-        step=step.step,
-        time_unix_ns=step.time_unix_ns,
-        scalars={
-            name: value for name, value in step.scalars.items() if isinstance(value, float | int)
-        },
-        places={name: place for place, name in enumerate(names)},
-        numbers=numbers,
-        totals_place=totals if numbers > totals else None,
-    )
-
-
-def _on_host(
-    scalars: Mapping[str, Scalar], names: tuple[str, ...], values_N: FloatArray
-) -> dict[str, float]:
-    """Return all scalars as floats: those called `names` from the front of `values_N`."""
-    arrived = dict(zip(names, values_N.tolist(), strict=False))
-    return {
-        name: arrived[name] if isinstance(value, torch.Tensor) else value
-        for name, value in scalars.items()
-    }

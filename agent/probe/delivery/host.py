@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from mp_agent.probe.delivery.own_shares import OwnRows, OwnShares
-from mp_agent.probe.step.open_step import ObservedStep, record_of
+from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.observed_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.schema import Schema
 from mp_agent.ring.writer import RingWriter
@@ -15,11 +16,16 @@ class HostDelivery:
     pending = 0
 
     def __init__(
-        self, writer: RingWriter, schema: Schema, order: Sequence[int] | None = None
+        self,
+        writer: RingWriter,
+        schema: Schema,
+        schedule: LayerSchedule,
+        order: Sequence[int] | None = None,
     ) -> None:
         """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
         self.wants_all_layers = False
         self._writer = writer
+        self._schedule = schedule
         self._own = OwnShares(schema)
         self._step_columns = schema.step_columns
         self._order = None if order is None else list(order)
@@ -35,6 +41,8 @@ class HostDelivery:
         sampled = {name: totals.numpy() for name, (totals, _) in step.sampled.items()}
         record = record_of(step, scalars, totals_GC, sampled, columns=self._step_columns)
         self._writer.write_step(self._own.step(record, _own_rows(step)), complete=complete)
+        if complete:
+            self._schedule.note_step(step.sequence, scalars, totals_GC)
 
     def collect(self) -> None:
         """Do nothing: what was offered is written."""

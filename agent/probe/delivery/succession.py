@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mp_agent.probe.delivery.base import Delivery
-from mp_agent.probe.step.open_step import ObservedStep
+from mp_agent.probe.step.observed_step import ObservedStep
 
 _HELD_AT_MOST = 64
 """Steps of the new schema that are held back before the device is no longer waited for."""

@@ -54,6 +54,10 @@ class Measurement:
             [folded_rows(rows_LC.index_select(0, place), family) for place in places]
         )
 
+    def together(self, device: torch.device, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the statistics [C] of some gradients on a device, as they are."""
+        return self._statistics_on(device).totals([gradients], 1.0)[0]
+
     def alone(self, plan: MeasurementPlan, gradient: torch.Tensor) -> None:
         """Measure one gradient in both ways, for what that raises."""
         statistics = self._statistics_on(plan.device)

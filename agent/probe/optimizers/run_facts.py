@@ -9,6 +9,7 @@ import torch
 
 from mp_agent.probe.optimizers.formats import format_name, formats_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 
 _PATH_LENGTH_MAX = 4096
 
@@ -21,8 +22,12 @@ class ObservedTraits:
     scaler_name: str = ""
     measuring_point: str = "optimizer_step"
     reduced_by_ddp: bool = False
+    fp8_library: str = ""
+    """Which library casts layers to FP8."""
     script: str = ""
     """The main script, for the node agent to check; empty: it is not to be checked."""
+    collections: str = ""
+    """The tensor collections that the script has defined; empty: none."""
 
 
 def facts_of(
@@ -32,6 +37,7 @@ def facts_of(
     first = plans[0]
     strategies = {plan.strategy for plan in plans}
     script = (("script", traits.script),) if traits.script else ()
+    collections = ((COLLECTIONS_FACT, traits.collections),) if traits.collections else ()
     return (
         ("strategy", strategies.pop() if len(strategies) == 1 else "mixed"),
         ("precision", format_name(traits.autocast_dtype or first.compute_dtype)),
@@ -40,7 +46,9 @@ def facts_of(
         ("device", str(first.device)),
         ("gpu_uuid", _gpu_uuid(first.device)),
         *script,
+        *collections,
         *formats_of(plans, traits.autocast_dtype),
+        ("fp8_library", traits.fp8_library),
     )
 
 

@@ -33,8 +33,27 @@ class Reducers:
         None where no wrapper reduces any. False also where that is not known: of a communication
         hook that is not torch's own.
         """
-        wrappers = [wrapper for ref in self._wrappers if (wrapper := ref()) is not None]
+        wrappers = self._alive()
         return all(map(_has_reduced, wrappers)) if wrappers else None
+
+    @property
+    def shard(self) -> bool:
+        """Whether a wrapper splits parameters, and reduces gradients of copies that it made."""
+        return any(isinstance(wrapper, FSDPModule) for wrapper in self._alive())
+
+    @property
+    def replace_late(self) -> bool | None:
+        """Whether local gradients stay in place until backward ends; None without a wrapper.
+
+        With `gradient_as_bucket_view` they are reduced where they are, as soon as they can be.
+        """
+        wrappers = self._alive()
+        if not wrappers:
+            return None
+        return all(getattr(each, "gradient_as_bucket_view", True) is False for each in wrappers)
+
+    def _alive(self) -> list[nn.Module]:
+        return [wrapper for ref in self._wrappers if (wrapper := ref()) is not None]
 
 
 def _has_reduced(wrapper: nn.Module) -> bool:

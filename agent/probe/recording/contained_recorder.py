@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from mp_agent.probe.local_gradients.step import LocalGradients
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
@@ -34,8 +35,11 @@ class ContainedRecorder(StepRecorder):
         forward_pass: ForwardPass | None = None,
         tensors: WatchedTensors | None = None,
         forward_start: ForwardStart | None = None,
+        local_gradients: LocalGradients | None = None,
     ) -> None:
-        super().__init__(registry, traits, settings, forward_pass, tensors, forward_start)
+        super().__init__(
+            registry, traits, settings, forward_pass, tensors, forward_start, local_gradients
+        )
         self._contain = contain
 
     def measure(
@@ -65,6 +69,18 @@ class ContainedRecorder(StepRecorder):
     def forward_ended(self, step: OpenStep) -> None:
         """See `StepRecorder.forward_ended`."""
         self._contain("measuring a forward pass", super().forward_ended, step)
+
+    def backward_begins(self, step: OpenStep) -> None:
+        """See `StepRecorder.backward_begins`."""
+        self._contain("preparing for local gradients", super().backward_begins, step)
+
+    def add_local_gradients(self, step: OpenStep) -> None:
+        """See `StepRecorder.add_local_gradients`."""
+        self._contain("adding local gradients", super().add_local_gradients, step)
+
+    def backward_ended(self, step: OpenStep) -> None:
+        """See `StepRecorder.backward_ended`."""
+        self._contain("measuring a backward pass", super().backward_ended, step)
 
     def compare_logprobs(
         self, step: OpenStep, trainer: object, sampler: object, mask: object

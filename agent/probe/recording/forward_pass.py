@@ -1,7 +1,7 @@
 """What is measured in the forward pass of a step, before anything is known of its gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -23,8 +23,19 @@ class ForwardPart(Protocol):
     def end(self, step: OpenStep) -> None:
         """Leave the model as it was, and add what was measured to the step."""
 
+    def backward_ended(self, step: OpenStep) -> None:
+        """Add to the step what was measured in the backward pass after that."""
+
     def close(self) -> None:
         """Leave the model as it was."""
+
+
+@runtime_checkable
+class BackwardPart(ForwardPart, Protocol):
+    """One that measures the backward pass after it as well; `end` leaves the step as it is."""
+
+    def finish(self, step: OpenStep) -> None:
+        """Add what was measured in both to the step, which is about to end."""
 
 
 class ForwardPass:
@@ -57,6 +68,17 @@ class ForwardPass:
         """Leave the model as it was, and add what was measured to the step."""
         for what, part in self._parts.items():
             self._contain(f"measuring {what}", part.end, step)
+
+    def finish(self, step: OpenStep) -> None:
+        """Add to the step, which is about to end, what was measured until the end of backward."""
+        for what, part in self._parts.items():
+            if isinstance(part, BackwardPart):
+                self._contain(f"measuring {what}", part.finish, step)
+
+    def backward_ended(self, step: OpenStep) -> None:
+        """Add to the step what was measured in the backward pass after that."""
+        for what, part in self._parts.items():
+            self._contain(f"measuring {what} in backward", part.backward_ended, step)
 
     def close(self) -> None:
         """Leave the model as it was."""

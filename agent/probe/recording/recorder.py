@@ -1,6 +1,5 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
@@ -10,6 +9,8 @@ import torch
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.fp8.layers import fp8_library
+from mp_agent.probe.local_gradients.step import LocalGradients
 from mp_agent.probe.logprobs.step import StepLogprobs
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
@@ -18,30 +19,26 @@ from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.recording.forward_pass import ForwardPass
 from mp_agent.probe.recording.forward_start import ForwardStart
-from mp_agent.probe.recording.ring_schema import DRAIN_SECONDS, RingSchema
+from mp_agent.probe.recording.ring_schema import (
+    DRAIN_SECONDS,
+    RingSchema,
+    measured_families,
+    measured_step_columns,
+)
 from mp_agent.probe.recording.step_measurement import StepMeasurement
+from mp_agent.probe.recording.tensor_collections import tensor_collections
+from mp_agent.probe.recording.weight_digest import DigestRecorder
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import OpenStep, observed_step
+from mp_agent.probe.step.observed_step import observed_step
+from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.tensors.watched import WatchedTensors
-from mp_agent.records.columns import (
-    DISTRIBUTION,
-    FAMILIES,
-    LOGPROBS,
-    OPTIMIZER,
-    TENSORS,
-    ColumnFamily,
-    step_columns,
-)
-from mp_agent.records.reduction.reduced_columns import REDUCED_COLUMNS
-from mp_agent.ring.interruptions import pass_on
+from mp_agent.records.columns import LOGPROBS, TENSORS
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
-
-log = logging.getLogger("mp_agent")
 
 
 class _Ready(NamedTuple):
@@ -64,10 +61,12 @@ class StepRecorder:
         forward_pass: ForwardPass | None = None,
         tensors: WatchedTensors | None = None,
         forward_start: ForwardStart | None = None,
+        local_gradients: LocalGradients | None = None,
     ) -> None:
         """forward_pass: measures what is seen only there. None leaves it out, as well as the rest.
 
         tensors: what the script watches. forward_start: sees when the forward pass begins.
+        local_gradients: measures them before they are reduced.
         """
         self.trainer_lead = 0
         self._registry = registry
@@ -90,16 +89,17 @@ class StepRecorder:
         self._schema = RingSchema(
             self._schedule,
             traits,
-            _measured_families(settings),
-            _step_columns(settings),
+            measured_families(settings),
+            measured_step_columns(settings),
             registry.note_unsupported,
         )
         self._forward_pass = forward_pass
         self._tensors = tensors
         self._forward_start = forward_start
+        self._local_gradients = local_gradients
         self._logprobs = StepLogprobs(registry.note_unsupported)
         self._writer: RingWriter | None = None
-        self._digests = True
+        self._digest = DigestRecorder(self._measures, registry.note_unsupported)
 
     def write_to(self, writer: RingWriter) -> None:
         """Write to this ring from now on; until then nothing is measured."""
@@ -115,8 +115,11 @@ class StepRecorder:
         """
         if not self._schema.written:
             self._traits.measuring_point = point
-        if self._tensors is not None and not step.totals:
-            self._tensors.admit()
+            self._traits.fp8_library = fp8_library(self._registry.root)
+        if not step.totals:
+            self._admit_definitions()
+        if any(watched.of_run for watched, _ in scaled):
+            self.add_local_gradients(step)
         plans = [(watched.plan(), inverse_scale) for watched, inverse_scale in scaled]
         if (ready := self._prepare()) is None:
             return
@@ -181,6 +184,9 @@ class StepRecorder:
         if (ready := self._prepare()) is None:
             return
         self.add_tensors(step)
+        if self._forward_pass is not None:
+            self._forward_pass.finish(step)
+        self.add_local_gradients(step)
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds
@@ -207,6 +213,27 @@ class StepRecorder:
         if self._forward_pass is not None:
             self._forward_pass.end(step)
 
+    def backward_begins(self, step: OpenStep) -> None:
+        """Prepare for what is measured while a backward of the run makes gradients."""
+        if self._local_gradients is not None:
+            wanted = self._schedule.measures(step.sequence)
+            self._local_gradients.backward_begins(step, wanted=wanted)
+
+    def gradients_cleared(self) -> None:
+        """Forget what was measured of gradients of the run that no step will use."""
+        if self._local_gradients is not None:
+            self._local_gradients.forget()
+
+    def add_local_gradients(self, step: OpenStep) -> None:
+        """Add to the step what was measured of the gradients before they were reduced."""
+        if self._local_gradients is not None:
+            self._local_gradients.add_to(step)
+
+    def backward_ended(self, step: OpenStep) -> None:
+        """Add to the step what was measured in its first backward pass."""
+        if self._forward_pass is not None:
+            self._forward_pass.backward_ended(step)
+
     def compare_logprobs(
         self, step: OpenStep, trainer: object, sampler: object, mask: object
     ) -> None:
@@ -220,6 +247,8 @@ class StepRecorder:
 
     def close(self) -> None:
         """Leave modules and functions as they were, until the next forward pass that is due."""
+        if self._local_gradients is not None:
+            self._local_gradients.close()
         if self._forward_start is not None:
             self._forward_start.close()
         if self._forward_pass is not None:
@@ -241,7 +270,7 @@ class StepRecorder:
         if (ready := self._prepare()) is None:
             return
         if self._schedule.due(step.sequence):
-            self._add_digest(step, ready.plans)
+            self._digest.add(step, ready.plans)
         self._offer(step, ready, complete=True)
         ready.delivery.collect()
 
@@ -283,19 +312,6 @@ class StepRecorder:
         self._registry.note_unsupported(f"gradients on devices of type {plan.device.type}")
         return False
 
-    def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
-        """Add the digest of the weights; without it where they are no ordinary tensors."""
-        if not self._digests or not accelerator.is_supported(plans[0].device):
-            return
-        try:
-            if (digest := self._measures.weight_digest(plans)) is not None:
-                step.scalars["weight_digest"] = digest
-        except (TypeError, RuntimeError) as error:
-            pass_on(error)
-            self._digests = False
-            self._registry.note_unsupported("digests of weights of this kind")
-            log.debug("the weights have no digest", exc_info=True)
-
     def _prepare(self) -> _Ready | None:
         """Return what is needed to record; the ring gets a schema when there is a new plan."""
         plans = self._registry.plans()
@@ -303,6 +319,12 @@ class StepRecorder:
             return None
         self._schema.own_families = self._own_families()
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
+
+    def _admit_definitions(self) -> None:
+        """Let the schema have all that the script names; no record of the step is written yet."""
+        self._traits.collections = tensor_collections.fact
+        if self._tensors is not None:
+            self._tensors.admit()
 
     def _own_families(self) -> Mapping[str, tuple[str, ...]]:
         """Return the layers of the families that are not of parameters."""
@@ -314,18 +336,3 @@ class StepRecorder:
         if self._logprobs.used:
             found[LOGPROBS.name] = ()
         return found
-
-
-def _measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:
-    """Return those that are not switched off, in the order of `FAMILIES`."""
-    off = {
-        OPTIMIZER: not settings.measure_updates,
-        DISTRIBUTION: not settings.measure_distribution,
-    }
-    return tuple(family for family in FAMILIES if not off.get(family, False))
-
-
-def _step_columns(settings: Settings) -> tuple[str, ...]:
-    """Return the step columns of this rank: those of a guard and of a reduction where one is on."""
-    reduced = () if settings.reduction == "agents" else REDUCED_COLUMNS
-    return (*step_columns(guarded=bool(settings.guard)), *reduced)

@@ -12,9 +12,17 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.records.columns import ColumnFamily
+from mp_agent.records.columns import (
+    DISTRIBUTION,
+    FAMILIES,
+    OPTIMIZER,
+    ColumnFamily,
+    step_columns,
+)
+from mp_agent.records.reduction.reduced_columns import REDUCED_COLUMNS
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.writer import RingWriter
+from mp_agent.settings import Settings
 
 DRAIN_SECONDS = 1.0
 """How long everything before is waited for, at most, when it must be in the ring."""
@@ -49,6 +57,8 @@ class RingSchema:
         """Of the plans that the schema in the ring was made of."""
         self._own_layers: Mapping[str, tuple[str, ...]] = {}
         """The own families that it has."""
+        self._collections = ""
+        """The tensor collections that it has."""
         self._begun: _Begun | None = None
         """The newest schema in the ring, the gradients' device, and the order of the layers."""
         self._unfinished: tuple[_Begun, _Beginning] | None = None
@@ -68,6 +78,7 @@ class RingSchema:
     def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
         return (
             self.own_families == self._own_layers
+            and self._traits.collections == self._collections
             and len(plans) == len(self._layers)
             and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
         )
@@ -79,7 +90,7 @@ class RingSchema:
         parameters or of the next model of a sweep, continue the ones before.
         """
         shares = tuple(share for plan in plans for share in plan.shares)
-        own = self.own_families
+        own, collections = self.own_families, self._traits.collections
         schema = Schema(
             step_columns=self._step_columns,
             families=family_columns(
@@ -93,6 +104,7 @@ class RingSchema:
         before, begun = self.delivery, (schema, device, order)
         if before is not None and begun == self._begun:
             self._layers, self._own_layers = tuple(plan.layers for plan in plans), own
+            self._collections = collections
             return before
         begin = _Beginning(writer, schema, self._schedule, device, order)
         if before is not None:
@@ -109,6 +121,7 @@ class RingSchema:
             for feature in plan.unsupported:
                 self._note_unsupported(feature)
         self._layers, self._own_layers = tuple(plan.layers for plan in plans), own
+        self._collections = collections
         return following
 
     def _begin_now(self, begun: _Begun, begin: "_Beginning") -> Delivery:
@@ -180,3 +193,21 @@ def _module_order(plans: Sequence[MeasurementPlan]) -> list[int]:
         for place in plan.places
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def measured_families(settings: Settings) -> tuple[ColumnFamily, ...]:
+    """Return those that are not switched off, in the order of `FAMILIES`."""
+    off = {
+        OPTIMIZER: not settings.measure_updates,
+        DISTRIBUTION: not settings.measure_distribution,
+    }
+    return tuple(family for family in FAMILIES if not off.get(family, False))
+
+
+def measured_step_columns(settings: Settings) -> tuple[str, ...]:
+    """Return the step columns of this rank, without those of what is switched off."""
+    reduced = () if settings.reduction == "agents" else REDUCED_COLUMNS
+    own = step_columns(
+        guarded=bool(settings.guard), local_gradients=settings.measure_local_gradients
+    )
+    return (*own, *reduced)

@@ -54,6 +54,9 @@ class StepRouters:
             step.own_rows[ROUTERS.name] = rows_MC
             step.streams.update(self._sampling.streams)
 
+    def backward_ended(self, step: OpenStep) -> None:
+        """Do nothing: all is known at the end of the forward pass."""
+
     def close(self) -> None:
         """Remove the hooks."""
         self._sampling.end()

@@ -1,6 +1,8 @@
 """Rows of one family of columns become one, on the device on which they are."""
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
 from math import nan
 from sys import float_info
 
@@ -17,17 +19,26 @@ def folded(family: ColumnFamily, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     rows_KC = torch.stack(list(rows))
     absent_KC = rows_KC.isnan()
     found = []
-    for place, column in enumerate(family.columns):
-        values_K, absent_K = rows_KC[:, place], absent_KC[:, place]
-        if column.algebra is Algebra.SUM:
-            value = values_K.masked_fill(absent_K, 0.0).sum()
-            value = value.clamp(-float_info.max, float_info.max)
-        elif column.algebra is Algebra.MAX:
-            value = values_K.masked_fill(absent_K, -torch.inf).amax()
+    for part, algebra in stretches_of(family):
+        values_KP = rows_KC[:, part].masked_fill(absent_KC[:, part], algebra.identity)
+        if algebra is Algebra.SUM:
+            found.append(values_KP.sum(0).clamp(-float_info.max, float_info.max))
+        elif algebra is Algebra.MAX:
+            found.append(values_KP.amax(0))
         else:
-            value = values_K.masked_fill(absent_K, torch.inf).amin()
-        found.append(value.masked_fill(absent_K.all(), nan))
-    return torch.stack(found)
+            found.append(values_KP.amin(0))
+    return torch.cat(found).masked_fill_(absent_KC.all(0), nan)
+
+
+@cache
+def stretches_of(family: ColumnFamily) -> tuple[tuple[slice, Algebra], ...]:
+    """Return the runs of neighbouring columns of one algebra."""
+    found, start = [], 0
+    for algebra, columns in groupby(column.algebra for column in family.columns):
+        end = start + sum(1 for _ in columns)
+        found.append((slice(start, end), algebra))
+        start = end
+    return tuple(found)
 
 
 def bounded(value: float) -> float:

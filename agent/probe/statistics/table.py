@@ -1,8 +1,6 @@
 """From a kernel's results by name to a table of columns: the only place that knows their order."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from itertools import groupby
 from math import nan
 from sys import float_info
 from typing import TypeVar
@@ -10,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from mp_agent.probe.statistics.folding import stretches_of
 from mp_agent.records.algebra import Algebra, FloatArray
 from mp_agent.records.columns import (
     GRADIENT_COLUMNS,
@@ -74,21 +73,11 @@ def bounded_tensor(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(max=float_info.max)
 
 
-@cache
-def _stretches(family: ColumnFamily) -> tuple[tuple[slice, Algebra], ...]:
-    """Return the runs of neighbouring columns of one algebra."""
-    found, start = [], 0
-    for algebra, columns in groupby(column.algebra for column in family.columns):
-        end = start + sum(1 for _ in columns)
-        found.append((slice(start, end), algebra))
-        start = end
-    return tuple(found)
-
-
 def folded_rows(rows_NC: torch.Tensor, family: ColumnFamily = GRADIENTS) -> torch.Tensor:
     """Return [C]: N rows as one, in a fixed order, with no constant to send to the device."""
-    stretches = _stretches(family)
-    total_C = torch.cat([_FOLDS[algebra](rows_NC[:, part]) for part, algebra in stretches])
+    total_C = torch.cat(
+        [_FOLDS[algebra](rows_NC[:, part]) for part, algebra in stretches_of(family)]
+    )
     return total_C.masked_fill_(rows_NC.isnan().all(dim=0), nan)
 
 

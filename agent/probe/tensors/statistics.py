@@ -8,6 +8,7 @@ import torch
 
 from mp_agent.probe.statistics.folding import folded
 from mp_agent.probe.statistics.pieces import pieces
+from mp_agent.probe.tensors.magnitudes import magnitudes_in_bins
 from mp_agent.probe.tensors.running_sum import RunningSum
 from mp_agent.probe.tensors.slices import range_ratio
 from mp_agent.records.columns import TENSORS
@@ -72,7 +73,10 @@ def _piece_row(piece: torch.Tensor, running: RunningSum | None, *, reduction: bo
         "reduction": torch.full_like(absent, float(reduction)),
         "range_ratio": absent,
     }
-    return torch.stack([columns[name] for name in TENSORS.names])
+    single = TENSORS.names[: len(columns)]
+    return torch.cat(
+        (torch.stack([columns[name] for name in single]), magnitudes_in_bins(magnitudes_N))
+    )
 
 
 def _bounded(total: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,7 @@ class BackwardTracking:
         if context.trains_other_model:
             return
         context.parts.backward_ended(within_step=thread.in_closure)
+        context.recorder.backward_ended(context.step)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)
             if thread.gradients.touched:
@@ -100,6 +101,7 @@ class BackwardTracking:
             return
         if context.thread.weights.moved:
             self._measuring.measure_for_good(first)
+        context.recorder.gradients_cleared()
         step.loss_outdated = True
 
     def _reaches(self, inputs: Sequence[torch.Tensor]) -> bool:
@@ -116,4 +118,5 @@ class BackwardTracking:
             thread.weights.set(plan)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_begins(plan)
+        context.recorder.backward_begins(context.step)
         self._losses.add_from_backward(roots, seeds)

@@ -17,13 +17,21 @@ from mp_agent.records.columns.activations import ACTIVATIONS
 from mp_agent.records.columns.column import Column, Tier, Unscaling
 from mp_agent.records.columns.distribution import DISTRIBUTION, EXPONENTS, exponent_column
 from mp_agent.records.columns.family import ColumnFamily
+from mp_agent.records.columns.fp8 import FP8
 from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS
 from mp_agent.records.columns.logits import ATTENTION, LOGITS
 from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
 from mp_agent.records.columns.optimizer import OPTIMIZER
 from mp_agent.records.columns.routers import ROUTERS
-from mp_agent.records.columns.step import GUARD_COLUMNS, STEP_COLUMNS, step_columns
-from mp_agent.records.columns.tensors import TENSORS
+from mp_agent.records.columns.step import (
+    GUARD_COLUMNS,
+    LOCAL_GRAD_NONFINITE_BACKWARD,
+    LOCAL_GRAD_NONFINITE_ELEMENTS,
+    LOCAL_GRAD_NORM,
+    STEP_COLUMNS,
+    step_columns,
+)
+from mp_agent.records.columns.tensors import TENSOR_EXPONENTS, TENSORS
 
 __all__ = [
     "ACTIVATIONS",
@@ -33,11 +41,15 @@ __all__ = [
     "DISTRIBUTION",
     "EXPONENTS",
     "FAMILIES",
+    "FP8",
     "GRADIENTS",
     "GRADIENT_COLUMNS",
     "GRADIENT_COLUMN_NAMES",
     "GRADIENT_POSITIONS",
     "GUARD_COLUMNS",
+    "LOCAL_GRAD_NONFINITE_BACKWARD",
+    "LOCAL_GRAD_NONFINITE_ELEMENTS",
+    "LOCAL_GRAD_NORM",
     "LOGITS",
     "LOGPROBS",
     "OPTIMIZER",
@@ -46,6 +58,7 @@ __all__ = [
     "STEP_COLUMNS_BY_NAME",
     "STEP_COLUMN_NAMES",
     "TENSORS",
+    "TENSOR_EXPONENTS",
     "Column",
     "ColumnFamily",
     "Tier",
@@ -64,6 +77,7 @@ FAMILIES: tuple[ColumnFamily, ...] = (
     ATTENTION,
     LOGITS,
     ROUTERS,
+    FP8,
     LOGPROBS,
     TENSORS,
 )

@@ -26,6 +26,18 @@ ACTIVATIONS = ColumnFamily(
             "which call of a module in the step, counted from 0, was the first with an output that "
             "is not finite; absent without any",
         ),
+        sampled(
+            "nonfinite_gradient_call",
+            Algebra.MIN,
+            "which gradient of an output or input of a module was the first in backward, counted "
+            "from 0, that is not finite, if it is that of this module's output",
+        ),
+        sampled(
+            "nonfinite_backward_call",
+            Algebra.MIN,
+            "the same number, if it is the gradient of this module's input and not of its output: "
+            "then it arose in this module",
+        ),
     ),
     key="elements",
     required=("elements", "abs_max"),

@@ -82,13 +82,18 @@ class ColumnFamily:
         """Return whether a row, given by name, was measured and is of finite elements only."""
         return self.key in values and self.nonfinite_elements(values) == 0.0
 
+    def has_sample(self, values: Mapping[str, float]) -> bool:
+        """Return whether a row, by name, has any of the sampled columns."""
+        return not values.keys().isdisjoint(self.sampled)
+
     def with_last_sample(
         self, values: Mapping[str, float], before: Mapping[str, float]
     ) -> Mapping[str, float]:
         """Return a row, by name, with sampled columns from `before` if it has none of its own."""
-        if not self.sampled or any(name in values for name in self.sampled):
+        if not self.sampled or self.has_sample(values):
             return values
-        return {**{name: before[name] for name in self.sampled if name in before}, **values}
+        kept = {name: before[name] for name in self.sampled if name in before}
+        return {**kept, **values} if kept else values
 
     def merged(self, rows: Iterable[Sequence[float]]) -> dict[str, float]:
         """Return rows, at least one, as one; without what none has or what is beyond float64."""

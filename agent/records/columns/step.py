@@ -101,10 +101,37 @@ GUARD_COLUMNS = tuple(
 )
 """What a rank with a guard knows besides; rings and reports without one leave them out."""
 
-STEP_COLUMNS = (*COMMON_STEP_COLUMNS, *GUARD_COLUMNS)
+LOCAL_GRAD_NORM = "local_grad_norm"
+LOCAL_GRAD_NONFINITE_ELEMENTS = "local_grad_nonfinite_elements"
+LOCAL_GRAD_NONFINITE_BACKWARD = "local_grad_nonfinite_backward"
+
+LOCAL_GRADIENT_COLUMNS = (
+    Column(
+        LOCAL_GRAD_NORM,
+        Algebra.OWN,
+        "L2 norm over the finite elements of the rank's own gradients, before they were reduced "
+        "over replicas, unscaled",
+    ),
+    Column(LOCAL_GRAD_NONFINITE_ELEMENTS, Algebra.OWN, "NaN and Inf elements of the same"),
+    Column(
+        LOCAL_GRAD_NONFINITE_BACKWARD,
+        Algebra.OWN,
+        "number, within the step, of the backward after which some of them were first NaN or Inf; "
+        "absent where none was",
+    ),
+)
+"""What a rank knows besides that measures its gradients before they are reduced."""
+
+STEP_COLUMNS = (*COMMON_STEP_COLUMNS, *GUARD_COLUMNS, *LOCAL_GRADIENT_COLUMNS)
 """All that a rank may know of a step as a whole; what not every rank has comes last."""
 
 
-def step_columns(*, guarded: bool) -> tuple[str, ...]:
-    """Return the names of the step columns of a rank with a guard, or without one."""
-    return tuple(column.name for column in (STEP_COLUMNS if guarded else COMMON_STEP_COLUMNS))
+def step_columns(*, guarded: bool, local_gradients: bool = False) -> tuple[str, ...]:
+    """Return the names of the step columns of a rank with or without a guard.
+
+    local_gradients: whether it measures gradients before they are reduced.
+    """
+    columns: tuple[Column, ...] = COMMON_STEP_COLUMNS
+    columns += GUARD_COLUMNS if guarded else ()
+    columns += LOCAL_GRADIENT_COLUMNS if local_gradients else ()
+    return tuple(column.name for column in columns)

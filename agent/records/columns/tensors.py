@@ -2,7 +2,12 @@
 
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns.column import sampled
+from mp_agent.records.columns.distribution import exponent_column
 from mp_agent.records.columns.family import ColumnFamily
+
+TENSOR_EXPONENTS = tuple(range(-64, 32))
+"""Lower bounds of the bins of a tensor's magnitudes, as powers of two; each is one binade. The
+first bin has all smaller numbers but zero as well, the last all larger ones."""
 
 TENSORS = ColumnFamily(
     name="tensors",
@@ -33,6 +38,14 @@ TENSORS = ColumnFamily(
             "largest finite element, divided by the smallest that is not zero, on the rank where "
             "that is largest; its low bits are the index of the slice at fault, see "
             "`records.slice_ratio`; absent without two such slices",
+        ),
+        *(
+            sampled(
+                exponent_column(exponent),
+                Algebra.SUM,
+                f"finite magnitudes from 2^{exponent} to below 2^{exponent + 1}",
+            )
+            for exponent in TENSOR_EXPONENTS
         ),
     ),
     key="elements",

@@ -51,7 +51,9 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
     for value in step.values:
         if bool(value.count) == isnan(value.value):
             raise ReportError(f"{what} has the value {value.value} of {value.count} observations")
-    for ranks in (step.nonfinite_loss_ranks, *(digest.ranks for digest in step.digests)):
+    own = step.nonfinite_gradients
+    evidence = (step.nonfinite_loss_ranks, () if own is None else own.ranks)
+    for ranks in (*evidence, *(digest.ranks for digest in step.digests)):
         if not present.issuperset(ranks):
             raise ReportError(f"{what} names ranks that did not deliver it")
     for digest in step.digests:

@@ -83,6 +83,15 @@ class WeightDigest(Struct, frozen=True, kw_only=True, array_like=True, forbid_un
     ranks: Ranks
 
 
+class OwnNonfinite(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Where gradients were first not finite, as the ranks saw before they were reduced."""
+
+    backward: Annotated[int, Meta(ge=1)]
+    """Its number within the step."""
+    ranks: Ranks
+    """Whose own gradients were not finite after that backward."""
+
+
 class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """One step, reduced over the ranks of a node that delivered it."""
 
@@ -101,6 +110,7 @@ class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknow
     compute_seconds: tuple[float, ...]
     """In the order of `ranks`; NaN where it was not observed."""
     nonfinite_loss_ranks: Ranks = ()
+    nonfinite_gradients: OwnNonfinite | None = None
     digests: tuple[WeightDigest, ...] = ()
 
 

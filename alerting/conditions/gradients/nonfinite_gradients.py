@@ -48,7 +48,9 @@ GRADIENT_NONFINITE = Condition(
     meaning="The trainer skips every step without lowering a loss scale: the weights do not "
     "change; in published runs the loss diverged hundreds of steps later.",
     confirm="mp_agent_grad_finite stays at 0; mp_agent_first_nonfinite_info names step, layer "
-    "and, if there is evidence, rank.",
+    "and, if there is evidence, rank. With measure_activations, "
+    "mp_agent_activation_first_nonfinite_gradient_info names the module in whose backward it "
+    "arose.",
     remedies=(
         "Stop the run and resume from a checkpoint from before the first of these steps.",
         *NONFINITE_REMEDIES,

@@ -23,12 +23,13 @@ _KNOWN = Series(
     keep=_KEPT,
 )
 _LOSSES = Count(metric=metrics.LOSS_NONFINITE_STEPS, window=_WINDOW)
-"""Of which there are some when the incident is news, and not only the Prometheus that sees it."""
+"""Of which there are some when the incident is news, and not only the Prometheus that sees it. A
+value that arose in backward is in the weights, and in the loss of the next step."""
 _SEVERAL_RANKS = Series(metric=metrics.RUN_INFO, where=(Where("world_size", "!=", "1"),))
 
 
-def _first(rank: str, values: tuple[Value, ...]) -> Track:
-    labels = {"step": "5612", "rank": rank, "layer": "", "phase": "forward"}
+def _first(rank: str, values: tuple[Value, ...], phase: str = "forward") -> Track:
+    labels = {"step": "5612", "rank": rank, "layer": "", "phase": phase}
     return Track(metrics.FIRST_NONFINITE, values, labels)
 
 
@@ -50,6 +51,22 @@ _ONE_RANK = Example(
     labels={"rank": "3", "step": "5612"},
     at=15,
     not_yet=(9, 25, 45),
+)
+
+_IN_BACKWARD = Example(
+    title="one rank's own gradients are not finite, and then the loss of all",
+    minutes=20,
+    tracks=(
+        _first("3", _FROM_TEN, "backward"),
+        _losses(*flat(0, 11), 1),
+    ),
+    fires={
+        Severity.CRITICAL: "Rank 3 of run demo had the first NaN or Inf, at step 5612, before "
+        "the gradient reduction."
+    },
+    labels={"rank": "3", "step": "5612"},
+    at=15,
+    not_yet=(9,),
 )
 
 _AFTER_FAILED_SCRAPE = Example(
@@ -99,7 +116,9 @@ RANK_NONFINITE = Condition(
     meaning="The value originated on that rank, from its data or its hardware; the next "
     "reduction spreads it to all others.",
     confirm="Compare mp_agent_rank_loss_nonfinite_steps_total and mp_agent_rank_loss of that "
-    "rank with those of the others; mp_agent_rank_info names the host and the GPU.",
+    "rank with those of the others, and, with measure_local_gradients, "
+    "mp_agent_rank_local_grad_nonfinite_elements_total; mp_agent_rank_info names the host and the "
+    "GPU.",
     remedies=(
         "Check the rank's batch at that step.",
         "Check the rank's hardware (XID, ECC), and move the run off the node if it is faulty.",
@@ -123,6 +142,6 @@ RANK_NONFINITE = Condition(
             reason="No delay: a rank is named only on evidence.",
         ),
     ),
-    firing=(_ONE_RANK, _AFTER_FAILED_SCRAPE),
+    firing=(_ONE_RANK, _IN_BACKWARD, _AFTER_FAILED_SCRAPE),
     quiet=(_SEEN_LATE, _NOBODY, _WORLD_OF_ONE),
 )

@@ -35,6 +35,11 @@ def _first_nonfinite(run: RunView) -> Reading:
     return None if first is None else {(str(first.step), first.layer): 1.0}
 
 
+def _first_nonfinite_gradient(run: RunView) -> Reading:
+    first = run.first_nonfinite_gradient
+    return None if first is None else {(str(first.step), first.layer, first.place): 1.0}
+
+
 ACTIVATION_METRICS = (
     Metric(
         name="mp_agent.activation.abs_max",
@@ -96,5 +101,16 @@ ACTIVATION_METRICS = (
         help="The module that was the first of a forward pass to return NaN or Inf, at the first "
         "of the latest sampled steps in a row that had any.",
         read=_first_nonfinite,
+    ),
+    Metric(
+        name="mp_agent.activation.first_nonfinite_gradient.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("step", "layer", "place"),
+        help="The module in which the first NaN or Inf of a backward pass arose (place within), or "
+        "after which it arose in a function or the loss (place after), at the first of the latest "
+        "sampled steps in a row that had any. None where the forward pass was not finite.",
+        read=_first_nonfinite_gradient,
     ),
 )

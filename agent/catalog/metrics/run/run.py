@@ -27,8 +27,8 @@ _FORMAT_FACTS = ("autocast", "parameter", "gradient", "matmul")
 
 
 def _formats_info(run: RunView) -> Reading:
-    labels = tuple(run.facts.get(f"{kind}_format", "") for kind in _FORMAT_FACTS)
-    return {labels: 1.0} if any(labels) else None
+    formats = tuple(run.facts.get(f"{kind}_format", "") for kind in _FORMAT_FACTS)
+    return {(*formats, run.facts.get("fp8_library", "")): 1.0} if any(formats) else None
 
 
 def _end_info(run: RunView) -> Reading:
@@ -78,10 +78,11 @@ RUN_METRICS = (
         unit="",
         kind=Kind.INFO,
         scope=Scope.RUN,
-        labels=_FORMAT_FACTS,
+        labels=(*_FORMAT_FACTS, "fp8_library"),
         help="Number formats of autocast (empty without), parameters, gradients and of products "
-        "of FP32 matrices (tf32 where it is allowed); the value is always 1. Several are joined by "
-        "a plus sign, that of most elements first.",
+        "of FP32 matrices (tf32 where it is allowed), and the library that casts layers to FP8 "
+        "(torchao, transformer_engine; empty without); the value is always 1. Several are joined "
+        "by a plus sign, formats of most elements first.",
         read=_formats_info,
     ),
     Metric(

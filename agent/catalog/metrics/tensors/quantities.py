@@ -1,8 +1,9 @@
 """What is read from a row of a watched tensor; None where it has no such number."""
 
 from collections.abc import Mapping
-from math import isfinite, sqrt
+from math import ceil, isfinite, sqrt
 
+from mp_agent.records.columns import TENSOR_EXPONENTS, exponent_column
 from mp_agent.records.slice_ratio import index_of, ratio_of
 
 Row = Mapping[str, float]
@@ -25,6 +26,26 @@ def dynamic_range(row: Row) -> float | None:
         return None
     found = row["abs_max"] / row["abs_min"]
     return found if isfinite(found) else None
+
+
+def dynamic_range_p01(row: Row) -> float | None:
+    """Return a bound on the largest magnitude divided by the first percentile of the non-zero ones.
+
+    The percentile is the smallest magnitude that at least one in a hundred do not exceed. What is
+    returned is never above the true ratio and at least half of it where the percentile is from
+    2^-64 to below 2^31; otherwise it may be smaller. None where all elements are zero.
+    """
+    counts = [row.get(exponent_column(exponent), 0.0) for exponent in TENSOR_EXPONENTS]
+    rank, so_far = ceil(sum(counts) / 100.0), 0.0
+    if not rank or "abs_max" not in row:
+        return None
+    largest = row["abs_max"]
+    for exponent, count in zip(TENSOR_EXPONENTS, counts, strict=True):
+        so_far += count
+        if so_far >= rank and exponent != TENSOR_EXPONENTS[-1]:
+            found = largest / min(2.0 ** (exponent + 1), largest)
+            return found if isfinite(found) else None
+    return 1.0
 
 
 def swallowed_share(row: Row) -> float | None:

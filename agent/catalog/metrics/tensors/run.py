@@ -6,6 +6,7 @@ from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
 from mp_agent.catalog.metrics.tensors.quantities import (
     Row,
     dynamic_range,
+    dynamic_range_p01,
     mean,
     norm,
     slice_imbalance,
@@ -63,6 +64,14 @@ TENSOR_METRICS = (
         "Largest magnitude divided by the smallest that is not zero. FP16 spans 1e12 with its "
         "subnormal numbers, 1e9 without; nearly every large tensor is above 1e4.",
         dynamic_range,
+    ),
+    _gauge(
+        "dynamic_range.p01",
+        "{factor}",
+        "Largest magnitude divided by the first percentile of those that are not zero, so that a "
+        "few tiny elements do not decide. From counts per power of two: at most the true ratio, "
+        "and at least half of it.",
+        dynamic_range_p01,
     ),
     _gauge("mean", "{value}", "Mean of its finite elements.", mean),
     _gauge("norm", "{norm}", "L2 norm of its finite elements.", norm),

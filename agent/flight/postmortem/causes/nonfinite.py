@@ -84,6 +84,17 @@ def _from_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagn
             STRONG,
         )
     ]
+    named = len(step.present_ranks) > 1 and first.rank
+    if named:
+        blamed = step.nonfinite_gradient_ranks
+        others = len(step.present_ranks) - len(blamed)
+        arguments.append(
+            Argument(
+                f"Of the ranks' own gradients, those of {ranks_text(blamed)} were NaN or Inf, and "
+                f"those of {others} other(s) finite: observed before they were reduced.",
+                DECISIVE,
+            )
+        )
     if first.layer:
         arguments.append(
             Argument(
@@ -97,6 +108,7 @@ def _from_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagn
         case,
         Causes.NONFINITE_BACKWARD,
         step,
+        rank=first.rank if named else "",
         layer=first.layer,
         phase="backward",
         arguments=arguments,

@@ -17,7 +17,7 @@ LANES_MAX = 32
 LANE_KINDS = {
     "fine": "delivered",
     "skipped": "skipped by GradScaler",
-    "lost": "its own loss NaN or Inf",
+    "lost": "its own loss or gradients NaN or Inf",
     "absent": "not delivered",
 }
 """What a rank did at a step, and its text."""
@@ -246,6 +246,6 @@ def _runs(log: RankLog, steps: Sequence[MergedStep]) -> list[tuple[int, int, str
 def _kind(rank: int, step: MergedStep) -> str:
     if rank not in step.present_ranks:
         return "absent"
-    if rank in step.nonfinite_loss_ranks:
+    if rank in step.nonfinite_loss_ranks or rank in step.nonfinite_gradient_ranks:
         return "lost"
     return "skipped" if step.skipped else "fine"

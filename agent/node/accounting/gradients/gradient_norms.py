@@ -70,14 +70,17 @@ class NormHistory:
         """
         if self.center is None or norm <= 0.0:
             return False
-        growth = thresholds["grad_norm_growth"]
+        usual = self.center if self.lowest is None else min(self.center, self.lowest)
+        growth, rise = thresholds["grad_norm_growth"], log(norm) - usual
+        # What most norms of most runs are.
+        if rise <= log(growth):
+            return False
         if self.center > log(thresholds["grad_norm_high"]):
             growth *= _LARGE_FACTOR
         # A few norms are a poor estimate of their scatter.
         scatter = max(self.scatter, _UNKNOWN_SCATTER / len(self.window))
         own_factor = exp(min(_SCATTER_DEVIATIONS * scatter, log(_FACTOR_MAX * growth)))
-        usual = self.center if self.lowest is None else min(self.center, self.lowest)
-        return log(norm) - usual > log(max(growth, own_factor))
+        return rise > log(max(growth, own_factor))
 
     def fold(self, norm: float, *, exploded: bool, loss_risen: bool) -> None:
         """Add a norm; exploded ones are left out until they have proved harmless."""
