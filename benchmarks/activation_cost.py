@@ -31,7 +31,7 @@ def _nothing(*_: Any) -> None:
 
 
 class _Outputs:
-    """Outputs of all modules."""
+    """Outputs of all modules, and in backward their gradients."""
 
     def __init__(self, training: Training, guard: Guard) -> None:
         self._sampling = ActivationSampling(guard.run, lambda: True, 60_000.0)
@@ -42,7 +42,9 @@ class _Outputs:
         self._sampling.begin(self._modules)
 
     def take(self) -> None:
-        assert self._sampling.take() is not None
+        rows_MC = self._sampling.take()
+        assert rows_MC is not None
+        assert self._sampling.gradients.take(len(rows_MC), rows_MC.device) is not None
 
 
 class _Attention:

@@ -36,10 +36,10 @@ IDENTITY = RankIdentity(
 
 
 def schema_of(shares: int, layers: int) -> Schema:
-    """Return a schema of the probe's columns."""
+    """Return a schema of what the probe measures by default."""
     return Schema(
         step_columns=_STEP_COLUMNS,
-        families=family_columns(),
+        families=family_columns((GRADIENTS,)),
         shares=tuple(Share(group=str(index)) for index in range(shares)),
         layers=tuple(Layer(name=f"layer{index}", share=0, elements=1) for index in range(layers)),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ from mp_agent.settings import Settings
 
 STEPS_PER_TURN = 3
 BOOTSTRAPS = 2000
+_FIRST_STEPS = 10
+"""In which the probe gets to know what it watches, and measures all layers twice."""
 
 HEADER = ("what", "without", "with", "ratio", "90 % interval")
 
@@ -61,11 +64,12 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[BOOTSTRAPS // 20], medians[-BOOTSTRAPS // 20]
 
 
-def make_probe(directory: Path) -> Probe:
+def make_probe(directory: Path, **settings: Any) -> Probe:
     """Return a probe that is not attached yet, with a ring of its own in `directory`."""
     identity = make_identity("benchmark")
     path = directory / f"{identity.created_unix_ns}" / "rank0.ring"
-    return Probe(lambda: RingWriter.create(path, identity), Settings(overhead_budget=1.0))
+    chosen = Settings(overhead_budget=1.0, **settings)
+    return Probe(lambda: RingWriter.create(path, identity), chosen)
 
 
 def compare(
@@ -133,7 +137,8 @@ def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Com
         norms.append(_seconds(lambda: get_total_norm(gradients)))
         idle = _seconds(bare.step)
         probe.attach(optimizer=optimizer)
-        optimizer.step()
+        for _ in range(_FIRST_STEPS):
+            optimizer.step()
         probes.append(median(_seconds(optimizer.step) for _ in range(5)) - idle)
         probe.detach()
         probe = make_probe(directory)

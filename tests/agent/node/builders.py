@@ -109,6 +109,16 @@ def guarded_step(step: RankStep, **actions: float) -> RankStep:
     return RankStep(step.rank, replace(step.schema, step_columns=columns), record)
 
 
+def step_with_local_gradients(step: RankStep, **values: float) -> RankStep:
+    """Return the step as a rank writes it that measures gradients before they are reduced."""
+    columns = step_columns(guarded=False, local_gradients=True)
+    own = {**dict(zip(step.schema.step_columns, step.record.values, strict=True)), **values}
+    record = replace(
+        step.record, values=np.array([own.get(name, float("nan")) for name in columns])
+    )
+    return RankStep(step.rank, replace(step.schema, step_columns=columns), record)
+
+
 def merged_step(sequence: int = 1, **values: float) -> MergedStep:
     """Return a complete step of a world of one; `norm` stands for the sum of squares."""
     if "norm" in values:

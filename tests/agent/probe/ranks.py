@@ -17,3 +17,16 @@ def run_ranks(job: Callable[..., None], *arguments: Any, ranks: int) -> None:
     """
     multiprocessing.set_forkserver_preload(_PRELOADED)
     start_processes(job, args=arguments, nprocs=ranks, start_method="forkserver")
+
+
+def exit_code_of_process(job: Callable[..., None], *arguments: Any) -> int | None:
+    """Return how one such process of `job(*arguments)` ended; -n for signal n.
+
+    It may go backward also where a build of torch for CUDA refuses that in a process that was
+    forked off one that has done so.
+    """
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    process = multiprocessing.get_context("forkserver").Process(target=job, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode

@@ -1,5 +1,7 @@
 """What the numbers say, and above all what they do not say."""
 
+from dataclasses import replace
+
 import pytest
 
 from mp_agent.records.steps import EndReason, Phase
@@ -68,6 +70,18 @@ def test_a_nan_after_an_explosion_follows_from_it():
     assert next(iter(found)) == "gradient_explosion"
     assert found["nonfinite_forward"].follows == "gradient_explosion"
     assert found["nonfinite_update"].follows == "gradient_explosion"
+
+
+def test_a_nan_born_in_the_backward_of_one_rank_names_it_as_far_as_that_was_measured():
+    lost = merged_step(61, nan_elements=4.0, loss_nonfinite=0.0)
+    of_two = replace(lost, world_size=2, present_ranks=frozenset({0, 1}))
+    finding = findings_of([*calm(60), of_two])["nonfinite_backward"]
+    assert (finding.rank, finding.phase) == ("", "backward")
+
+    named = replace(of_two, nonfinite_gradient_ranks=(1,))
+    finding = findings_of([*calm(60), named])["nonfinite_backward"]
+    assert (finding.step, finding.rank, finding.phase) == (61, "1", "backward")
+    assert any("those of rank 1 were NaN or Inf" in each.text for each in finding.arguments_for)
 
 
 def test_a_collapse_with_a_finite_loss_names_the_layer_that_overflows():

@@ -109,6 +109,18 @@ def test_each_ranks_own_losses_are_counted_apart(account):
     assert total(account, "mp_agent_rank_loss_nonfinite_steps_total", "0") == 0
 
 
+def test_nonfinite_elements_of_a_ranks_own_gradients_are_counted_where_they_are_measured(account):
+    name = "mp_agent_rank_local_grad_nonfinite_elements_total"
+    account.fold_rank(0, {"loss": 1.0})
+    assert account.counters.later(BY_PROMETHEUS_NAME[name]) == []
+
+    account.fold_rank(0, {"local_grad_nonfinite_elements": 0.0})
+    account.fold_rank(2, {"local_grad_nonfinite_elements": 3.0})
+    account.fold_rank(2, {"local_grad_nonfinite_elements": 4.0})
+    assert total(account, name, "2") == 7
+    assert sorted(account.counters.later(BY_PROMETHEUS_NAME[name])) == [("0",), ("2",)]
+
+
 def test_the_parts_of_steps_are_counted_from_the_first_on_that_has_them(account):
     account.fold_step(merged_step(1, backward_seconds=0.5))
     account.fold_step(merged_step(2, data_seconds=1.0, backward_seconds=0.25, other_seconds=0.0))

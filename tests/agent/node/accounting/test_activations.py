@@ -13,9 +13,9 @@ from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.merge.run_layers import MergedLayers
-from mp_agent.records.columns import ACTIVATIONS
+from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.views import FirstNonfiniteOutput, LayerView
+from mp_agent.records.views import FirstNonfiniteGradient, FirstNonfiniteOutput, LayerView
 from tests.agent.node.builders import make_run_view, merged_step
 
 FINITE = {
@@ -142,3 +142,69 @@ def test_a_sample_after_the_incident_began_blames_no_layer_for_it(account):
     account.fold_layers(4, layers(a=nonfinite(0.0)), step_judged=True)
 
     assert account.view(0.0)["first_nonfinite"].layer == ""
+
+
+def gradients(**calls: float) -> dict[str, float]:
+    """A row of finite outputs, with where in backward a gradient was not finite."""
+    return {**FINITE, **{f"nonfinite_{name}_call": call for name, call in calls.items()}}
+
+
+def test_the_module_in_which_a_gradient_stopped_being_finite_is_named(account):
+    rows = {"a": gradients(gradient=3.0), "b": gradients(backward=3.0), "c": FINITE}
+    account.fold_layers(7, layers(**rows), step_judged=True)
+
+    metric = "mp_agent_activation_first_nonfinite_gradient_info"
+    assert read(account, metric) == {("7", "b", "within"): 1.0}
+
+
+def test_where_no_module_has_that_gradients_tensor_the_one_before_is_named(account):
+    account.fold_layers(7, layers(a=gradients(gradient=3.0), b=FINITE), step_judged=True)
+
+    metric = "mp_agent_activation_first_nonfinite_gradient_info"
+    assert read(account, metric) == {("7", "a", "after"): 1.0}
+
+
+def test_of_several_ranks_the_one_where_it_was_earlier_in_backward_counts(account):
+    rows = {
+        "a": gradients(gradient=5.0),
+        "b": gradients(backward=5.0, gradient=2.0),
+        "c": FINITE,
+    }
+    account.fold_layers(7, layers(**rows), step_judged=True)
+    found = account.view(0.0)["first_nonfinite_gradient"]
+    assert found == FirstNonfiniteGradient(step=7, layer="b", place="after")
+
+
+def test_what_was_not_finite_in_forward_did_not_arise_in_backward(account):
+    rows = {"a": {**nonfinite(0.0), "nonfinite_gradient_call": 0.0}, "b": gradients(backward=0.0)}
+    account.fold_layers(7, layers(**rows), step_judged=True)
+    assert account.view(0.0)["first_nonfinite_gradient"] is None
+
+    account.fold_step(sampled(8, FINITE, loss_nonfinite=1.0, nan_elements=4.0))
+    account.fold_layers(8, layers(a=gradients(gradient=0.0)), step_judged=True)
+    assert account.view(0.0)["first_nonfinite_gradient"] is None
+
+
+def test_the_first_sample_with_non_finite_gradients_counts(account):
+    for sequence, row in enumerate((FINITE, gradients(backward=1.0), gradients(backward=0.0)), 1):
+        account.fold_layers(sequence, layers(a=row), step_judged=True)
+    found = account.view(0.0)["first_nonfinite_gradient"]
+    assert found == FirstNonfiniteGradient(step=2, layer="a", place="within")
+
+
+@pytest.mark.parametrize(
+    ("weight", "named"),
+    [("a.weight", "b"), ("b.weight", "b"), ("c.weight", "c.weight"), ("other", "b")],
+)
+def test_it_names_the_layer_of_an_incident_that_began_in_backward(account, weight, named):
+    account.fold_step(sampled(3, FINITE, nan_elements=4.0))
+    values = np.array([[1.0 if "nan" in name else nan for name in GRADIENTS.names]])
+    of_weight = MergedLayers(
+        names=(weight,), family=GRADIENTS, values=values, sound=np.ones(1, bool), complete=True
+    )
+    account.fold_layers(3, of_weight, step_judged=True)
+    rows = {"a": gradients(gradient=3.0), "b": gradients(backward=3.0), "c": FINITE}
+    account.fold_layers(3, layers(**rows), step_judged=True)
+
+    found = account.view(0.0)["first_nonfinite"]
+    assert (found.phase, found.layer) == ("backward", named)

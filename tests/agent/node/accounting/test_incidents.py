@@ -27,6 +27,41 @@ def test_a_value_born_in_backward_names_no_rank_but_its_layer():
     assert tracker.first == FirstNonfinite(step=7, rank="", layer="head.weight", phase="backward")
 
 
+def test_a_value_born_in_the_backward_of_one_rank_names_it():
+    tracker = IncidentTracker()
+    step = of_four(merged_step(7, loss_nonfinite=0.0, nan_elements=3.0))
+    tracker.fold(replace(step, nonfinite_gradient_ranks=(2,)))
+    tracker.set_layer(7, "head.weight")
+
+    expected = FirstNonfinite(step=7, rank="2", layer="head.weight", phase="backward")
+    assert tracker.first == expected
+
+
+def test_gradients_of_all_ranks_at_once_name_none():
+    tracker = IncidentTracker()
+    step = of_four(merged_step(7, loss_nonfinite=0.0, nan_elements=3.0))
+    tracker.fold(replace(step, nonfinite_gradient_ranks=(0, 1, 2, 3)))
+
+    assert tracker.first is not None
+    assert tracker.first.rank == ""
+
+
+def test_a_loss_that_is_not_finite_is_the_earlier_evidence():
+    tracker = IncidentTracker()
+    step = of_four(merged_step(7, loss_nonfinite=1.0, nan_elements=3.0), 1)
+    tracker.fold(replace(step, nonfinite_gradient_ranks=(1, 3)))
+
+    assert tracker.first == FirstNonfinite(step=7, rank="1", layer="", phase="forward")
+
+
+def test_an_overflow_of_one_rank_that_the_scaler_skips_is_no_incident():
+    tracker = IncidentTracker()
+    step = of_four(merged_step(7, skipped=1.0, inf_elements=3.0))
+    tracker.fold(replace(step, nonfinite_gradient_ranks=(2,)))
+
+    assert tracker.first is None
+
+
 def test_losses_of_all_ranks_at_once_name_none():
     tracker = IncidentTracker()
     tracker.fold(of_four(merged_step(7, loss_nonfinite=1.0), 0, 1, 2, 3))

@@ -1,12 +1,11 @@
 from statistics import median as plain_median
 from sys import float_info
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node.accounting.medians import LARGEST, deviation, median, median_of_array
+from mp_agent.node.accounting.medians import LARGEST, breadth_of_sorted, deviation, median
 
 _NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
@@ -41,18 +40,26 @@ def test_of_nothing_there_is_no_median():
         median([])
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=40, max_size=300))
-def test_arrays_give_the_same_bits_as_lists(values):
-    """Long windows are arrays; no number may depend on that."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    low, high = ordered[middle - 1 + len(ordered) % 2], ordered[middle]
-    mean = (low + high) / 2
-    center = mean if abs(mean) <= LARGEST else low / 2 + high / 2
-    if len(ordered) % 2:
-        center = ordered[middle]
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=300),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_deviations_have_the_bits_of_sorted_distances_from_any_center(values, center):
+    def middle(ordered):
+        low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+        mean = (low + high) / 2
+        mean = mean if abs(mean) <= LARGEST else low / 2 + high / 2
+        return ordered[len(ordered) // 2] if len(ordered) % 2 else mean
 
-    assert median(values) == center
-    distances = [min(abs(value - center), LARGEST) for value in values]
-    assert deviation(values, center) == median(sorted(distances))
-    assert median_of_array(np.array(values)) == center
+    assert median(values) == middle(sorted(values))
+    distances = sorted(min(abs(value - center), LARGEST) for value in values)
+    assert deviation(values, center) == middle(distances)
+
+
+@given(_NUMBERS)
+def test_breadth_is_that_of_the_outer_tenths_where_they_are_farther(values):
+    ordered, center = sorted(values), median(values)
+    tenth = len(values) // 10
+    outer = ordered[-1 - tenth] / 3.8 - ordered[tenth] / 3.8
+
+    assert breadth_of_sorted(ordered, center) == max(deviation(values, center), outer)

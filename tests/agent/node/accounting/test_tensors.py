@@ -17,6 +17,7 @@ from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import TENSORS
 from mp_agent.records.slice_ratio import packed
 from tests.agent.node.builders import make_run_view, merged_step
+from tests.agent.probe.tensors.tensor_reference import bins
 
 ROW = {
     "elements": 5.0,
@@ -96,6 +97,67 @@ def test_the_share_of_a_sum_that_is_none_is_not_judged(account):
 
     assert read(account, "mp_agent_tensor_swallowed_ratio") == {("logits",): 0.25}
     assert read(account, "mp_agent_tensor_reduction_swallowed_ratio") == {("logits",): None}
+
+
+def row_of(elements: np.ndarray) -> dict[str, float]:
+    sizes = np.abs(elements[elements != 0.0])
+    extremes = {"abs_max": float(sizes.max())} if sizes.size else {}
+    return {"elements": float(elements.size), **extremes, **bins(sizes)}
+
+
+_RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [
+        _RANDOM.normal(size=100_000),
+        np.exp(_RANDOM.normal(0.0, 8.0, size=700)),
+        np.concatenate([np.full(2, 1e-15), np.full(198, 3.0), np.zeros(1000)]),
+        np.concatenate([np.full(1, 1e-15), np.full(199, 3.0)]),
+        np.array([-3.0]),
+        np.array([65504.0, 5.960464477539063e-08]),
+        np.full(50, 7.0),
+        np.array([2.0**-64, 2.0**30]),
+    ],
+)
+def test_the_range_above_the_first_percentile_is_at_most_the_true_one_and_at_least_half(
+    account, elements
+):
+    fold(account, x=row_of(elements))
+    sizes = np.abs(elements[elements != 0.0])
+    true = sizes.max() / np.percentile(sizes, 1.0, method="inverted_cdf")
+
+    found = read(account, "mp_agent_tensor_dynamic_range_p01")[("x",)]
+    assert true / 2.0 <= found <= true
+    assert found == true or len(set(sizes)) > 1, "of equal elements it is exact"
+
+
+@pytest.mark.parametrize(
+    ("elements", "found"),
+    [
+        (np.zeros(3), None),
+        (np.array([1e-300, 1.0]), 2.0**63),
+        (np.array([1e12, 1e20]), 1.0),
+        (np.array([1e-300, 1e300]), None),
+    ],
+)
+def test_beyond_the_bins_the_range_above_the_first_percentile_is_no_more_than_is_known(
+    account, elements, found
+):
+    fold(account, x=row_of(elements))
+
+    assert read(account, "mp_agent_tensor_dynamic_range_p01") == {("x",): found}
+
+
+def test_the_ranks_bins_merge_to_those_of_all_their_elements(account):
+    parts = [_RANDOM.normal(size=500), np.exp(_RANDOM.normal(0.0, 20.0, size=99)), np.zeros(3)]
+    rows = [[row_of(part).get(name, nan) for name in TENSORS.names] for part in parts]
+
+    merged = TENSORS.merged(rows)
+    assert {name: merged[name] for name in bins(np.ones(1))} == bins(
+        np.abs(np.concatenate(parts)[np.concatenate(parts) != 0.0])
+    )
 
 
 def test_a_dynamic_range_beyond_float64_has_no_series(account):

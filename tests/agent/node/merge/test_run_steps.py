@@ -1,4 +1,5 @@
 import math
+from math import nan
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Share
 from tests.agent.gradient_reference import reference_row
-from tests.agent.node.builders import gradient_row, guarded_step, make_record, rank_step
+from tests.agent.node.builders import (
+    gradient_row,
+    guarded_step,
+    make_record,
+    rank_step,
+    step_with_local_gradients,
+)
 from tests.agent.node.nodes import merge_nodes
 
 NAN = float("nan")
@@ -139,6 +146,33 @@ def test_step_columns_follow_their_algebra():
     assert merged.get("learning_rate") is None
     assert merged.get("compute_seconds") is None, "a rank's own column is never merged"
     assert merged.nonfinite_loss_ranks == (2,)
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [0, 2], [1]]])
+@pytest.mark.parametrize(
+    ("backwards", "named"),
+    [
+        ((nan, nan, nan, nan), ()),
+        ((nan, 1.0, nan, nan), (1,)),
+        # Ranks that reduce after every backward add the next one to what they have reduced.
+        ((2.0, 2.0, 1.0, 2.0), (2,)),
+        ((2.0, 1.0, 2.0, 1.0), (1, 3)),
+        ((3.0, 3.0, 3.0, 3.0), (0, 1, 2, 3)),
+    ],
+)
+def test_ranks_are_named_whose_own_gradients_were_not_finite_first(backwards, named, nodes):
+    shares = [Share(group="ddp", replica_index=r, replica_count=4) for r in range(4)]
+    plain = [rank_step(r, make_record(), shares[r]) for r in range(4)]
+    ranks = [
+        step_with_local_gradients(step, local_grad_norm=1.0, local_grad_nonfinite_backward=own)
+        for step, own in zip(plain, backwards, strict=True)
+    ]
+    merged = merge_nodes([[ranks[rank] for rank in node] for node in nodes], 4)
+
+    assert merged.nonfinite_gradient_ranks == named
+    assert merged.get("local_grad_norm") is None, "a rank's own column is never merged"
+    without = [ranks[rank] if rank != 1 else plain[rank] for rank in range(4)]
+    assert 1 not in merge_nodes([without], 4).nonfinite_gradient_ranks
 
 
 def test_no_merged_value_is_nan_or_infinite():

@@ -16,6 +16,7 @@ from mp_agent.node.merge import node_layers
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.series.rollup import union
 from mp_agent.probe.statistics import table as kernel_table
+from mp_agent.probe.statistics.folding import stretches_of
 from mp_agent.records import columns
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Column
@@ -59,8 +60,8 @@ def declare(monkeypatch):
             # The family of the column: ring, merge and roll-ups have no other place to look it up.
             monkeypatch.setitem(GRADIENTS.__dict__, "columns", declared)
             monkeypatch.setattr(kernel_table, "GRADIENT_COLUMNS", declared)
-            uncached = kernel_table._stretches.__wrapped__
-            monkeypatch.setattr(kernel_table, "_stretches", uncached)
+            uncached = stretches_of.__wrapped__
+            monkeypatch.setattr(kernel_table, "stretches_of", uncached)
         step_column = replace(STEP_COLUMNS[STEP_COLUMN], algebra=algebra)
         monkeypatch.setitem(STEP_COLUMNS, STEP_COLUMN, step_column)
 

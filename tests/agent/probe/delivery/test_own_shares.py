@@ -15,7 +15,7 @@ from mp_agent.probe.delivery.device import DeviceDelivery
 from mp_agent.probe.delivery.host import HostDelivery
 from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.open_step import ObservedStep
+from mp_agent.probe.step.observed_step import ObservedStep
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS, LOGPROBS
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.writer import RingWriter
@@ -29,16 +29,16 @@ OWN_SCHEMA = replace(
 )
 ROWS = np.array(
     [
-        [4.0, -1.0, 14.0, 3.0, 1.0, 0.0, 0.0, 0.0, nan],
-        [2.0, 5.0, 25.0, 5.0, 0.0, 1.0, 0.0, 0.0, 6.0],
+        [4.0, -1.0, 14.0, 3.0, 1.0, 0.0, 0.0, 0.0, nan, 2.0, nan],
+        [2.0, 5.0, 25.0, 5.0, 0.0, 1.0, 0.0, 0.0, 6.0, 4.0, 3.0],
     ]
 )
-TOGETHER = [6.0, 4.0, 39.0, 5.0, 1.0, 1.0, 0.0, 0.0, 6.0]
+TOGETHER = [6.0, 4.0, 39.0, 5.0, 1.0, 1.0, 0.0, 0.0, 6.0, 2.0, 3.0]
 Make = Callable[[RingWriter], Delivery]
 
 
 def on_host(writer: RingWriter) -> Delivery:
-    return HostDelivery(writer, OWN_SCHEMA)
+    return HostDelivery(writer, OWN_SCHEMA, LayerSchedule(1000, DEFAULTS))
 
 
 def from_device(writer: RingWriter) -> Delivery:
@@ -106,7 +106,10 @@ def test_a_step_without_them_has_gradients_alone(make: Make, ring, clock: Clock)
 @pytest.mark.parametrize("make", [on_host, from_device])
 def test_rows_of_another_number_of_layers_are_left_out(make: Make, ring, clock: Clock):
     delivery = make(ring)
-    delivery.offer(own_step(10, own_rows={ACTIVATIONS.name: torch.zeros(5, 9)}), complete=True)
+    delivery.offer(
+        own_step(10, own_rows={ACTIVATIONS.name: torch.zeros(5, len(ACTIVATIONS.names))}),
+        complete=True,
+    )
     clock.now = 100
     delivery.collect()
 
@@ -138,7 +141,7 @@ def test_a_family_without_layers_has_its_share_s_row_on_every_step(
 ):
     writer = RingWriter.create(tmp_path / "own" / "rank0.ring", make_identity())
     writer.write_schema(WITHOUT_LAYERS)
-    delivery: Delivery = HostDelivery(writer, WITHOUT_LAYERS)
+    delivery: Delivery = HostDelivery(writer, WITHOUT_LAYERS, LayerSchedule(1000, DEFAULTS))
     if on_device:
         delivery = DeviceDelivery(
             writer,

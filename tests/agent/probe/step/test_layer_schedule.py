@@ -1,5 +1,7 @@
 """When every layer is looked at."""
 
+from math import inf, nan
+
 import pytest
 import torch
 
@@ -59,3 +61,81 @@ def test_forward_passes_are_measured_after_trouble_as_often_as_it_is_looked_at()
     assert after == [201, 202, 203, 210, 220]
     schedule.wanted_for_trouble(totals())
     assert not schedule.due_after(221)
+
+
+def due_after_trouble_at(step: int, *, noted_after: int = 0, factor: int = 1) -> list[int]:
+    """The steps beyond the 200th that are due, where `step` is not finite."""
+    schedule = LayerSchedule(1000, DEFAULTS)
+    schedule.budget.layer_factor = factor
+    due = []
+    for sequence in range(1, 900):
+        if schedule.due(sequence) and sequence > 200:
+            due.append(sequence)
+        if sequence == step + noted_after:
+            schedule.note_step(step, {"skipped": 0.0}, totals(nan=1).numpy())
+    return due
+
+
+def test_after_trouble_every_fifth_step_is_due_ten_times():
+    assert due_after_trouble_at(301) == list(range(310, 360, 5))
+    assert due_after_trouble_at(305) == list(range(310, 360, 5))
+    assert due_after_trouble_at(306) == list(range(315, 365, 5))
+
+
+@pytest.mark.parametrize("late", [1, 4])
+def test_ranks_that_learn_of_trouble_a_few_steps_later_agree(late):
+    assert due_after_trouble_at(303, noted_after=late) == due_after_trouble_at(303)
+
+
+def test_a_rank_that_learns_of_it_too_late_has_the_rest_in_common():
+    assert due_after_trouble_at(303, noted_after=20) == list(range(325, 360, 5))
+
+
+def test_within_the_overhead_budget_the_interval_is_longer_and_its_steps_are_common():
+    assert due_after_trouble_at(303, factor=4) == [320, 340]
+    assert due_after_trouble_at(303, factor=16) == [320]
+
+
+def test_what_was_said_of_a_step_stays_so():
+    schedule = LayerSchedule(1000, DEFAULTS)
+    asked = [schedule.due(sequence) for sequence in range(1, 321)]
+    schedule.note_step(303, {"skipped": 1.0}, None)
+    assert [schedule.due(sequence) for sequence in range(1, 321)] == asked
+    assert schedule.due(325)
+
+
+@pytest.mark.parametrize(
+    ("scalars", "values", "dense"),
+    [
+        ({"skipped": 1.0}, None, True),
+        ({"clip_norm": nan}, totals(), True),
+        ({"clip_norm": inf}, None, True),
+        ({"skipped": 0.0}, totals(inf=2), True),
+        ({"skipped": 0.0, "clip_norm": 3.0, "loss": nan}, totals(squares=1e300), False),
+        ({}, torch.full((2, 6), nan), False),
+        ({}, None, False),
+    ],
+)
+def test_only_what_all_ranks_know_alike_makes_it_denser(scalars, values, dense):
+    schedule = LayerSchedule(1000, DEFAULTS)
+    schedule.note_step(301, scalars, None if values is None else values.numpy())
+    assert schedule.due(310) == dense
+
+
+def test_trouble_of_the_first_hundred_steps_which_are_dense_anyway_changes_nothing():
+    schedule = LayerSchedule(1000, DEFAULTS)
+    schedule.note_step(100, {"skipped": 1.0}, None)
+    assert not schedule.due(105)
+    schedule.note_step(101, {"skipped": 1.0}, None)
+    assert schedule.due(110)
+
+
+def test_lasting_trouble_costs_ten_samples_in_five_hundred_steps():
+    schedule = LayerSchedule(100_000, DEFAULTS)
+    due = []
+    for sequence in range(1, 2001):
+        if schedule.due(sequence) and sequence > 100:
+            due.append(sequence)
+        schedule.note_step(sequence, {"skipped": 1.0}, None)
+    begins = [110, 610, 1110, 1610]
+    assert due == [begin + 5 * sample for begin in begins for sample in range(10)]

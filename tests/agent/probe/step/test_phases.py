@@ -190,6 +190,9 @@ class TestSaving:
             torch.save({}, tmp_path / "absent" / "file.pt")
         assert trained.phase() is Phase.FORWARD
 
+    # Both are of torch 2.6 itself.
+    @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
+    @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
     def test_of_a_distributed_checkpoint_is_seen(self, trained, tmp_path):
         class Stateful:
             def state_dict(self):

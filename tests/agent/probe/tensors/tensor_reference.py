@@ -1,11 +1,13 @@
 """What a row of a watched tensor has to be, in NumPy, one element at a time."""
 
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from sys import float_info
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from mp_agent.records.columns import TENSOR_EXPONENTS, exponent_column
 
 Array = npt.NDArray[np.float64]
 
@@ -76,4 +78,16 @@ def row(tensor: torch.Tensor, *, reduction: bool = False) -> dict[str, float]:
         "abs_min": float(sizes[sizes > 0].min()) if (sizes > 0).any() else nan,
         "swallowed_sum": nan if exact else sum(lost(part, dtype) for part in terms),
         "reduction": float(reduction),
+        **bins(sizes[sizes > 0]),
     }
+
+
+def bins(sizes: Array) -> dict[str, float]:
+    """The number of magnitudes in each binade, those beyond the ends in the first and the last."""
+    edges = [2.0**exponent for exponent in TENSOR_EXPONENTS]
+    counts = {}
+    for place, exponent in enumerate(TENSOR_EXPONENTS):
+        low = edges[place] if place else 0.0
+        high = edges[place + 1] if place + 1 < len(edges) else inf
+        counts[exponent_column(exponent)] = float(((sizes >= low) & (sizes < high)).sum())
+    return counts

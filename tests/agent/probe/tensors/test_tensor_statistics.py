@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from mp_agent.probe.tensors import statistics
+from mp_agent.probe.tensors.magnitudes import counted_in_lanes, magnitudes_in_bins
 from mp_agent.probe.tensors.running_sum import RunningSum
 from mp_agent.probe.tensors.statistics import tensor_row
-from mp_agent.records.columns import TENSORS
+from mp_agent.records.columns import TENSOR_EXPONENTS, TENSORS
 from mp_agent.records.slice_ratio import index_of, ratio_of
 from tests.agent.probe.tensors import tensor_reference as reference
 
@@ -46,6 +47,19 @@ CASES = {
     "integers": torch.arange(-3, 500),
     "unsigned": torch.tensor([0, 255], dtype=torch.uint8),
     "truth values": torch.tensor([True, False, True]),
+    "powers of two": torch.tensor(
+        [
+            2.0**-64,
+            2.0**-65,
+            1.9999999 * 2.0**-64,
+            2.0**-63,
+            2.0**31,
+            2.0**32,
+            0.99999994,
+            1.0,
+            -2.0,
+        ],
+    ),
     "of several chunks": torch.cat([_random(300), torch.tensor([nan, 3e38]), _random(300)]),
 }
 
@@ -164,6 +178,21 @@ def test_ranges_beyond_float64_give_a_finite_ratio():
     value = columns(tensor_row(tensor, dim=1, reduction=False))["range_ratio"]
 
     assert (np.isfinite(value), ratio_of(value) > 1e308) == (True, True)
+
+
+def test_magnitudes_are_counted_by_binade_to_the_ends_of_float64():
+    extremes = torch.tensor([0.0, -0.0, 5e-324, 1e-310, 1e308], dtype=torch.float64).abs()
+    magnitudes = torch.cat([_random(5000).double().abs(), extremes])
+
+    expected = reference.bins(magnitudes[magnitudes > 0].numpy())
+    assert magnitudes_in_bins(magnitudes).tolist() == list(expected.values())
+
+
+def test_on_a_device_threads_count_apart_to_the_same_numbers():
+    places = torch.randint(0, len(TENSOR_EXPONENTS), (5000,))
+    expected = torch.bincount(places, minlength=len(TENSOR_EXPONENTS)).double()
+
+    torch.testing.assert_close(counted_in_lanes(places), expected, rtol=0, atol=0)
 
 
 def test_measuring_leaves_the_tensor_as_it_is():

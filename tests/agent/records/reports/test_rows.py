@@ -17,7 +17,7 @@ from mp_agent.records.reports.report_codec import (
     encode_receipt,
     encode_report,
 )
-from mp_agent.records.reports.rows import NodeReport, Receipt, StepValue
+from mp_agent.records.reports.rows import NodeReport, OwnNonfinite, Receipt, StepValue
 from mp_agent.records.schema import FamilyColumns, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
 from tests.agent.node.fleet import SimNode, make_root, push
@@ -141,6 +141,11 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
         (with_step(holding=5), "holding of step 1: 5 is not below 1"),
         (with_step(values=()), "step 1 has 0 values, not"),
         (with_step(nonfinite_loss_ranks=(0,)), "ranks that did not deliver it"),
+        (
+            with_step(nonfinite_gradients=OwnNonfinite(backward=1, ranks=(0,))),
+            "ranks that did not deliver it",
+        ),
+        (with_step(nonfinite_gradients=OwnNonfinite(backward=0, ranks=())), "`int` >= 1"),
         (with_row(share=4), "share of step 1: 4 is not below 2"),
         (with_row(shards=(2, 9)), "shards of step 1: 9 is not below 4"),
         (with_row(replicas=(1,)), "replicas of step 1: 1 is not below 1"),

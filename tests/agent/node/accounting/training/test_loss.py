@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.training.loss import (
     BLOCK_STEPS,
+    RECENT_STEPS,
     TREND_BLOCKS,
     WARM_UP_STEPS,
     WINDOW_STEPS,
@@ -211,6 +212,9 @@ def test_memory_is_bounded_and_survives_the_ledger():
     assert copy == watch
     assert fold(copy, *noisy(100, seed=9)) == fold(watch, *noisy(100, seed=9))
     assert copy.trend(THRESHOLDS) == watch.trend(THRESHOLDS)
+    assert copy.level(THRESHOLDS) == watch.level(THRESHOLDS)
+    assert copy.recent == watch.recent == sorted(watch.window[-RECENT_STEPS:])
+    assert copy.reference == watch.reference
 
 
 def of_ranks(count: int, loss: float) -> MergedStep:
