@@ -10,6 +10,9 @@ _POINTS = 100
 """Enough for a picture; every one looks at all ranks."""
 _PHASES = by_run("mp_agent_rank_phase_info", keep=("rank", "phase"))
 _LOSS = series("mp_agent_rank_loss")
+_OWN_NORM = "mp_agent_rank_local_grad_norm"
+_OWN_NONFINITE = "mp_agent_rank_local_grad_nonfinite_elements_total"
+_OFF = "measure_local_gradients is off"
 
 DIFFERENCES = Row(
     title="Differences",
@@ -90,6 +93,40 @@ DIFFERENCES = Row(
                 ),
             ),
             runbooks=(rank_nonfinite.RANK_NONFINITE, loss_nonfinite.LOSS_NONFINITE),
+        ),
+        Panel(
+            id=25,
+            title="Gradient norms before the reduction",
+            description=help_of(_OWN_NORM) + " The ten ranks with the largest, and the median of "
+            "all: a rank far from it has unusual data or faulty hardware.",
+            width=12,
+            nothing=_OFF,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    worst_over_range(_OWN_NORM, 10, keep=("rank",)), "rank {{rank}}", optional=True
+                ),
+                Query(f"quantile(0.5, {series(_OWN_NORM)})", "median", optional=True),
+            ),
+            runbooks=(rank_nonfinite.RANK_NONFINITE,),
+        ),
+        Panel(
+            id=26,
+            title="NaN and Inf before the reduction",
+            description=help_of(_OWN_NONFINITE) + " The ten ranks with the most.",
+            width=12,
+            minimum=0,
+            nothing=f"All were finite, or {_OFF}",
+            sparse=True,
+            most_points=_POINTS,
+            queries=(
+                Query(
+                    worst_over_range(_OWN_NONFINITE, 10, keep=("rank",)) + " > 0",
+                    "rank {{rank}}",
+                    optional=True,
+                ),
+            ),
+            runbooks=(rank_nonfinite.RANK_NONFINITE,),
         ),
     ),
 )

@@ -101,5 +101,38 @@ ACTIVATIONS = Row(
             ),
             runbooks=(router_collapse.ROUTER_COLLAPSE,),
         ),
+        Panel(
+            id=56,
+            title="Flushed to zero by FP8",
+            description=help_of("mp_agent_fp8_flushed_ratio")
+            + " Measured only if the setting measure_fp8 is on.",
+            unit="percentunit",
+            minimum=0,
+            soft_maximum=0.01,
+            nothing="Not measured",
+            queries=(
+                Query(
+                    by_run("mp_agent_fp8_flushed_ratio", keep=("operand",)),
+                    "{{operand}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=57,
+            title="Range used by delayed scaling",
+            description="Amax times scale divided by FP8's largest number, of the tensor where it "
+            "is largest and where it is smallest: above 1 a tensor was saturated, far below 1 a "
+            "scale is out of date. Measured only if the setting measure_fp8 is on.",
+            unit="sci",
+            decimals=1,
+            log_base=10,
+            many_decades=True,
+            nothing="No delayed scaling",
+            queries=(
+                Query(by_run("mp_agent_fp8_range_used_max"), "largest", optional=True),
+                Query(by_run("mp_agent_fp8_range_used_min"), "smallest", optional=True),
+            ),
+        ),
     ),
 )

@@ -10,6 +10,8 @@ from mp_agent.alerting.conditions.gradients import (
     nonfinite_update,
 )
 
+_COLLECTION = ("collection",)
+
 GRADIENTS = Row(
     title="Gradients",
     panels=(
@@ -189,6 +191,45 @@ GRADIENTS = Row(
                     + by_run("mp_agent_grad_norm", keep=("optimizer",), where='optimizer!=""')
                     + ")",
                     "optimizer {{optimizer}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=36,
+            title="Gradient norm of collections",
+            description=help_of("mp_agent_collection_grad_norm")
+            + " Collections are groups of parameters that the script defines by "
+            "mp_agent.collection.",
+            unit="sci",
+            decimals=1,
+            log_base=10,
+            many_decades=True,
+            nothing="No collection is defined",
+            queries=(
+                Query(
+                    "topk(10, " + by_run("mp_agent_collection_grad_norm", keep=_COLLECTION) + ")",
+                    "{{collection}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
+            id=39,
+            title="Collections near FP16's overflow",
+            description=help_of("mp_agent_collection_grad_fp16_near_overflow_ratio")
+            + " Healthy is a share that stays below 1 % and does not rise. Measured with "
+            "measure_distribution and a loss scale.",
+            unit="percentunit",
+            minimum=0,
+            soft_maximum=0.01,
+            nothing="No collection is defined",
+            queries=(
+                Query(
+                    "topk(10, "
+                    + by_run("mp_agent_collection_grad_fp16_near_overflow_ratio", keep=_COLLECTION)
+                    + ")",
+                    "{{collection}}",
                     optional=True,
                 ),
             ),
