@@ -7,6 +7,8 @@ from pathlib import Path
 
 WORLD = 2
 ROOT = Path(__file__).parents[2]
+# With the store of the launcher, gloo finds the addresses of the first attempt in it.
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def torchrun(module: str, *arguments: str, restarts: int = 0, **environment: str) -> None:
@@ -29,6 +31,7 @@ def torchrun(module: str, *arguments: str, restarts: int = 0, **environment: str
             "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
+            **(_OWN_STORE if restarts else {}),
             **environment,
         },
     )
