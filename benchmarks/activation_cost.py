@@ -1,18 +1,18 @@
-"""What measuring the outputs of modules, or attention, costs the step on which it is done.
+"""What measuring the outputs of modules, attention or FP8 operands costs the step that has it.
 
-A transformer (of 5 M parameters by default) is trained, in turns of one step with its modules
-hooked, or with --attention the calls of attention and of the loss watched, and one without, in ABBA
-order. Every `layer_interval` steps there is one such step, so the
-share of the whole training is the excess divided by that interval.
+A transformer (of 5 M parameters by default) is trained, in turns of one step on which something is
+measured and one without, in ABBA order: the outputs of its modules, or the calls of attention and
+of the loss, or what FP8 would make of the operands of linear layers. Every `layer_interval` steps
+there is one such step, so the share of the whole training is the excess divided by that interval.
 
-    python -m benchmarks.activation_cost [--device cuda] [--model gpt2-medium] [--pairs N]
-    python -m benchmarks.activation_cost --attention
+    python -m benchmarks.activation_cost outputs attention fp8 [--device cuda] [--pairs N]
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,12 +22,26 @@ from benchmarks.training import Training, add_arguments, chosen_training
 from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.attention.sampling import AttentionSampling
+from mp_agent.probe.fp8.layers import Fp8Layers
+from mp_agent.probe.fp8.sampling import Fp8Sampling
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.settings import Settings
 
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+class Sampled(Protocol):
+    """Something that is measured on a step."""
+
+    what: str
+
+    def begin(self) -> None:
+        """Have it measured on the next step."""
+
+    def take(self) -> None:
+        """End that; fails if nothing was measured."""
 
 
 class _Outputs:
@@ -64,14 +78,33 @@ class _Attention:
         assert rows, "no attention was seen"
 
 
+class _Fp8:
+    """Operands of linear layers."""
+
+    def __init__(self, training: Training, guard: Guard) -> None:
+        self._sampling = Fp8Sampling(guard.run, lambda: True)
+        self._layers = Fp8Layers(training.model)
+        self.what = f"FP8 operands of {len(self._layers.names)} layers are measured"
+
+    def begin(self) -> None:
+        self._sampling.begin(self._layers)
+
+    def take(self) -> None:
+        assert self._sampling.take(one_pass=True) is not None
+
+
+SAMPLED: Mapping[str, Callable[[Training, Guard], Sampled]] = {
+    "outputs": _Outputs,
+    "attention": _Attention,
+    "fp8": _Fp8,
+}
+
+
 def compare(
-    training: Training, device: torch.device, pairs: int, *, attention: bool = False
+    training: Training, device: torch.device, pairs: int, *, sampled: str = "outputs"
 ) -> Comparison:
-    """Time steps on which something is measured in the forward pass, and steps without."""
-    guard = Guard(on_failure=_nothing)
-    measured: _Outputs | _Attention = (
-        _Attention(training, guard) if attention else _Outputs(training, guard)
-    )
+    """Time steps on which something of `SAMPLED` is measured, and steps without."""
+    measured = SAMPLED[sampled](training, Guard(on_failure=_nothing))
 
     def finish() -> None:
         if device.type == "cuda":
@@ -84,7 +117,7 @@ def compare(
         finish()
         return perf_counter() - start
 
-    def sampled() -> None:
+    def sampled_step() -> None:
         measured.begin()
         training.step(_nothing)
         measured.take()
@@ -94,7 +127,7 @@ def compare(
     for pair in range(pairs + 1):
         for hooked in (False, True) if pair % 2 else (True, False):
             if hooked:
-                with_hooks.append(seconds(sampled))
+                with_hooks.append(seconds(sampled_step))
             else:
                 without.append(seconds(lambda: training.step(_nothing)))
     return Comparison(
@@ -108,16 +141,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add_arguments(parser)
+    parser.add_argument("sampled", nargs="+", choices=SAMPLED, help="what is measured")
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--attention", action="store_true", help="attention, not modules' outputs")
     arguments = parser.parse_args()
     training = chosen_training(arguments)
-    found = compare(training, arguments.device, arguments.pairs, attention=arguments.attention)
-    excess = [b / a - 1.0 for a, b in zip(found.without, found.with_probe, strict=True)]
     interval = Settings().layer_interval
-    amortised = sorted(excess)[len(excess) // 2] / interval
-    print(f"{describe(arguments.device)}\n\n{markdown(HEADER, [found.cells()])}")
-    print(f"\nOne step in {interval}: {amortised:.4%} of the training time (median of the pairs).")
+    rows = []
+    for name in arguments.sampled:
+        found = compare(training, arguments.device, arguments.pairs, sampled=name)
+        ratio = median(b / a for a, b in zip(found.without, found.with_probe, strict=True))
+        rows.append((*found.cells(), f"{(ratio - 1.0) / interval:.3%}"))
+    header = (*HEADER, f"share of all steps, at one in {interval}")
+    print(f"{describe(arguments.device)}\n\n{markdown(header, rows)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What a setting adds to a training step: the probe as it is, and with that setting.
 
 The transformer of `training` is trained in one process, in turns of a few steps with each probe, in
-ABBA order; both see the same machine. `guard` and `reduction` also cost the collectives of a group,
-which one process does not have.
+ABBA order; both see the same machine. What `guard`, `reduction` and `measure_local_gradients` cost
+depends on the process group: under torchrun the model is trained with DDP, on gloo.
 
-    python -m benchmarks.setting_cost guard=true measure_step_parts=true [--pairs N]
+    python -m benchmarks.setting_cost measure_step_parts=true [--pairs N]
+    torchrun --standalone --nproc-per-node 2 -m benchmarks.setting_cost guard=true
 """
 
 import argparse
@@ -16,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.machine import describe, markdown
 from benchmarks.step_overhead import HEADER, Comparison, make_probe
@@ -83,13 +85,18 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=20)
     arguments = parser.parse_args()
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("gloo")
     training = chosen_training(arguments)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         rows = [
             compare(training, arguments.device, Path(directory), chosen, arguments.pairs).cells()
             for chosen in arguments.settings
         ]
-    print(f"{describe(arguments.device)}\n\n{markdown(HEADER, rows)}")
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(f"{describe(arguments.device)}\n\n{markdown(HEADER, rows)}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

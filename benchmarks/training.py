@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -23,9 +24,10 @@ class Shape:
     """Tokens of each sequence."""
 
 
+TINY = Shape("0.1 M parameters", 64, 2, 4, 64, 2, 16)
 SMALL = Shape("5 M parameters", 256, 6, 8, 512, 16, 256)
 GPT2_MEDIUM = Shape("GPT-2 medium, 355 M parameters", 1024, 24, 16, 50_257, 8, 1024)
-SHAPES = {"small": SMALL, "gpt2-medium": GPT2_MEDIUM}
+SHAPES = {"tiny": TINY, "small": SMALL, "gpt2-medium": GPT2_MEDIUM}
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,16 +43,22 @@ class Training(NamedTuple):
 def make_training(
     device: torch.device, shape: Shape = SMALL, precision: torch.dtype = torch.float32
 ) -> Training:
-    """Return a training of a transformer on random tokens; FP16 has a GradScaler."""
+    """Return a training of a transformer on random tokens; FP16 has a GradScaler.
+
+    Where there is a process group, each of its ranks calls this; gradients are averaged over them.
+    """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         shape.width, shape.heads, 4 * shape.width, 0.0, batch_first=True
     )
-    model = nn.Sequential(
+    model: nn.Module = nn.Sequential(
         nn.Embedding(shape.vocabulary, shape.width),
         nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False),
         nn.Linear(shape.width, shape.vocabulary),
     ).to(device)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if ranks > 1:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
     tokens = torch.randint(shape.vocabulary, (shape.batch, shape.length), device=device)
@@ -68,6 +76,8 @@ def make_training(
 
     dtype = next(name for name, each in PRECISIONS.items() if each is precision).upper()
     what = f"{shape.name}, {dtype}, {shape.batch} x {shape.length} tokens"
+    if ranks > 1:
+        what += f", DDP on {ranks} ranks"
     return Training(what, model, step)
 
 
