@@ -1,11 +1,12 @@
-"""What measuring the outputs of modules, attention or FP8 operands costs the step that has it.
+"""What measuring outputs of modules, attention, routers or FP8 operands costs the step with it.
 
 A transformer (of 5 M parameters by default) is trained, in turns of one step on which something is
-measured and one without, in ABBA order: the outputs of its modules, or the calls of attention and
-of the loss, or what FP8 would make of the operands of linear layers. Every `layer_interval` steps
-there is one such step, so the share of the whole training is the excess divided by that interval.
+measured and one without, in ABBA order: the outputs of its modules, the calls of attention and of
+the loss, routers, or what FP8 would make of the operands of linear layers. Every `layer_interval`
+steps there is one such step: the share of the whole training is the excess divided by that.
 
     python -m benchmarks.activation_cost outputs attention fp8 [--device cuda] [--pairs N]
+    python -m benchmarks.activation_cost routers --model mixture
 """
 
 import argparse
@@ -18,13 +19,15 @@ import torch
 
 from benchmarks.machine import describe, markdown
 from benchmarks.step_overhead import HEADER, Comparison
-from benchmarks.training import Training, add_arguments, chosen_training
+from benchmarks.training import EXPERTS_CHOSEN, Training, add_arguments, chosen_training
 from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.sampling import ActivationSampling
 from mp_agent.probe.attention.sampling import AttentionSampling
 from mp_agent.probe.fp8.layers import Fp8Layers
 from mp_agent.probe.fp8.sampling import Fp8Sampling
 from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.routers.gates import Gates
+from mp_agent.probe.routers.sampling import RouterSampling
 from mp_agent.settings import Settings
 
 
@@ -78,6 +81,21 @@ class _Attention:
         assert rows, "no attention was seen"
 
 
+class _Routers:
+    """Routers of a mixture of experts: `--model mixture`."""
+
+    def __init__(self, training: Training, guard: Guard) -> None:
+        self._sampling = RouterSampling(guard.run, lambda: True)
+        self._gates = Gates(training.model, {"*.gate": EXPERTS_CHOSEN})
+        self.what = f"{len(self._gates.names)} routers are measured"
+
+    def begin(self) -> None:
+        self._sampling.begin(self._gates)
+
+    def take(self) -> None:
+        assert self._sampling.take() is not None, "no router was seen"
+
+
 class _Fp8:
     """Operands of linear layers."""
 
@@ -96,6 +114,7 @@ class _Fp8:
 SAMPLED: Mapping[str, Callable[[Training, Guard], Sampled]] = {
     "outputs": _Outputs,
     "attention": _Attention,
+    "routers": _Routers,
     "fp8": _Fp8,
 }
 

@@ -22,13 +22,40 @@ class Shape:
     batch: int
     length: int
     """Tokens of each sequence."""
+    experts: int = 0
+    """After each layer of the transformer, of which each token takes `EXPERTS_CHOSEN`."""
 
 
 TINY = Shape("0.1 M parameters", 64, 2, 4, 64, 2, 16)
 SMALL = Shape("5 M parameters", 256, 6, 8, 512, 16, 256)
 GPT2_MEDIUM = Shape("GPT-2 medium, 355 M parameters", 1024, 24, 16, 50_257, 8, 1024)
-SHAPES = {"tiny": TINY, "small": SMALL, "gpt2-medium": GPT2_MEDIUM}
+MIXTURE = Shape("30 M parameters, 8 experts in each of 6 layers", 256, 6, 8, 512, 4, 256, 8)
+SHAPES = {"tiny": TINY, "mixture": MIXTURE, "small": SMALL, "gpt2-medium": GPT2_MEDIUM}
+EXPERTS_CHOSEN = 2
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Mixture(nn.Module):
+    """Experts, of which `gate` chooses some for each token."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(experts)
+        )
+
+    def forward(self, inputs_BTW: torch.Tensor) -> torch.Tensor:
+        """Return the inputs [B, T, W] with what the experts add."""
+        inputs_NW = inputs_BTW.flatten(0, 1)
+        shares_NK, chosen_NK = self.gate(inputs_NW).softmax(-1).topk(EXPERTS_CHOSEN)
+        outputs_NW = inputs_NW.clone()
+        for number, expert in enumerate(self.experts):
+            tokens, places = (chosen_NK == number).nonzero(as_tuple=True)
+            weighted = expert(inputs_NW[tokens]) * shares_NK[tokens, places, None]
+            outputs_NW.index_add_(0, tokens, weighted)
+        return outputs_NW.view_as(inputs_BTW)
 
 
 class Training(NamedTuple):
@@ -40,6 +67,21 @@ class Training(NamedTuple):
     """Calls its argument once the gradients are there and unscaled, before it clips them."""
 
 
+def make_model(shape: Shape) -> nn.Module:
+    """Return a transformer, from tokens to logits."""
+    layers: list[nn.Module] = []
+    for _ in range(shape.layers):
+        layers.append(
+            nn.TransformerEncoderLayer(
+                shape.width, shape.heads, 4 * shape.width, 0.0, batch_first=True
+            )
+        )
+        if shape.experts:
+            layers.append(Mixture(shape.width, shape.experts))
+    embedding = nn.Embedding(shape.vocabulary, shape.width)
+    return nn.Sequential(embedding, *layers, nn.Linear(shape.width, shape.vocabulary))
+
+
 def make_training(
     device: torch.device, shape: Shape = SMALL, precision: torch.dtype = torch.float32
 ) -> Training:
@@ -48,14 +90,7 @@ def make_training(
     Where there is a process group, each of its ranks calls this; gradients are averaged over them.
     """
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(
-        shape.width, shape.heads, 4 * shape.width, 0.0, batch_first=True
-    )
-    model: nn.Module = nn.Sequential(
-        nn.Embedding(shape.vocabulary, shape.width),
-        nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False),
-        nn.Linear(shape.width, shape.vocabulary),
-    ).to(device)
+    model = make_model(shape).to(device)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if ranks > 1:
         model = nn.parallel.DistributedDataParallel(model)
