@@ -277,7 +277,7 @@ class _Watch(TorchDispatchMode):
 )
 def test_no_temporary_is_larger_than_the_scratch(gradient: torch.Tensor) -> None:
     for make, bound_bytes in (
-        (CpuStatistics, 64 * 1024 * 4),
+        (CpuStatistics, 128 * 1024 * 4),
         (lambda: PackedStatistics(CPU, row_elements=1024, scratch_rows=64), 64 * 1024 * 8),
     ):
         with _Watch([gradient]) as watch:
