@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.guard import scaled_job
 from tests.agent.probe.guard.scaled_job import CALM, COLLAPSE
 from tests.agent.probe.ranks import run_ranks
@@ -18,7 +19,7 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", scaled_job.RUNS)
+@pytest.mark.parametrize("name", strategies(scaled_job.RUNS))
 def test_scales_and_weights_are_equal_on_all_ranks(directory, name):
     scales, weights = scaled_job.course_of(directory, name, 0)
     assert scales[COLLAPSE[-1]] == 2.0**4
@@ -29,7 +30,7 @@ def test_scales_and_weights_are_equal_on_all_ranks(directory, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "one_rank"])
+@pytest.mark.parametrize("name", strategies(["ddp", "fsdp2", "one_rank"]))
 def test_the_scale_is_set_back_on_the_same_step(directory, name):
     scales, _ = scaled_job.course_of(directory, name, 0)
     reset = COLLAPSE[-1] + CALM

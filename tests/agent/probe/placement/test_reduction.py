@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.placement import Reducers
+from tests.agent.probe.fully_shard import fails_on_2_6
 
 
 @pytest.fixture
@@ -62,12 +63,7 @@ def test_ddp_reduces_as_its_hook_does(group, hook, reduces):
     assert reducers_of(model).reduced() is reduces
 
 
-@pytest.mark.xfail(
-    torch.__version__.startswith("2.6."),
-    reason="fully_shard of torch 2.6 does not run on a CPU",
-    raises=AttributeError,
-    strict=True,
-)
+@fails_on_2_6
 def test_hybrid_shards_say_whether_replicas_share_their_gradients(group):
     model = nn.Linear(2, 2)
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))

@@ -10,6 +10,7 @@ from mp_agent.node.merge.reduced_steps import completed
 from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.records.reduction.reduced_columns import reduced_statistics
 from tests.agent.node.nodes import merge_nodes
+from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.reduction import job
 from tests.agent.probe.rings import merge_rings, read_ring
@@ -32,7 +33,7 @@ def _found(directory: Path, strategy: str, rank: int) -> dict[int, GlobalStatist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", job.STRATEGIES)
+@pytest.mark.parametrize("strategy", strategies(job.STRATEGIES))
 class TestOnFourRanks:
     def test_the_numbers_are_those_of_the_agents_to_the_bit(self, trained, strategy):
         rings = {rank: read_ring(trained / f"{strategy}{rank}.ring") for rank in range(RANKS)}
@@ -77,7 +78,7 @@ class TestOnFourRanks:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp2", "hsdp", "tp", "apart"])
+@pytest.mark.parametrize("strategy", strategies(["fsdp2", "hsdp", "tp", "apart"]))
 def test_a_nan_in_a_shard_is_counted_on_every_rank(trained, strategy):
     found = _found(trained, strategy, RANKS - 1)
     bad = [sequence for sequence, own in found.items() if own.nonfinite_elements > 0]

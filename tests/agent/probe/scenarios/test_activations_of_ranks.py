@@ -22,6 +22,7 @@ from mp_agent.records.views import FirstNonfiniteGradient
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_node_layers, merge_nodes
+from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
 
@@ -64,7 +65,7 @@ def train(rank: int, wrapper: str, directory: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("wrapper", strategies(["ddp", "fsdp2"]))
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_merge_is_exactly_that_of_the_outputs_of_all_ranks(wrapper, nodes, tmp_path):
     run_ranks(train, wrapper, tmp_path, ranks=RANKS)

@@ -18,6 +18,7 @@ from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_node_layers
+from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
 
@@ -57,7 +58,7 @@ def train(rank: int, wrapper: str, directory: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("wrapper", strategies(["ddp", "fsdp2"]))
 def test_all_ranks_sample_the_same_steps(wrapper, tmp_path):
     run_ranks(train, wrapper, tmp_path, ranks=RANKS)
     rings = {rank: read_ring(tmp_path / f"rank{rank}.ring") for rank in range(RANKS)}

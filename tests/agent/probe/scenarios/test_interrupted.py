@@ -23,7 +23,7 @@ from mp_agent.probe.processes.condition_callbacks import ConditionCallbacks
 from mp_agent.ring.interruptions import interruption_in
 from mp_agent.ring.reader import RingReader
 
-HITS = 40
+HITS = 20
 """Signals that have to arrive within a hook."""
 STRIDE = 13
 """Of the places in a step's hooks, every so manieth is struck."""

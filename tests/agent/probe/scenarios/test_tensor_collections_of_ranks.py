@@ -14,6 +14,7 @@ from mp_agent.node.run.run import Run
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.shown import shown
+from tests.agent.probe.fully_shard import strategies
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,7 @@ def gradients() -> dict[str, torch.Tensor]:
     return {n: p.grad.reshape(-1) for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("split", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("split", strategies(["ddp", "fsdp2"]))
 def test_a_collection_is_of_all_ranks_elements_each_counted_once(split, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.guard import job
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import read_ring
@@ -20,7 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", job.STRATEGIES)
+@pytest.mark.parametrize("strategy", strategies(job.STRATEGIES))
 class TestOnTwoRanks:
     def test_no_rank_updates_where_one_has_gradients_that_are_not_finite(self, trained, strategy):
         for rank in range(RANKS):
