@@ -455,7 +455,7 @@ def _routers(step: Step) -> FloatArray:
 
 
 def _scaled(step: Step) -> FloatArray:
-    """Return the row of a layer with delayed scaling, one of whose tensors may be beyond the range."""
+    """Return the row of a layer with delayed scaling."""
     smallest, largest = step.fp8_range_used
     columns = {
         "tensors": 3.0,
