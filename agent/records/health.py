@@ -117,7 +117,7 @@ class Fp8Scaling:
     """Layers whose FP8 scales from earlier steps do not fit their tensors.
 
     misscaled: how many. Some by name: saturated, beyond the format's largest number again and
-    again; unused, so far below it that even the largest elements lose digits.
+    again; unused, so far below it that few of the format's binades are left.
     """
 
     misscaled: int

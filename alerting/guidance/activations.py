@@ -82,8 +82,8 @@ ACTIVATIONS = {
         query='mp_agent_fp8_misscaled_layer_info{run="RUN"}',
         reading="The layers whose scales do not fit. Reason saturated: "
         "mp_agent_layer_fp8_range_used_max says by which factor elements are cut off. Reason "
-        "unused: the scale is too small by far for at least one of the layer's tensors, and every "
-        "halving is a binade lost at the lower end.",
+        "unused: mp_agent_layer_fp8_range_used_min says by which factor a scale is too small, and "
+        "every halving is a binade lost at the lower end.",
         causes=(
             "Scales that are not updated any more: layers called outside the autocast region, "
             "or an amax of NaN or Inf that stays in the history.",

@@ -14,8 +14,8 @@ FP8_THRESHOLDS = (
         name="fp8_range_used_low",
         value=6.1e-5,
         unit="{factor}",
-        meaning="the same where even the largest elements have lost digits in E4M3: about 2⁻¹⁴, "
-        "three quarters of E4M3's binades unused",
+        meaning="the same, about 2⁻¹⁴, where fewer than four of E4M3's 18 binades are left for a "
+        "tensor",
         below="fp8_range_used_high",
     ),
     Threshold(

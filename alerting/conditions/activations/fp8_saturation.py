@@ -61,9 +61,9 @@ FP8_SATURATION = Condition(
     "number (448 in E4M3, 57344 in E5M2) elements are cut off: the largest activations or "
     "gradients are too small by that factor. Far below it, most of the range is unused, and "
     "small elements become zero.",
-    confirm="mp_agent_layer_fp8_range_used_max and mp_agent_layer_fp8_amax of the layers that "
-    "mp_agent_fp8_misscaled_layer_info names; mp_agent_fp8_range_used_min where the reason is "
-    "unused.",
+    confirm="mp_agent_layer_fp8_range_used_max of the layers that "
+    "mp_agent_fp8_misscaled_layer_info names with the reason saturated, and "
+    "mp_agent_layer_fp8_range_used_min of those with the reason unused.",
     remedies=(
         'Compute scales from the largest of a longer history (amax_compute_algo="max", '
         "amax_history_len=1024), with a margin of a few binades.",
