@@ -47,8 +47,8 @@ class Training:
 
     def train(
         self,
-        activations: Course = lambda step: 1.0,
-        gradients: Course = lambda step: 1.0,
+        activations: Course,
+        gradients: Course,
         *,
         updates: bool = True,
         steps: int = STEPS,
@@ -143,27 +143,29 @@ def not_finite(value: float) -> Course:
     return lambda step: value if step in (100, 101, 500) else 1.0
 
 
-HEALTHY: dict[str, dict[str, Course]] = {
-    "steady": {},
-    "activations that grow by 1 % a step": {"activations": growth},
-    "gradients that decay a thousandfold": {"gradients": decay},
-    "a jump to a thousand times": {"activations": jump, "gradients": jump},
-    "a spike of a thousand times, which a long history remembers": {
-        "activations": spike,
-        "gradients": spike,
-    },
-    "gradients of zero in the first steps": {"gradients": late},
-    "inputs of zero in the first steps": {"activations": late},
-    "an amax of Inf": {"activations": not_finite(inf), "gradients": not_finite(inf)},
-    "an amax of NaN": {"gradients": not_finite(nan)},
+def same(step: int) -> float:
+    return 1.0
+
+
+HEALTHY: dict[str, tuple[Course, Course]] = {
+    "steady": (same, same),
+    "activations that grow by 1 % a step": (growth, same),
+    "gradients that decay a thousandfold": (same, decay),
+    "a jump to a thousand times": (jump, jump),
+    "a spike of a thousand times, which a long history remembers": (spike, spike),
+    "gradients of zero in the first steps": (same, late),
+    "inputs of zero in the first steps": (late, same),
+    "an amax of Inf": (not_finite(inf), not_finite(inf)),
+    "an amax of NaN": (same, not_finite(nan)),
 }
+"""Courses of activations with weights, and of gradients."""
 
 
 @pytest.mark.parametrize("course", HEALTHY)
 @pytest.mark.parametrize(("history", "algorithm"), [(1024, "max"), (16, "recent")])
 def test_what_delayed_scaling_is_designed_to_bear_brings_no_alert(course, history, algorithm):
     training = Training(history=history, algorithm=algorithm)
-    training.train(**HEALTHY[course])
+    training.train(*HEALTHY[course])
     assert training.alarms == 0
     assert misscaled(training.account) == 0.0
 
@@ -171,18 +173,18 @@ def test_what_delayed_scaling_is_designed_to_bear_brings_no_alert(course, histor
 def test_a_limit_of_twice_the_range_would_be_exceeded_by_jitter_alone():
     """Where scales follow the latest amax; the limit that is shipped has to bear that."""
     training = Training(history=16, algorithm="recent", fp8_range_used_high=2.0)
-    assert training.train().alarms > 0
+    assert training.train(same, same).alarms > 0
 
 
 def test_scales_that_stand_still_under_a_tensor_that_grows_are_found():
-    training = Training(history=16, algorithm="max").train(steps=100)
+    training = Training(history=16, algorithm="max").train(same, same, steps=100)
     assert training.alarms == 0
-    training.train(activations=growth, updates=False, steps=400)
+    training.train(growth, same, updates=False, steps=400)
     assert {reason for _, reason in named(training.account)} == {"saturated"}
     assert misscaled(training.account) == LAYERS
 
 
 def test_gradients_that_are_cast_with_the_first_scale_for_ever_are_found():
-    training = Training(history=16, algorithm="max").train(updates=False, steps=30)
+    training = Training(history=16, algorithm="max").train(same, same, updates=False, steps=30)
     assert {reason for _, reason in named(training.account)} == {"unused"}
     assert misscaled(training.account) == LAYERS
