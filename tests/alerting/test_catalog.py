@@ -96,6 +96,8 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentAttentionLogitGrowth", _W): {100, 2},
     ("MpAgentOutputLogitDivergence", _W): {100, 2},
     ("MpAgentAdamEpsilonUnsafe", _W): {0.5},
+    ("MpAgentReductionSwallows", _W): {0.01},
+    ("MpAgentDimensionImbalance", _W): {1e4},
 }
 """Numbers that a level must compare against, by its severity."""
 
