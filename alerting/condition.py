@@ -39,7 +39,7 @@ COMPONENT = "mp-agent"
 ALERT_LABELS = ("cluster", "namespace", "job", "run")
 """Labels that every alert has, besides those that its predicate keeps."""
 
-_NAME = re.compile(r"MpAgent([A-Z][a-z]+)+")
+_NAME = re.compile(r"MpAgent([A-Z][a-z0-9]+)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

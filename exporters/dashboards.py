@@ -14,7 +14,7 @@ from mp_agent.output import write_whole
 from mp_agent.settings import load_settings
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"\\]+")
-_RUNBOOK = re.compile(r"@runbook_base@/([a-z]+)\.md")
+_RUNBOOK = re.compile(r"@runbook_base@/([a-z0-9]+)\.md")
 
 
 def dashboards(

@@ -58,6 +58,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentAttentionLogitGrowth": (frozenset((_Q.LOGITS,)),),
     "MpAgentOutputLogitDivergence": (frozenset((_Q.LOGITS,)),),
     "MpAgentRouterCollapse": (frozenset((_Q.ROUTERS,)),),
+    "MpAgentFp8Saturation": (frozenset((_Q.FP8,)),),
     "MpAgentTrainInferenceMismatch": (frozenset((_Q.LOGPROBS,)),),
     "MpAgentReductionSwallows": (frozenset((_Q.TENSORS,)),),
     "MpAgentDimensionImbalance": (frozenset((_Q.TENSORS,)),),

@@ -113,6 +113,19 @@ class RouterBalance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Scaling:
+    """Layers whose FP8 scales from earlier steps do not fit their tensors.
+
+    misscaled: how many. Some by name: saturated, beyond the format's largest number again and
+    again; unused, so far below it that few of the format's binades are left.
+    """
+
+    misscaled: int
+    saturated_names: tuple[str, ...] = ()
+    unused_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The health of a run; None for what is not known (yet)."""
 
@@ -139,3 +152,5 @@ class Health:
     """None before any was sampled."""
     routers: RouterBalance | None = None
     """None before any was sampled."""
+    fp8: Fp8Scaling | None = None
+    """None before any layer with delayed scaling was sampled."""

@@ -8,6 +8,7 @@ from mp_agent.alerting.conditions.activations.activation_near_overflow import (
 )
 from mp_agent.alerting.conditions.activations.activation_nonfinite import ACTIVATION_NONFINITE
 from mp_agent.alerting.conditions.activations.attention_logit_growth import ATTENTION_LOGIT_GROWTH
+from mp_agent.alerting.conditions.activations.fp8_saturation import FP8_SATURATION
 from mp_agent.alerting.conditions.activations.output_logit_divergence import (
     OUTPUT_LOGIT_DIVERGENCE,
 )
@@ -93,6 +94,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         ATTENTION_LOGIT_GROWTH,
         OUTPUT_LOGIT_DIVERGENCE,
         ROUTER_COLLAPSE,
+        FP8_SATURATION,
     ),
     "reinforcement": (TRAIN_INFERENCE_MISMATCH,),
     "tensors": (REDUCTION_SWALLOWS, DIMENSION_IMBALANCE),

@@ -21,6 +21,7 @@ _CONSTANT: Mapping[Metric, float] = {
     metrics.GRAD_NORM_WINDOW_MAX: 1.9,
     metrics.LAYERS_DEAD: 0,
     metrics.LAYERS_EXPLODING: 0,
+    metrics.LAYERS_FP8_MISSCALED: 0,
     metrics.LAYERS_MOMENT_STALE: 0,
     metrics.LAYERS_UNDERFLOWING: 0,
     metrics.LOSS_LOST_STEPS: 0,

@@ -92,6 +92,14 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "MpAgentAttentionLogitGrowth": ("MpAgentLearningRateJump", "MpAgentSecondMomentStale"),
     "MpAgentOutputLogitDivergence": ("MpAgentLearningRateJump",),
     "MpAgentRouterCollapse": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
+    "MpAgentFp8Saturation": (
+        "MpAgentLearningRateJump",
+        "MpAgentGradientExplosion",
+        "MpAgentActivationNonFinite",
+        "MpAgentGradientNonFinite",
+        "MpAgentGradientVanishing",
+        "MpAgentNothingTrained",
+    ),
     "MpAgentAdamEpsilonUnsafe": ("MpAgentGradientVanishing", "MpAgentNothingTrained"),
 }
 """Condition to those that it can follow from, the likeliest first; a condition that is not named

@@ -76,6 +76,30 @@ ACTIVATIONS = {
         samples=("balance_experts",),
         panels=(panels.ROUTER_LOAD, panels.ROUTER_ENTROPY, panels.LOSS),
     ),
+    "MpAgentFp8Saturation": Guidance(
+        harm="No damage to the weights at once; forward and backward passes compute with wrong "
+        "numbers, and the loss learns more slowly, drifts or diverges. Investigate within hours.",
+        query='mp_agent_fp8_misscaled_layer_info{run="RUN"}',
+        reading="The layers whose scales do not fit. Reason saturated: "
+        "mp_agent_layer_fp8_range_used_max says by which factor elements are cut off. Reason "
+        "unused: mp_agent_layer_fp8_range_used_min says by which factor a scale is too small, and "
+        "every halving is a binade lost at the lower end.",
+        causes=(
+            "Scales that are not updated any more: layers called outside the autocast region, "
+            "or an amax of NaN or Inf that stays in the history.",
+            "A tensor whose amax jumps from step to step, with a history that is short or of which "
+            "the latest value alone is used.",
+            "A state of scales that was not restored, or restored from another run, with a "
+            "checkpoint.",
+            "Activations or gradients that explode from pass to pass.",
+        ),
+        false_positives=(
+            "Batches of very different data in turn, with a history shorter than one turn: scales "
+            "are wrong for some, and few elements may be concerned.",
+        ),
+        samples=("scale_from_history",),
+        panels=(panels.FP8_RANGE, panels.FP8_FLUSHED, panels.LOSS),
+    ),
     "MpAgentOutputLogitDivergence": Guidance(
         harm="No damage yet; the loss loses precision as the logits drift, and may diverge. "
         "Investigate within hours.",

@@ -58,6 +58,7 @@ _SEVERITIES = {
     "MpAgentAttentionLogitGrowth": (_W,),
     "MpAgentOutputLogitDivergence": (_W,),
     "MpAgentRouterCollapse": (_W,),
+    "MpAgentFp8Saturation": (_W,),
     "MpAgentTrainInferenceMismatch": (_C, _W),
     "MpAgentReductionSwallows": (_W,),
     "MpAgentDimensionImbalance": (_W,),
@@ -95,6 +96,8 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentAttentionLogitGrowth", _W): {100, 2},
     ("MpAgentOutputLogitDivergence", _W): {100, 2},
     ("MpAgentAdamEpsilonUnsafe", _W): {0.5},
+    ("MpAgentReductionSwallows", _W): {0.01},
+    ("MpAgentDimensionImbalance", _W): {1e4},
 }
 """Numbers that a level must compare against, by its severity."""
 
@@ -130,6 +133,9 @@ _COUNTED = {
     "router_entropy_low": 0.25,
     "router_load_high": 3,
     "router_collapse_samples": 3,
+    "fp8_range_used_high": 4,
+    "fp8_range_used_low": 6.1e-5,
+    "fp8_scaling_samples": 3,
     "logprob_k3_high": 0.01,
     "logprob_k3_extreme": 0.1,
     "logprob_delta_tail": 0.1,

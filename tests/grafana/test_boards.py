@@ -256,7 +256,11 @@ def limits_in(value: object) -> set[str]:
 
 
 def limits_of(condition: Condition) -> set[str]:
-    return {name for level in condition.levels for name in limits_in(level.when)}
+    """Return those of its expressions, and those that the node agent counts its metrics against."""
+    counted = {
+        name for level in condition.levels for metric in level.metrics for name in metric.thresholds
+    }
+    return counted | {name for level in condition.levels for name in limits_in(level.when)}
 
 
 @pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)

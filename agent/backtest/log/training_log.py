@@ -30,6 +30,7 @@ class Quantity(Enum):
     ACTIVATIONS = "outputs of modules"
     LOGITS = "logits of attention and of the output"
     ROUTERS = "routers of mixtures of experts"
+    FP8 = "amax and scales of delayed scaling"
     LOGPROBS = "log-probabilities of trainer and sampler"
     TENSORS = "watched tensors"
 

@@ -10,7 +10,7 @@ from mp_agent.errors import FlightError, LogError
 from mp_agent.flight.record.load import load
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.flight.replay import merged_items
-from mp_agent.records.columns import ACTIVATIONS, DISTRIBUTION, GRADIENTS, OPTIMIZER
+from mp_agent.records.columns import ACTIVATIONS, DISTRIBUTION, FP8, GRADIENTS, OPTIMIZER
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 
@@ -21,6 +21,7 @@ _OF_FAMILIES: Mapping[str, Quantity] = {
     DISTRIBUTION.name: Quantity.DISTRIBUTION,
     OPTIMIZER.name: Quantity.OPTIMIZER,
     ACTIVATIONS.name: Quantity.ACTIVATIONS,
+    FP8.name: Quantity.FP8,
 }
 """What a record holds by the families whose layers it has."""
 

@@ -73,6 +73,11 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
         _down("router_entropy_low"),
         _up("router_collapse_samples"),
     ),
+    "MpAgentFp8Saturation": (
+        _up("fp8_range_used_high"),
+        _down("fp8_range_used_low"),
+        _up("fp8_scaling_samples"),
+    ),
     "MpAgentAdamEpsilonUnsafe": (_up("adam_below_epsilon"),),
     "MpAgentGradientNonFinite": (_up("nonfinite_gradients"),),
     "MpAgentClippingBeforeUnscale": (_up("scaled_clip_steps"),),

@@ -7,6 +7,7 @@ catalog renders rules from them, dashboards draw them. The setting `thresholds` 
 from collections.abc import Mapping
 
 from mp_agent.catalog.thresholds.activations import ACTIVATION_THRESHOLDS
+from mp_agent.catalog.thresholds.fp8 import FP8_THRESHOLDS
 from mp_agent.catalog.thresholds.gradients import GRADIENT_THRESHOLDS
 from mp_agent.catalog.thresholds.loss_scale import LOSS_SCALE_THRESHOLDS
 from mp_agent.catalog.thresholds.optimizer import OPTIMIZER_THRESHOLDS
@@ -36,6 +37,7 @@ THRESHOLDS = (
     *RUN_THRESHOLDS,
     *ACTIVATION_THRESHOLDS,
     *ROUTER_THRESHOLDS,
+    *FP8_THRESHOLDS,
     *REINFORCEMENT_THRESHOLDS,
     *TENSOR_THRESHOLDS,
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 from mp_agent.node.accounting.activations import NonfiniteGradientTracker, NonfiniteOutputTracker
+from mp_agent.node.accounting.fp8 import Fp8ScaleTracker
 from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
 from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.gradients.second_moments import SecondMoments
@@ -50,6 +51,7 @@ class Progress:
     backward: NonfiniteGradientTracker = field(default_factory=NonfiniteGradientTracker)
     logits: LogitTracker = field(default_factory=LogitTracker)
     routers: RouterTracker = field(default_factory=RouterTracker)
+    fp8: Fp8ScaleTracker = field(default_factory=Fp8ScaleTracker)
     tensors: TensorTracker = field(default_factory=TensorTracker)
     collections: CollectionTracker = field(default_factory=CollectionTracker)
 

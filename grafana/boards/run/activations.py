@@ -1,11 +1,12 @@
 """Outputs of modules, where they are measured."""
 
-from grafana.panel import Panel, Query, Row, above, help_of
+from grafana.panel import Panel, Query, Row, above, below, between, help_of
 from grafana.queries import by_run, increase
 from mp_agent.alerting.conditions.activations import (
     activation_near_overflow,
     activation_nonfinite,
     attention_logit_growth,
+    fp8_saturation,
     output_logit_divergence,
     router_collapse,
 )
@@ -123,7 +124,9 @@ ACTIVATIONS = Row(
             title="Range used by delayed scaling",
             description="Amax times scale divided by FP8's largest number, of the tensor where it "
             "is largest and where it is smallest: above 1 a tensor was saturated, far below 1 a "
-            "scale is out of date. Measured only if the setting measure_fp8 is on.",
+            "scale is out of date. A layer above <fp8_range_used_high> or below "
+            "<fp8_range_used_low> sample after sample brings an alert. Measured only if the "
+            "setting measure_fp8 is on.",
             unit="sci",
             decimals=1,
             log_base=10,
@@ -133,6 +136,9 @@ ACTIVATIONS = Row(
                 Query(by_run("mp_agent_fp8_range_used_max"), "largest", optional=True),
                 Query(by_run("mp_agent_fp8_range_used_min"), "smallest", optional=True),
             ),
+            steps=between(below(fp8_range_used_low="orange"), above(fp8_range_used_high="orange")),
+            lines=True,
+            runbooks=(fp8_saturation.FP8_SATURATION,),
         ),
     ),
 )

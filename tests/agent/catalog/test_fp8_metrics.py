@@ -35,6 +35,7 @@ EXPECTED = {
     "fp8_scale_max": 64.0,
     "layer_fp8_saturated_ratio": 0.25,
     "layer_fp8_range_used_max": 4.0,
+    "layer_fp8_range_used_min": 2.0**-10,
     "layer_fp8_amax": 1792.0,
 }
 

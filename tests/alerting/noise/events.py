@@ -19,6 +19,7 @@ class Step:
     per element. of_output: columns of activations that outputs of modules have otherwise.
     attention_logit, logsumexp: the largest of attention, and that of the output logits.
     router_load, router_entropy: of the most loaded expert, and of a token's choice, 0 to 1.
+    fp8_range_used: smallest and largest of a layer with delayed scaling.
     logprob_delta: by how much trainer and sampler differ in every token, if they are compared.
     of_tensor: columns that watched tensors have otherwise.
     step: the trainer's own count, if it gives one.
@@ -44,6 +45,7 @@ class Step:
     logsumexp: float = 11.0
     router_load: float = 1.3
     router_entropy: float = 0.8
+    fp8_range_used: tuple[float, float] = (0.4, 1.02)
     logprob_delta: float = 0.02
     of_tensor: Mapping[str, float] = field(default_factory=dict)
 

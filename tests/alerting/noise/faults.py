@@ -114,6 +114,22 @@ def _router_collapse(random: Random) -> Events:
     yield from training.forever(router_load=4.3, router_entropy=0.05)
 
 
+def _outgrown_scale(random: Random) -> Events:
+    """A scale stands still while its tensor grows by 1 % a step."""
+    training, before = _trained(random)
+    yield from before
+    for step in range(300):
+        yield training.step(fp8_range_used=(0.4, 1.01**step))
+    yield from training.forever(fp8_range_used=(0.4, 20.0))
+
+
+def _unused_range(random: Random) -> Events:
+    """Gradients are cast with the scale of 1 that the layer began with."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(fp8_range_used=(2e-8, 1.0))
+
+
 def _other_policy(random: Random) -> Events:
     training, before = _trained(random)
     yield from before
@@ -798,6 +814,22 @@ FAULTS = (
         script=_router_collapse,
         modules=MODULES,
         expected={"MpAgentRouterCollapse": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="outgrown-scale",
+        what="an FP8 tensor grows by 1 % a step, and its scale does not follow",
+        script=_outgrown_scale,
+        modules=MODULES,
+        expected={"MpAgentFp8Saturation": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="unused-range",
+        what="FP8 gradients are cast with a scale of 1",
+        script=_unused_range,
+        modules=MODULES,
+        expected={"MpAgentFp8Saturation": "warning"},
         minutes=60,
     ),
     Scenario(

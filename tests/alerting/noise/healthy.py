@@ -272,6 +272,15 @@ def _experts(random: Random) -> Events:
 _LOW_BY_NATURE = {"MpAgentLossScaleLow": "warning"}
 """A scale below 1024 after calibration is what that alert is about, whatever the reason."""
 
+
+def _fp8(random: Random) -> Events:
+    """Tensors are beyond the scales of earlier steps now and then, by far at times."""
+    training = Training(random=random, seconds=0.5)
+    while True:
+        beyond = 200.0 if random.random() < 0.1 else random.lognormvariate(0, 0.3)
+        yield training.step(fp8_range_used=(random.uniform(0.001, 0.9), max(beyond, 0.9)))
+
+
 HEALTHY = (
     Scenario(name="bf16", what="BF16 with clipping", script=_bf16),
     Scenario(name="fp32", what="FP32 without clipping", script=_fp32, facts=FP32),
@@ -370,4 +379,10 @@ HEALTHY = (
         layers=EXPERT_LAYERS,
     ),
     Scenario(name="compiling", what="a first step of 8 minutes", script=_first_compilation),
+    Scenario(
+        name="fp8",
+        what="FP8 tensors that jump beyond their scales now and then",
+        script=_fp8,
+        modules=("embed", "blocks.0.mlp", "blocks.1.mlp", "head"),
+    ),
 )

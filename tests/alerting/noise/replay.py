@@ -32,6 +32,7 @@ from mp_agent.records.columns import (
     ATTENTION,
     DISTRIBUTION,
     FAMILIES,
+    FP8,
     GRADIENT_COLUMN_NAMES,
     GRADIENTS,
     LOGITS,
@@ -376,6 +377,7 @@ def _schema(scenario: Scenario, rank: int) -> Schema:
         own[ATTENTION.name] = ("blocks.1.attn",)
         own[LOGITS.name] = ("output",)
         own[ROUTERS.name] = ("blocks.1.gate",)
+        own[FP8.name] = ("blocks.1.mlp",)
     if scenario.tensors:
         own[TENSORS.name] = scenario.tensors
     if scenario.logprobs:
@@ -432,6 +434,7 @@ def _outputs(step: Step, modules: tuple[str, ...]) -> dict[str, FloatArray]:
         ATTENTION.name: np.array([[_ELEMENTS, 0.0, step.attention_logit]]),
         LOGITS.name: np.array([[1.0, 0.0, step.logsumexp, *[step.logsumexp] * 3]]),
         ROUTERS.name: _routers(step),
+        FP8.name: _scaled(step),
     }
 
 
@@ -448,6 +451,23 @@ def _routers(step: Step) -> FloatArray:
         "unused_experts": 0.0,
     }
     index = {name: place for place, name in enumerate(ROUTERS.names)}
+    return np.stack([_row(index, columns, nan)])
+
+
+def _scaled(step: Step) -> FloatArray:
+    """Return the row of a layer with delayed scaling."""
+    smallest, largest = step.fp8_range_used
+    columns = {
+        "tensors": 3.0,
+        "scaled_tensors": 3.0,
+        "saturated_tensors": float(largest > 1.0),
+        "range_used_max": largest,
+        "range_used_min": smallest,
+        "scale_min": 2.0,
+        "scale_max": 1024.0,
+        "amax_max": 200.0 * largest,
+    }
+    index = {name: place for place, name in enumerate(FP8.names)}
     return np.stack([_row(index, columns, nan)])
 
 

@@ -52,6 +52,16 @@ FP8_LAYER_METRICS = (
         read=_of_layer(lambda values: values.get("range_used_max")),
     ),
     Metric(
+        name="mp_agent.layer.fp8.range_used.min",
+        unit="{factor}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=FP8.name,
+        gives_way=True,
+        help="The same of the layer's tensor where it is smallest.",
+        read=_of_layer(lambda values: values.get("range_used_min")),
+    ),
+    Metric(
         name="mp_agent.layer.fp8.amax",
         unit="{element}",
         kind=Kind.GAUGE,

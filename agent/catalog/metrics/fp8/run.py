@@ -10,12 +10,22 @@ from mp_agent.catalog.metrics.fp8.quantities import (
     saturated,
 )
 from mp_agent.records.columns import FP8
+from mp_agent.records.health import Fp8Scaling
 from mp_agent.records.merged import StepTransition
 from mp_agent.records.views import RunView
 
 
 def _of_run(quantity: Callable[[Columns], Reading]) -> Callable[[RunView], Reading]:
     return lambda run: quantity(run.families.get(FP8.name, {}))
+
+
+def _of_scaling(read: Callable[[Fp8Scaling], Reading]) -> Callable[[RunView], Reading]:
+    return lambda run: None if run.health.fp8 is None else read(run.health.fp8)
+
+
+def _names(scaling: Fp8Scaling) -> Reading:
+    named = {"saturated": scaling.saturated_names, "unused": scaling.unused_names}
+    return {(layer, reason): 1.0 for reason, layers in named.items() for layer in layers}
 
 
 def _flushed(values: Columns) -> Reading:
@@ -88,5 +98,25 @@ FP8_METRICS = (
         help="NaN and Inf among the elements of inputs, weights and output gradients of linear "
         "layers, in the steps that were sampled.",
         count=_nonfinite,
+    ),
+    Metric(
+        name="mp_agent.layers.fp8_misscaled",
+        unit="{layer}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("fp8_range_used_high", "fp8_range_used_low", "fp8_scaling_samples"),
+        help="Layers with a tensor that used more of FP8's range than the one limit, or less than "
+        "the other, in several consecutive samples. Absent without delayed scaling.",
+        read=_of_scaling(lambda scaling: float(scaling.misscaled)),
+    ),
+    Metric(
+        name="mp_agent.fp8_misscaled_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer", "reason"),
+        help="Such a layer, with what its scale does to a tensor: `saturated` or `unused`, the "
+        "range; 10 of each at most, the furthest ones first.",
+        read=_of_scaling(_names),
     ),
 )

@@ -14,7 +14,8 @@ from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError
 from mp_agent.flight.record.archive import write_archive
 from mp_agent.node.cluster.root import MergedTable
-from mp_agent.records.columns import GRADIENTS, OPTIMIZER
+from mp_agent.records.columns import FP8, GRADIENTS, OPTIMIZER
+from mp_agent.records.columns.family import ColumnFamily
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import family_columns
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
@@ -50,27 +51,41 @@ def test_a_loss_that_is_lost_is_found_in_it(tmp_path: Path) -> None:
     assert found["MpAgentLossNonFinite"].first_step == 1
 
 
-def test_what_a_record_holds_of_the_optimizer_is_judged_too(tmp_path: Path) -> None:
-    stale = {"elements": 1000.0, "active_elements": 1000.0, "squared_ratio_sum": 9000.0}
-    row = np.array([stale.get(name, 0.0) for name in OPTIMIZER.names])
+_STALE = {"elements": 1000.0, "active_elements": 1000.0, "squared_ratio_sum": 9000.0}
+_SATURATED = {"tensors": 3.0, "scaled_tensors": 3.0, "range_used_max": 9.0, "range_used_min": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("family", "held", "values", "alert"),
+    [
+        (OPTIMIZER, Quantity.OPTIMIZER, _STALE, "MpAgentSecondMomentStale"),
+        (FP8, Quantity.FP8, _SATURATED, "MpAgentFp8Saturation"),
+    ],
+)
+def test_what_a_record_holds_of_another_family_is_judged_too(
+    tmp_path: Path, family: ColumnFamily, held: Quantity, values: dict[str, float], alert: str
+) -> None:
+    row = np.array([values.get(name, 0.0) for name in family.names])
     whole = make_segment(40, tables=(10, 20, 30))
     segment = replace(
         whole,
-        schema=replace(whole.schema, families=family_columns((GRADIENTS, OPTIMIZER))),
+        schema=replace(whole.schema, families=family_columns((GRADIENTS, family))),
         steps=tuple(
-            replace(step, families={**step.families, OPTIMIZER.name: row[None, :]})
+            replace(step, families={**step.families, family.name: row[None, :]})
             for step in whole.steps
         ),
         tables=tuple(
-            replace(table, families={**table.families, OPTIMIZER.name: np.stack([row, row])})
+            replace(table, families={**table.families, family.name: np.stack([row, row])})
             for table in whole.tables
         ),
     )
     with (tmp_path / "node0.npz").open("wb") as file:
         write_archive(file, make_node_record(make_log(segments=(segment,))))
     (log,) = read_logs(str(tmp_path), ReadOptions())
-    assert Quantity.OPTIMIZER in log.held and Quantity.ACTIVATIONS not in log.held
-    assert "MpAgentSecondMomentStale" in {a.name for a in play(log, values_in_force()).alerts}
+    assert held in log.held and Quantity.ACTIVATIONS not in log.held
+    result = play(log, values_in_force())
+    assert alert in {each.name for each in result.alerts}
+    assert alert not in {spot.name for spot in result.blind}
 
 
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ def record(state: Any, *amax: float) -> None:
     state.amax_history[0] = torch.tensor(amax)
 
 
-def update(state: Any, largest: float) -> None:
-    """As `_update_amax_history` and `_default_sf_compute` do, with the algorithm "max"."""
-    amax = state.amax_history.max(dim=0).values
+def update(state: Any, largest: float, algorithm: str = "max") -> None:
+    """As `_update_amax_history` and `_default_sf_compute` do; any other algorithm is the latest."""
+    history = state.amax_history
+    amax = history.max(dim=0).values if algorithm == "max" else history[0].clone()
     state.amax_history.copy_(torch.roll(state.amax_history, -1, 0))
     state.amax_history[0].fill_(0.0)
     new = torch.where((amax > 0.0) & amax.isfinite(), largest / amax, state.scale)
