@@ -63,6 +63,10 @@ class LayerSchedule:
         ):
             self._after_trouble.note_trouble(sequence)
 
+    def follows_trouble(self, sequence: int) -> bool:
+        """Return whether step `sequence` lies within a denser stretch of the schedule."""
+        return self._after_trouble.lasts(sequence)
+
     @property
     def interval_steps(self) -> int:
         """Steps between two measurements of all layers, after the early ones."""
