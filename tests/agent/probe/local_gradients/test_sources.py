@@ -16,6 +16,13 @@ from mp_agent.probe.local_gradients.step import UNSEEN
 from mp_agent.records.columns import by_name
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
+pytestmark = pytest.mark.xfail(
+    torch.__version__.startswith("2.6."),
+    reason="fully_shard of torch 2.6 does not run on a CPU",
+    raises=(AttributeError, TypeError),
+    strict=True,
+)
+
 NORM = "local_grad_norm"
 UNDER_FSDP2 = "local gradients under fsdp2"
 
@@ -127,18 +134,22 @@ def test_a_module_that_is_used_later_counts_from_then_on(watch):
 def test_compiled_modules_are_measured_as_others_are_and_not_compiled_again(watch):
     model = make_model()
     norm = expected_norm(model)
-    sharded(model)
-    compiled = cast(nn.Module, torch.compile(model, backend="aot_eager"))
+    mesh = init_device_mesh("cpu", (1,))
+    blocks = [
+        torch.compile(nn.Sequential(*part), backend="aot_eager") for part in (model[:2], model[2:])
+    ]
+    model = nn.Sequential(*(fully_shard(block, mesh=mesh) for block in blocks))
     watching = watch(measure_local_gradients=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     torch._dynamo.utils.counters.clear()
-    train(compiled, optimizer, steps=1)
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    train(compiled, optimizer, steps=3)
+    train(model, optimizer, steps=1)
+    assert hooks_of(model) == 0
+    train(model, optimizer, steps=3)
+    assert hooks_of(model) == 4
     assert last_of(watching)[NORM] == pytest.approx(norm, rel=1e-6)
     watching.close()
-    train(compiled, optimizer)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+    train(model, optimizer)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(blocks)
 
 
 @pytest.mark.parametrize(
