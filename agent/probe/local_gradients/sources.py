@@ -104,7 +104,7 @@ def _sources_under_fsdp(
         if fsdp_param is None and not isinstance(parameter, DTensor):
             found.append(GradientSource(parameter))  # one that FSDP2 was told to ignore
             continue
-        if not hasattr(fsdp_param, _KEPT_SUM):
+        if not all(hasattr(fsdp_param, name) for name in (_KEPT_SUM, "__weakref__")):
             return None
         tensor = getattr(fsdp_param, "_unsharded_param", None)
         if tensor is not None and tensor.device != device:

@@ -1,7 +1,8 @@
 """Gradients of one rank under FSDP2: where they are found, and what of that stays untouched."""
 
 import copy
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mp_agent.probe.local_gradients import sources
 from mp_agent.probe.local_gradients.step import UNSEEN
+from mp_agent.probe.optimizers.layer_slots import LayerSlot
 from mp_agent.records.columns import by_name
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
-pytestmark = pytest.mark.xfail(
+fully_sharded = pytest.mark.xfail(
     torch.__version__.startswith("2.6."),
     reason="fully_shard of torch 2.6 does not run on a CPU",
     raises=(AttributeError, TypeError),
@@ -27,7 +29,7 @@ NORM = "local_grad_norm"
 UNDER_FSDP2 = "local gradients under fsdp2"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def group(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
@@ -73,6 +75,8 @@ def expected_norm(model: nn.Module) -> float:
     return sum_squares(plain) ** 0.5
 
 
+@fully_sharded
+@pytest.mark.usefixtures("group")
 def test_hooks_are_on_the_gathered_parameters_alone_and_only_while_attached(watch):
     model = make_model()
     norm = expected_norm(model)
@@ -85,6 +89,8 @@ def test_hooks_are_on_the_gathered_parameters_alone_and_only_while_attached(watc
     assert hooks_of(model) == 0
 
 
+@fully_sharded
+@pytest.mark.usefixtures("group")
 def test_no_gathered_gradient_outlives_its_reduction(watch):
     model = make_model()
     sharded(model)
@@ -102,6 +108,8 @@ def test_no_gathered_gradient_outlives_its_reduction(watch):
     assert all(storage.expired() for storage in storages)
 
 
+@fully_sharded
+@pytest.mark.usefixtures("group")
 def test_a_parameter_that_fsdp2_ignores_counts_too(watch):
     model = make_model()
     norm = expected_norm(model)
@@ -114,6 +122,8 @@ def test_a_parameter_that_fsdp2_ignores_counts_too(watch):
     assert last_of(watching)[NORM] == pytest.approx(norm, rel=1e-6)
 
 
+@fully_sharded
+@pytest.mark.usefixtures("group")
 def test_a_module_that_is_used_later_counts_from_then_on(watch):
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     mesh = init_device_mesh("cpu", (1,))
@@ -131,6 +141,8 @@ def test_a_module_that_is_used_later_counts_from_then_on(watch):
     assert last_of(watching)[NORM] == pytest.approx(sum_squares(plain) ** 0.5, rel=1e-6)
 
 
+@fully_sharded
+@pytest.mark.usefixtures("group")
 def test_compiled_modules_are_measured_as_others_are_and_not_compiled_again(watch):
     model = make_model()
     norm = expected_norm(model)
@@ -152,6 +164,8 @@ def test_compiled_modules_are_measured_as_others_are_and_not_compiled_again(watc
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(blocks)
 
 
+@fully_sharded
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
     ("missing", "reported"),
     [
@@ -160,6 +174,7 @@ def test_compiled_modules_are_measured_as_others_are_and_not_compiled_again(watc
         ({"fsdp_params"}, UNDER_FSDP2),
         ({"sharded_param"}, UNDER_FSDP2),
         ({"unsharded_accumulated_grad"}, UNDER_FSDP2),
+        ({"__weakref__"}, UNDER_FSDP2),
         ({"_unsharded_param"}, UNSEEN),
     ],
 )
@@ -182,3 +197,30 @@ def test_where_fsdp2_is_built_otherwise_it_is_reported_and_nothing_is_claimed(
     assert hooks_of(model) == 0
     assert reported in watching.state().unsupported
     assert watching.state().probe_errors == 0
+
+
+class FakeFSDPParam:
+    def __init__(self, sharded: nn.Parameter, whole: nn.Parameter) -> None:
+        self.sharded_param, self._unsharded_param = sharded, whole
+        self.unsharded_accumulated_grad = None
+
+
+@pytest.mark.parametrize(("device", "known"), [("cpu", True), ("meta", False)])
+def test_a_copy_on_another_device_than_its_parameter_is_not_measured(device, known):
+    parameter = nn.Parameter(torch.zeros(3))
+    copied = FakeFSDPParam(parameter, nn.Parameter(torch.zeros(3, device=device)))
+    state = SimpleNamespace(_fsdp_param_group=SimpleNamespace(fsdp_params=[copied]))
+    module = SimpleNamespace(_get_fsdp_state=lambda: state)
+    plan = SimpleNamespace(
+        slots=[LayerSlot("weight", parameter)],
+        reducers=SimpleNamespace(sharding=[module]),
+        device=parameter.device,
+    )
+    found = sources.sources_of(cast(Any, plan))
+    assert (found is not None) is known
+
+
+def test_parts_of_flat_parameters_are_not_measured():
+    flat = LayerSlot("weight", nn.Parameter(torch.zeros(3)), slice(0, 2))
+    plan = SimpleNamespace(slots=[flat], reducers=SimpleNamespace(sharding=[]))
+    assert sources.sources_of(cast(Any, plan)) is None
