@@ -27,7 +27,7 @@ class IncidentTracker(Tracker):
     first: FirstNonfinite | None = None
     first_sequence: int = 0
     unattributed: bool = False
-    """The incident began in backward, on a step of which nobody's own gradients are known."""
+    """The incident began in backward, on a step of which no own gradients are known."""
     clean_steps: int = 0
     suspect: FirstNonfinite | None = None
     """The first of the consecutive skipped steps with a non-finite loss."""

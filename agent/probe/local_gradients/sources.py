@@ -102,7 +102,7 @@ def _sources_under_fsdp(
     for parameter in parameters:
         fsdp_param = copied.get(id(parameter))
         if fsdp_param is None and not isinstance(parameter, DTensor):
-            found.append(GradientSource(parameter))  # one that FSDP2 was told to ignore
+            found.append(GradientSource(parameter))  # one of `ignored_params`
             continue
         if not all(hasattr(fsdp_param, name) for name in (_KEPT_SUM, "__weakref__")):
             return None

@@ -1,6 +1,7 @@
 """Gradients of one rank under FSDP2: where they are found, and what of that stays untouched."""
 
 import copy
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,20 +37,25 @@ def group(tmp_path):
     dist.destroy_process_group()
 
 
-def sharded(model: nn.Module, **settings) -> FSDPModule:
+def shard(model: nn.Sequential) -> None:
     mesh = init_device_mesh("cpu", (1,))
-    fully_shard(model[0], mesh=mesh, **settings)
-    return cast(FSDPModule, fully_shard(model, mesh=mesh, **settings))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def copies_of(model: nn.Module) -> list[torch.Tensor]:
     """Return the whole parameters that FSDP2 computes with."""
-    found = []
+    found: list[torch.Tensor] = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
             found += [] if group is None else [each._unsharded_param for each in group.fsdp_params]
     return found
+
+
+def halves(model: nn.Sequential) -> tuple[nn.Module, nn.Module]:
+    layers = list(model)
+    return nn.Sequential(*layers[:2]), nn.Sequential(*layers[2:])
 
 
 def hooks_of(model: nn.Module) -> int:
@@ -72,7 +78,7 @@ def last_of(watching) -> dict[str, float]:
 def expected_norm(model: nn.Module) -> float:
     plain = copy.deepcopy(model)
     make_loss(plain).backward()
-    return sum_squares(plain) ** 0.5
+    return math.sqrt(sum_squares(plain))
 
 
 @fully_sharded
@@ -80,7 +86,7 @@ def expected_norm(model: nn.Module) -> float:
 def test_hooks_are_on_the_gathered_parameters_alone_and_only_while_attached(watch):
     model = make_model()
     norm = expected_norm(model)
-    sharded(model)
+    shard(model)
     watching = watch(measure_local_gradients=True)
     train(model, torch.optim.SGD(model.parameters(), lr=0.0))
     assert last_of(watching)[NORM] == pytest.approx(norm, rel=1e-6)
@@ -93,7 +99,7 @@ def test_hooks_are_on_the_gathered_parameters_alone_and_only_while_attached(watc
 @pytest.mark.usefixtures("group")
 def test_no_gathered_gradient_outlives_its_reduction(watch):
     model = make_model()
-    sharded(model)
+    shard(model)
     watch(measure_local_gradients=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer)
@@ -113,7 +119,7 @@ def test_no_gathered_gradient_outlives_its_reduction(watch):
 def test_a_parameter_that_fsdp2_ignores_counts_too(watch):
     model = make_model()
     norm = expected_norm(model)
-    ignored = model[2].weight
+    ignored = cast(nn.Parameter, model[2].weight)
     mesh = init_device_mesh("cpu", (1,))
     fully_shard(model, mesh=mesh, ignored_params={ignored})
     assert model[2].weight is ignored
@@ -147,10 +153,10 @@ def test_compiled_modules_are_measured_as_others_are_and_not_compiled_again(watc
     model = make_model()
     norm = expected_norm(model)
     mesh = init_device_mesh("cpu", (1,))
-    blocks = [
-        torch.compile(nn.Sequential(*part), backend="aot_eager") for part in (model[:2], model[2:])
-    ]
-    model = nn.Sequential(*(fully_shard(block, mesh=mesh) for block in blocks))
+    blocks = [cast(nn.Module, torch.compile(part, backend="aot_eager")) for part in halves(model)]
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    model = nn.Sequential(*blocks)
     watching = watch(measure_local_gradients=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     torch._dynamo.utils.counters.clear()
@@ -190,7 +196,7 @@ def test_where_fsdp2_is_built_otherwise_it_is_reported_and_nothing_is_claimed(
     monkeypatch.setattr(sources, "getattr", get, raising=False)
     monkeypatch.setattr(sources, "hasattr", has, raising=False)
     model = make_model()
-    sharded(model)
+    shard(model)
     watching = watch(measure_local_gradients=True)
     train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert NORM not in last_of(watching)

@@ -88,7 +88,10 @@ def _weights_after_training(rank: int, case: Case) -> tuple[list[torch.Tensor], 
     """Return the weights, and the steps in whose backward there were hooks."""
     torch.manual_seed(3)
     model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    model = fully_shard(model) if case.sharded else DistributedDataParallel(model)
+    if case.sharded:
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100, enabled=case.scaler)
     hooked = []

@@ -140,6 +140,7 @@ def _weights_after_training(
 ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
     """Return the gathered weights, and what was to be measured of each step."""
     model = _sharded(case)
+    assert isinstance(model, FSDPModule)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=case.scale or 1.0, enabled=case.scale > 0)
     expected = []
@@ -160,7 +161,7 @@ def _weights_after_training(
     return [_whole(weight) for weight in model.parameters()], expected
 
 
-def _sharded(case: Case) -> FSDPModule:
+def _sharded(case: Case) -> Model:
     torch.manual_seed(3)
     model = Model(case.checkpoints)
     names = ("copies", "shards") if not case.tensor_parallel else ("shards", "tp")
@@ -174,11 +175,10 @@ def _sharded(case: Case) -> FSDPModule:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for each in (model.first, model.second, model):
         fully_shard(each, mesh=mesh, reshard_after_forward=case.reshards, mp_policy=policy)
-    assert isinstance(model, FSDPModule)
     return model
 
 
-def _loss(model: nn.Module, case: Case, rank: int, step: int, part: int) -> torch.Tensor:
+def _loss(model: Model, case: Case, rank: int, step: int, part: int) -> torch.Tensor:
     model.poisons = case.poison and (rank, step, part) == (1, POISONED_STEP, 0)
     # Ranks that split the same tensors work on the same data.
     seed = rank // case.shape[-1] if case.tensor_parallel else rank
@@ -187,7 +187,7 @@ def _loss(model: nn.Module, case: Case, rank: int, step: int, part: int) -> torc
     return loss
 
 
-def _expected(rank: int, case: Case, model: nn.Module, step: int) -> tuple[float, float]:
+def _expected(rank: int, case: Case, model: Model, step: int) -> tuple[float, float]:
     """Return norm and number of non-finite elements of the gradients of a rank alone."""
     parts = []
     for part in range(case.micro_batches):
