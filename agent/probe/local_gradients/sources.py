@@ -117,7 +117,7 @@ def _fsdp_params(modules: Iterable[FSDPModule]) -> Iterator[Any]:
     """Yield the `FSDPParam` of each parameter, as far as FSDP2's internals show them."""
     for module in modules:
         state = getattr(module, "_get_fsdp_state", lambda: None)()
-        groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 and later
+        groups = getattr(state, "_fsdp_param_groups", None)  # not in earlier releases
         if groups is None:
             groups = [getattr(state, "_fsdp_param_group", None)]
         for group in groups:

@@ -111,7 +111,7 @@ def _own_gradients(case: Case, first: MergedStep) -> Iterator[Argument]:
     """Yield whose own gradients were not finite, on the first step on which that was measured."""
     for step in case.steps:
         blamed = step.nonfinite_gradient_ranks
-        if step.sequence < first.sequence or not blamed:
+        if step.sequence < first.sequence or not blamed or step.flag("loss_nonfinite"):
             continue
         others = len(step.present_ranks) - len(blamed)
         when = "" if step is first else f"on step {step.step}, where they were first measured, "
