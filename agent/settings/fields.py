@@ -134,11 +134,13 @@ class Settings(BaseSettings):
         description="Time the data, forward, backward and optimizer parts of steps by the host's "
         "clock, with one hook on the outermost module of the model.",
     )
-    measure_local_gradients: bool = Field(
+    measure_local_gradients: bool | Literal["after_trouble"] = Field(
         False,
         description="Measure each rank's own gradients before they are reduced over the ranks: "
         "their norm, and NaN and Inf, so that the rank where these began is named. One hook per "
-        "parameter; under DDP and without a wrapper, not under FSDP and DeepSpeed.",
+        "parameter; under DDP, FSDP2 and without a wrapper, not under FSDP1 and DeepSpeed. "
+        "after_trouble: only while layers are measured more often after a step with non-finite "
+        "gradients or one that was skipped; there are no hooks otherwise.",
     )
     measure_updates: bool = Field(
         False,

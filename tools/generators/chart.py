@@ -44,7 +44,7 @@ _NO_URL = {"type": "string", "maxLength": 0}
 _PORT_NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$"}
 _MATCHER_LIST = {"type": "string", "pattern": f"^{MATCHERS}$"}
 _ADDRESS_CHARACTER = r"[^\s{}<>\"]"
-_CONSTRAINTS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "items")
+_CONSTRAINTS = ("type", "const", "enum", "minimum", "exclusiveMinimum", "maximum", "items")
 _SEVERITY = {"enum": ["critical", "warning", "info", "off", False]}
 """YAML reads a bare `off` as false."""
 
@@ -147,7 +147,10 @@ def _settings() -> Iterator[tuple[str, Any]]:
 
 
 def _setting(known: Mapping[str, Any]) -> dict[str, Any]:
-    (kind,) = (one for one in known.get("anyOf", [known]) if one.get("type") != "null")
+    kinds = [one for one in known.get("anyOf", [known]) if one.get("type") != "null"]
+    if len(kinds) > 1:
+        return {"anyOf": [_setting(one) for one in kinds]}
+    (kind,) = kinds
     schema = {word: kind[word] for word in _CONSTRAINTS if word in kind}
     if kind.get("format") == "path":
         return {**schema, "pattern": "^/"}

@@ -26,6 +26,8 @@ class IncidentTracker(Tracker):
 
     first: FirstNonfinite | None = None
     first_sequence: int = 0
+    unattributed: bool = False
+    """The incident began in backward, on a step of which no own gradients are known."""
     clean_steps: int = 0
     suspect: FirstNonfinite | None = None
     """The first of the consecutive skipped steps with a non-finite loss."""
@@ -63,6 +65,7 @@ class IncidentTracker(Tracker):
         elif loss_nonfinite or step.gradient_nonfinite_elements > 0:
             self.suspect_steps = 0
             self._begin(_first_seen(step), step.sequence)
+            self._attribute(step)
         else:
             self.suspect_steps = 0
             self.clean_steps += 1
@@ -97,7 +100,18 @@ class IncidentTracker(Tracker):
     def _begin(self, first: FirstNonfinite, sequence: int) -> None:
         if self.first is None or self.clean_steps >= HEALTHY_STEPS:
             self.first, self.first_sequence = first, sequence
+            self.unattributed = first.phase == "backward"
         self.clean_steps = 0
+
+    def _attribute(self, step: MergedStep) -> None:
+        """Name the ranks of the first step of the incident on which they are known.
+
+        Those of a step with a non-finite loss may have it from the weights.
+        """
+        known = step.nonfinite_gradient_ranks and not step.flag("loss_nonfinite")
+        if self.unattributed and self.first is not None and known:
+            self.unattributed = False
+            self.first = replace(self.first, rank=_blamed_ranks(step))
 
 
 def _first_seen(step: MergedStep) -> FirstNonfinite:

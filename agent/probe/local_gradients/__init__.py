@@ -1,4 +1,5 @@
 """Each rank's own gradients, before wrappers reduce them over the ranks.
 
-`gradient_hooks` sees when backward has added to a gradient; `step` measures it, and knows the step.
+`sources` knows what backward adds a gradient to; `gradient_hooks` sees when it has; `step` measures
+it, and knows the step; `totals` adds up what was measured.
 """

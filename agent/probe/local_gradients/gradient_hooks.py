@@ -6,6 +6,8 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from mp_agent.probe.local_gradients.sources import GradientSource
+
 Run = Callable[..., None]
 """`Guard.run`: a kind of failure, a function, and its arguments."""
 
@@ -36,7 +38,7 @@ class LocalGradientHooks:
     into the place of the others only as backward ends, all are measured together, by a callback of
     autograd that is queued before DDP's own: so it is for every backward within a backward
     (reentrant checkpointing), one of which may end with DDP's callback. Elsewhere each is measured
-    by itself, in its hook.
+    by itself, in its hook: FSDP2 takes the gradients of a module away as soon as it has them all.
     """
 
     def __init__(self, run: Run, measure: Callable[[Collection[int]], None]) -> None:
@@ -51,18 +53,17 @@ class LocalGradientHooks:
         self._queued: set[int] = set()
         """Backwards, by autograd's own numbers, at the end of which they are measured."""
 
-    def watch(self, parameters: Sequence[torch.Tensor], *, new: bool) -> None:
-        """Have one hook on each parameter that is trained. new: they are not those of before."""
-        trained = [parameter.requires_grad for parameter in parameters]
+    def watch(self, sources: Sequence[GradientSource], *, new: bool) -> None:
+        """Have one hook on each tensor that is trained. new: they are not those of before."""
+        trained = [source.trained for source in sources]
         if not new and trained == self._trained:
             return
         self.close()
         self._trained = trained
-        for place, parameter in enumerate(parameters):
-            if parameter.requires_grad and parameter.is_leaf:
-                register: Callable[..., RemovableHandle] = (
-                    parameter.register_post_accumulate_grad_hook
-                )
+        for place, source in enumerate(sources):
+            tensor = source.tensor
+            if tensor is not None and trained[place]:
+                register: Callable[..., RemovableHandle] = tensor.register_post_accumulate_grad_hook
                 self._handles.append(register(_GradientHook(self._note, place)))
 
     def backward_begins(self, *, wanted: bool, together: bool) -> None:

@@ -39,7 +39,12 @@ class Reducers:
     @property
     def shard(self) -> bool:
         """Whether a wrapper splits parameters, and reduces gradients of copies that it made."""
-        return any(isinstance(wrapper, FSDPModule) for wrapper in self._alive())
+        return bool(self.sharding)
+
+    @property
+    def sharding(self) -> list[FSDPModule]:
+        """The modules whose parameters FSDP2 splits."""
+        return [wrapper for wrapper in self._alive() if isinstance(wrapper, FSDPModule)]
 
     @property
     def replace_late(self) -> bool | None:

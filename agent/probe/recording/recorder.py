@@ -97,6 +97,7 @@ class StepRecorder:
         self._tensors = tensors
         self._forward_start = forward_start
         self._local_gradients = local_gradients
+        self._local_only_after_trouble = settings.measure_local_gradients == "after_trouble"
         self._logprobs = StepLogprobs(registry.note_unsupported)
         self._writer: RingWriter | None = None
         self._digest = DigestRecorder(self._measures, registry.note_unsupported)
@@ -215,9 +216,13 @@ class StepRecorder:
 
     def backward_begins(self, step: OpenStep) -> None:
         """Prepare for what is measured while a backward of the run makes gradients."""
-        if self._local_gradients is not None:
-            wanted = self._schedule.measures(step.sequence)
-            self._local_gradients.backward_begins(step, wanted=wanted)
+        if self._local_gradients is None:
+            return
+        if self._local_only_after_trouble and not self._schedule.follows_trouble(step.sequence):
+            self._local_gradients.close()
+            return
+        wanted = self._schedule.measures(step.sequence)
+        self._local_gradients.backward_begins(step, wanted=wanted)
 
     def gradients_cleared(self) -> None:
         """Forget what was measured of gradients of the run that no step will use."""

@@ -208,6 +208,6 @@ def measured_step_columns(settings: Settings) -> tuple[str, ...]:
     """Return the step columns of this rank, without those of what is switched off."""
     reduced = () if settings.reduction == "agents" else REDUCED_COLUMNS
     own = step_columns(
-        guarded=bool(settings.guard), local_gradients=settings.measure_local_gradients
+        guarded=bool(settings.guard), local_gradients=bool(settings.measure_local_gradients)
     )
     return (*own, *reduced)

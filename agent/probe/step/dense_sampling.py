@@ -41,6 +41,12 @@ class DenseSampling:
 
         factor: by which the interval is multiplied, to stay within the overhead budget.
         """
+        return self.lasts(sequence) and sequence % (DENSE_INTERVAL_STEPS * factor) == 0
+
+    def lasts(self, sequence: int) -> bool:
+        """Return whether step `sequence` lies within a stretch, from its first sample to its last.
+
+        Nothing changes about a step that was asked about, as for `due`.
+        """
         self._asked = max(self._asked, sequence)
-        within = self._begin <= sequence <= self._end and sequence > self._settled
-        return within and sequence % (DENSE_INTERVAL_STEPS * factor) == 0
+        return self._begin <= sequence <= self._end and sequence > self._settled

@@ -23,7 +23,8 @@ class LayerSchedule:
 
     Lasting trouble is measured `_TROUBLE_STEPS_IN_A_ROW` times and then every 10 steps, so
     that a run that is lost anyway does not pay twice on every step. After steps whose gradients
-    are not finite, or that a scaler skipped, the schedule itself is denser (`DenseSampling`).
+    are not finite, or that a scaler or the guard skipped, the schedule itself is denser
+    (`DenseSampling`).
     """
 
     def __init__(
@@ -53,15 +54,20 @@ class LayerSchedule:
         scalars: step columns by name. totals_GC: [G, C], None where no gradients were measured.
 
         What the ranks know alike counts: replicas have the same gradients, and a norm that
-        clipping computed and the flag of a skipped step are of all shards. The norm of a rank's
-        own shards is not, nor is its own loss.
+        clipping computed and the flags of a skipped step, by a scaler or by the guard, are of all
+        shards. The norm of a rank's own shards is not, nor is its own loss.
         """
         if sequence > _EARLY_STEPS and (
             scalars.get("skipped", 0.0) > 0.0
+            or scalars.get("guard_skip_update", 0.0) > 0.0
             or not isfinite(scalars.get("clip_norm", 0.0))
             or (totals_GC is not None and bool((totals_GC[:, _NONFINITE] > 0.0).any()))
         ):
             self._after_trouble.note_trouble(sequence)
+
+    def follows_trouble(self, sequence: int) -> bool:
+        """Return whether step `sequence` lies within a denser stretch of the schedule."""
+        return self._after_trouble.lasts(sequence)
 
     @property
     def interval_steps(self) -> int:

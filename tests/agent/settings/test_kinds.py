@@ -150,3 +150,21 @@ def test_routers_are_read_from_the_environment_in_either_form(text, monkeypatch)
 def test_a_router_pattern_that_says_nothing_usable_is_refused(value, message):
     with pytest.raises(SettingError, match=f"^routers.*{message}"):
         load_settings(routers=value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("0", False), ("off", False), ("after_trouble", "after_trouble")],
+)
+def test_local_gradients_are_on_or_off_or_measured_after_trouble(text, value, monkeypatch):
+    monkeypatch.setenv("MP_AGENT_MEASURE_LOCAL_GRADIENTS", text)
+    settings, ignored = load_settings()
+    assert settings.measure_local_gradients == value
+    assert type(settings.measure_local_gradients) is type(value)
+    assert ignored == 0
+
+
+def test_another_word_for_local_gradients_is_ignored_and_they_stay_off(monkeypatch):
+    monkeypatch.setenv("MP_AGENT_MEASURE_LOCAL_GRADIENTS", "sometimes")
+    settings, ignored = load_settings()
+    assert (settings.measure_local_gradients, ignored) == (False, 1)

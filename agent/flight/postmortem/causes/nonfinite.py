@@ -86,15 +86,7 @@ def _from_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagn
     ]
     named = len(step.present_ranks) > 1 and first.rank
     if named:
-        blamed = step.nonfinite_gradient_ranks
-        others = len(step.present_ranks) - len(blamed)
-        arguments.append(
-            Argument(
-                f"Of the ranks' own gradients, those of {ranks_text(blamed)} were NaN or Inf, and "
-                f"those of {others} other(s) finite: observed before they were reduced.",
-                DECISIVE,
-            )
-        )
+        arguments += _own_gradients(case, step)
     if first.layer:
         arguments.append(
             Argument(
@@ -113,6 +105,22 @@ def _from_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagn
         phase="backward",
         arguments=arguments,
     )
+
+
+def _own_gradients(case: Case, first: MergedStep) -> Iterator[Argument]:
+    """Yield whose own gradients were not finite, on the first step on which that was measured."""
+    for step in case.steps:
+        blamed = step.nonfinite_gradient_ranks
+        if step.sequence < first.sequence or not blamed or step.flag("loss_nonfinite"):
+            continue
+        others = len(step.present_ranks) - len(blamed)
+        when = "" if step is first else f"on step {step.step}, where they were first measured, "
+        text = (
+            f"Of the ranks' own gradients, {when}those of {ranks_text(blamed)} were NaN or Inf, "
+            f"and those of {others} other(s) finite: observed before they were reduced."
+        )
+        yield Argument(text, DECISIVE if step is first else STRONG)
+        return
 
 
 def _updates(case: Case) -> Iterator[Diagnosis]:

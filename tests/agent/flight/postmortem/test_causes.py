@@ -84,6 +84,17 @@ def test_a_nan_born_in_the_backward_of_one_rank_names_it_as_far_as_that_was_meas
     assert any("those of rank 1 were NaN or Inf" in each.text for each in finding.arguments_for)
 
 
+def test_a_rank_that_was_measured_only_later_in_the_incident_is_named_with_that_step():
+    lost = merged_step(61, nan_elements=4.0, loss_nonfinite=0.0)
+    of_two = replace(lost, world_size=2, present_ranks=frozenset({0, 1}))
+    later = replace(of_two, sequence=62, step=62, nonfinite_gradient_ranks=(1,))
+    finding = findings_of([*calm(60), of_two, later])["nonfinite_backward"]
+    assert (finding.step, finding.rank) == (61, "1")
+    told = [each.text for each in finding.arguments_for if "own gradients" in each.text]
+    assert len(told) == 1
+    assert "on step 62, where they were first measured, those of rank 1 were NaN" in told[0]
+
+
 def test_a_collapse_with_a_finite_loss_names_the_layer_that_overflows():
     steps = calm(550, loss_scale=65536.0)
     steps += [overflow(551 + n, 2.0 ** (16 - n)) for n in range(20)]

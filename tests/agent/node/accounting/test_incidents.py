@@ -37,6 +37,35 @@ def test_a_value_born_in_the_backward_of_one_rank_names_it():
     assert tracker.first == expected
 
 
+def test_a_rank_that_keeps_making_nan_is_named_once_its_own_gradients_are_measured():
+    tracker = IncidentTracker()
+    for sequence in (7, 8, 9):
+        step = of_four(merged_step(sequence, loss_nonfinite=0.0, nan_elements=3.0))
+        tracker.fold(replace(step, nonfinite_gradient_ranks=(2,) if sequence == 9 else ()))
+
+    assert tracker.first == FirstNonfinite(step=7, rank="2", layer="", phase="backward")
+
+
+def test_what_the_first_step_shows_of_the_ranks_is_not_replaced_by_a_later_one():
+    for shown, named in (((0, 1, 2, 3), ""), ((1,), "1")):
+        tracker = IncidentTracker()
+        for sequence, ranks in ((7, shown), (8, (2,))):
+            step = of_four(merged_step(sequence, loss_nonfinite=0.0, nan_elements=3.0))
+            tracker.fold(replace(step, nonfinite_gradient_ranks=ranks))
+
+        assert tracker.first is not None
+        assert tracker.first.rank == named
+
+
+def test_gradients_of_a_later_step_whose_loss_is_not_finite_name_no_rank():
+    tracker = IncidentTracker()
+    tracker.fold(of_four(merged_step(7, loss_nonfinite=0.0, nan_elements=3.0)))
+    later = of_four(merged_step(8, loss_nonfinite=1.0, nan_elements=3.0), 2)
+    tracker.fold(replace(later, nonfinite_gradient_ranks=(2,)))
+
+    assert tracker.first == FirstNonfinite(step=7, rank="", layer="", phase="backward")
+
+
 def test_gradients_of_all_ranks_at_once_name_none():
     tracker = IncidentTracker()
     step = of_four(merged_step(7, loss_nonfinite=0.0, nan_elements=3.0))

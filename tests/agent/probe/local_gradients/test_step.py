@@ -7,14 +7,10 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from mp_agent.records.columns import by_name
-from tests.agent.probe.fully_shard import fails_on_2_6
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
 NORM, NONFINITE, FIRST = (
@@ -258,26 +254,3 @@ def test_numbers_on_a_device_are_not_read_before_they_have_come(scale, watch, de
         assert found[NORM] == pytest.approx(norm, rel=1e-6), step
         assert found[NONFINITE] == nonfinite
         assert found.get(FIRST) == (2.0 if step == 2 else None)
-
-
-@pytest.fixture
-def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@fails_on_2_6
-@pytest.mark.usefixtures("group")
-def test_under_fsdp_nothing_is_claimed(watch):
-    model = make_model()
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    watching = watch(measure_local_gradients=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        make_loss(model).backward()
-        optimizer.step()
-    assert NORM not in last_of(watching)
-    assert hooks_of(model) == 0
-    assert "local gradients under fsdp2" in watching.state().unsupported

@@ -82,6 +82,20 @@ def test_after_trouble_every_fifth_step_is_due_ten_times():
     assert due_after_trouble_at(306) == list(range(315, 365, 5))
 
 
+def test_the_steps_between_the_samples_follow_trouble_too_and_no_others():
+    schedule = LayerSchedule(1000, DEFAULTS)
+    schedule.note_step(303, {"skipped": 1.0}, None)
+    assert [step for step in range(900) if schedule.follows_trouble(step)] == list(range(310, 356))
+
+
+def test_what_was_said_of_a_step_between_them_stays_so():
+    schedule = LayerSchedule(1000, DEFAULTS)
+    assert not schedule.follows_trouble(320)
+    schedule.note_step(303, {"skipped": 1.0}, None)
+    assert not schedule.follows_trouble(320)
+    assert schedule.follows_trouble(321)
+
+
 @pytest.mark.parametrize("late", [1, 4])
 def test_ranks_that_learn_of_trouble_a_few_steps_later_agree(late):
     assert due_after_trouble_at(303, noted_after=late) == due_after_trouble_at(303)
@@ -108,6 +122,9 @@ def test_what_was_said_of_a_step_stays_so():
     ("scalars", "values", "dense"),
     [
         ({"skipped": 1.0}, None, True),
+        ({"guard_skip_update": 1.0}, None, True),
+        ({"guard_skip_update": 0.5}, None, True),
+        ({"guard_skip_update": 0.0}, totals(), False),
         ({"clip_norm": nan}, totals(), True),
         ({"clip_norm": inf}, None, True),
         ({"skipped": 0.0}, totals(inf=2), True),
