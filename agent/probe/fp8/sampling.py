@@ -48,7 +48,8 @@ class Fp8Sampling:
         self._layers = layers
         for place, module in layers.alive:
             hook = ForwardHook(self._run, "FP8 operands", self._add_call, place)
-            self._handles.append(module.register_forward_hook(hook))
+            # Before the hook with which FSDP2 takes the whole weight away again.
+            self._handles.append(module.register_forward_hook(hook, prepend=True))
 
     def forward_ended(self) -> None:
         """Remove the hooks from the layers."""
