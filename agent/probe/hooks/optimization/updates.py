@@ -172,9 +172,7 @@ class _EndOfUpdate:
     def __init__(self, updates: Updates, guard: Guard) -> None:
         self._updates, self._guard = updates, guard
 
-    def __call__(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._guard.run("the guard's restoring", self._updates.update_ended, optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
