@@ -18,7 +18,7 @@ from mp_agent.probe.fp8.delayed_scaling import (
 )
 from mp_agent.probe.fp8.layers import Fp8Layers
 from mp_agent.probe.fp8.operands import Operand, operand_row, usable
-from mp_agent.probe.statistics.folding import folded
+from mp_agent.probe.statistics.folding import folded, keep_row
 from mp_agent.records.columns import FP8
 
 
@@ -124,6 +124,6 @@ class Fp8Sampling:
             self._keep(place, operand_row(tensor, operand))
 
     def _keep(self, place: int, row: torch.Tensor) -> None:
-        self._rows.setdefault(place, []).append(row)
+        keep_row(FP8, self._rows.setdefault(place, []), row)
         if not accelerator.is_on_host(row.device):
             self.streams.add(accelerator.current_stream(row.device))

@@ -44,11 +44,10 @@ def train(rank: int, directory: Path, *, sharded: bool = False) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS
     )
-    model: nn.Module = make_model()
+    plain = make_model()
     if sharded:
-        fully_shard(model[0], reshard_after_forward=True)
-    else:
-        model = DistributedDataParallel(model)
+        fully_shard(plain[0], reshard_after_forward=True)
+    model = plain if sharded else DistributedDataParallel(plain)
     writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, RANKS))
     probe = Probe(lambda: writer, Settings(measure_fp8=True))
     probe.attach()
