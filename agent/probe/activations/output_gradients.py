@@ -72,8 +72,8 @@ class OutputGradients:
         for tensor in islice(_with_gradient(inputs), _TENSORS_AT_MOST):
             in_place = any(tensor is each for each in made)
             known = self._known(tensor)
-            if in_place and known is None:
-                continue  # its gradient before the change is out of reach
+            if in_place and (known is None or known.version == tensor._version):
+                continue  # its gradient before the change is out of reach, or it was not changed
             if known is None or (known.version != tensor._version and not in_place):
                 known = self._hook(tensor)
             known.readers.append(place)
@@ -106,7 +106,7 @@ class OutputGradients:
         for (watched, _), first in zip(arrived, first_K, strict=True):
             for place in watched.makers:
                 table[place][0] = torch.fmin(table[place][0], first)
-            for place in set(watched.readers).difference(watched.makers):
+            for place in watched.readers:
                 table[place][1] = torch.fmin(table[place][1], first)
         return torch.stack([torch.stack(row) for row in table])
 
