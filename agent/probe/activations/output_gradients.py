@@ -106,7 +106,7 @@ class OutputGradients:
         for (watched, _), first in zip(arrived, first_K, strict=True):
             for place in watched.makers:
                 table[place][0] = torch.fmin(table[place][0], first)
-            for place in watched.readers:
+            for place in set(watched.readers):
                 table[place][1] = torch.fmin(table[place][1], first)
         return torch.stack([torch.stack(row) for row in table])
 
