@@ -89,7 +89,9 @@ def _checked_patterns(include: object) -> tuple[str, ...]:
     elif isinstance(include, (list, tuple)):
         patterns = include
     else:
-        raise _problem("include", include, "must be a regular expression, or a list of them")
+        raise _problem(
+            "include", include, "must be the text of a regular expression, or a list of such texts"
+        )
     if not 0 < len(patterns) <= PATTERNS_AT_MOST:
         raise _problem("include", include, f"must hold 1 to {PATTERNS_AT_MOST} regular expressions")
     return tuple(_checked_pattern(pattern) for pattern in patterns)

@@ -4,7 +4,7 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from math import nan
 
 import torch
@@ -18,6 +18,8 @@ from mp_agent.probe.activations.statistics import all_finite, measurable
 
 _TENSORS_AT_MOST = 16
 """Inputs, and outputs, of one call that are watched."""
+_LOOK_FOR_FREED = 4096
+"""Tensors after which those are looked for that no backward pass can reach any more."""
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class _Watched:
 
     tensor: weakref.ref[torch.Tensor]
     version: int
-    number: int
+    handle: RemovableHandle
     makers: list[int] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
 
@@ -42,22 +44,25 @@ class OutputGradients:
         self.streams: set[Hashable] = set()
         """Streams of the device on which gradients were looked at."""
         self._run = run
-        self._watched: list[_Watched] = []
+        self._watched: dict[int, _Watched] = {}
+        """By a number that is never given again."""
+        self._numbers = count()
+        self._look_for_freed = _LOOK_FOR_FREED
         self._newest: dict[int, _Watched] = {}
         """By `id` of the tensor."""
-        self._handles: list[RemovableHandle] = []
         self._arrived: list[tuple[_Watched, torch.Tensor]] = []
         """In the order of backward; each with a 0-dim bool, whether it is all finite."""
 
     def begin(self) -> None:
         """Forget what was watched before."""
         self.end()
-        self._watched, self._newest, self._arrived, self.streams = [], {}, [], set()
+        self._watched, self._newest, self._arrived, self.streams = {}, {}, [], set()
+        self._look_for_freed = _LOOK_FOR_FREED
 
     def end(self) -> None:
         """Remove the hooks."""
-        while self._handles:
-            self._handles.pop().remove()
+        for watched in self._watched.values():
+            watched.handle.remove()
 
     def watch(self, place: int, inputs: object, output: object) -> None:
         """Put hooks on what module `place` got and returned, unless they have one already."""
@@ -67,8 +72,8 @@ class OutputGradients:
         for tensor in islice(_with_gradient(inputs), _TENSORS_AT_MOST):
             in_place = any(tensor is each for each in made)
             known = self._known(tensor)
-            if in_place and known is None:
-                continue  # its gradient before the change is out of reach
+            if in_place and (known is None or known.version == tensor._version):
+                continue  # its gradient before the change is out of reach, or it was not changed
             if known is None or (known.version != tensor._version and not in_place):
                 known = self._hook(tensor)
             known.readers.append(place)
@@ -85,7 +90,7 @@ class OutputGradients:
         """
         self.end()
         arrived, self._arrived = self._arrived, []
-        self._watched, self._newest = [], {}
+        self._watched, self._newest = {}, {}
         if not arrived:
             return None
         if not accelerator.is_on_host(device):
@@ -101,7 +106,7 @@ class OutputGradients:
         for (watched, _), first in zip(arrived, first_K, strict=True):
             for place in watched.makers:
                 table[place][0] = torch.fmin(table[place][0], first)
-            for place in set(watched.readers).difference(watched.makers):
+            for place in set(watched.readers):
                 table[place][1] = torch.fmin(table[place][1], first)
         return torch.stack([torch.stack(row) for row in table])
 
@@ -110,22 +115,35 @@ class OutputGradients:
         return found if found is not None and found.tensor() is tensor else None
 
     def _hook(self, tensor: torch.Tensor) -> _Watched:
-        watched = _Watched(weakref.ref(tensor), tensor._version, len(self._watched))
-        hook = GradientHook(self._run, "gradients of outputs", self._add, watched.number)
+        if len(self._watched) >= self._look_for_freed:
+            self._forget_freed()
+        number = next(self._numbers)
+        hook = GradientHook(self._run, "gradients of outputs", self._add, number)
         register: Callable[[object], RemovableHandle] = tensor.register_hook
-        self._handles.append(register(hook))
-        self._watched.append(watched)
-        self._newest[id(tensor)] = watched
+        watched = _Watched(weakref.ref(tensor), tensor._version, register(hook))
+        self._watched[number] = self._newest[id(tensor)] = watched
         return watched
 
+    def _forget_freed(self) -> None:
+        """Forget tensors whose graph is gone: of a forward pass that no backward has followed."""
+        self._watched = {
+            number: watched
+            for number, watched in self._watched.items()
+            if watched.handle.hooks_dict_ref() is not None
+        }
+        self._newest = {
+            key: watched for key, watched in self._newest.items() if watched.tensor() is not None
+        }
+        self._look_for_freed = max(_LOOK_FOR_FREED, 2 * len(self._watched))
+
     def _add(self, number: int, gradient: object) -> None:
-        if number >= len(self._watched):  # of a backward after the one that was watched
-            return
+        if (watched := self._watched.get(number)) is None:
+            return  # of a backward after the one that was watched
         for part in local_tensors(tensors_in(gradient)):
             if accelerator.is_supported(part.device) and measurable(part):
                 if not accelerator.is_on_host(part.device):
                     self.streams.add(accelerator.current_stream(part.device))
-                self._arrived.append((self._watched[number], all_finite(part)))
+                self._arrived.append((watched, all_finite(part)))
 
 
 def _with_gradient(parts: object) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.output_gradients import OutputGradients
 from mp_agent.probe.activations.parts import local_tensors, tensors_in
 from mp_agent.probe.activations.statistics import measurable, output_row
-from mp_agent.probe.statistics.folding import folded
+from mp_agent.probe.statistics.folding import folded, keep_row
 from mp_agent.records.columns import ACTIVATIONS
 
 NEVER_CALLED = "activations: no module's call was seen, as in a function that is compiled"
@@ -96,5 +96,5 @@ class ActivationSampling:
                 if not accelerator.is_on_host(tensor.device):
                     self.streams.add(accelerator.current_stream(tensor.device))
                 row = output_row(tensor, call, self._near_overflow)
-                self._rows.setdefault(place, []).append(row)
+                keep_row(ACTIVATIONS, self._rows.setdefault(place, []), row)
         self.gradients.watch(place, inputs, output)

@@ -18,7 +18,7 @@ from mp_agent.probe.fp8.delayed_scaling import (
 )
 from mp_agent.probe.fp8.layers import Fp8Layers
 from mp_agent.probe.fp8.operands import Operand, operand_row, usable
-from mp_agent.probe.statistics.folding import folded
+from mp_agent.probe.statistics.folding import folded, keep_row
 from mp_agent.records.columns import FP8
 
 
@@ -48,7 +48,8 @@ class Fp8Sampling:
         self._layers = layers
         for place, module in layers.alive:
             hook = ForwardHook(self._run, "FP8 operands", self._add_call, place)
-            self._handles.append(module.register_forward_hook(hook))
+            # Before the hook with which FSDP2 takes the whole weight away again.
+            self._handles.append(module.register_forward_hook(hook, prepend=True))
 
     def forward_ended(self) -> None:
         """Remove the hooks from the layers."""
@@ -123,6 +124,6 @@ class Fp8Sampling:
             self._keep(place, operand_row(tensor, operand))
 
     def _keep(self, place: int, row: torch.Tensor) -> None:
-        self._rows.setdefault(place, []).append(row)
+        keep_row(FP8, self._rows.setdefault(place, []), row)
         if not accelerator.is_on_host(row.device):
             self.streams.add(accelerator.current_stream(row.device))

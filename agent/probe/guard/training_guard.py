@@ -152,7 +152,10 @@ class TrainingGuard:
             return False
         if self._thread is None or not self._thread.is_alive():
             self._thread = current_thread()
-        return self._thread is current_thread()
+        if self._thread is not current_thread():
+            context.note_unsupported("the guard of updates by more than one thread")
+            return False
+        return True
 
     def _scaler_that_asks(self, optimizer: Optimizer) -> GradScaler | None:
         """Return the scaler that was asked for an update of `optimizer` just now."""

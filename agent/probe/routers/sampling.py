@@ -10,7 +10,7 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.activations.forward_hook import ForwardHook, Run
 from mp_agent.probe.routers.gates import Gate, Gates
 from mp_agent.probe.routers.statistics import router_row
-from mp_agent.probe.statistics.folding import folded
+from mp_agent.probe.statistics.folding import folded, keep_row
 from mp_agent.records.columns import ROUTERS
 
 
@@ -84,6 +84,6 @@ class RouterSampling:
         row = router_row(routing)
         if row is None:
             return
-        self._rows.setdefault(place, []).append(row)
+        keep_row(ROUTERS, self._rows.setdefault(place, []), row)
         if not accelerator.is_on_host(row.device):
             self.streams.add(accelerator.current_stream(row.device))

@@ -30,6 +30,17 @@ def folded(family: ColumnFamily, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(found).masked_fill_(absent_KC.all(0), nan)
 
 
+ROWS_AT_MOST = 64
+"""Of one layer, before they become one: a step may call a layer any number of times."""
+
+
+def keep_row(family: ColumnFamily, rows: list[torch.Tensor], row: torch.Tensor) -> None:
+    """Add a row to those of a layer, of which there are never more than `ROWS_AT_MOST`."""
+    if len(rows) == ROWS_AT_MOST:
+        rows[:] = [folded(family, rows)]
+    rows.append(row)
+
+
 @cache
 def stretches_of(family: ColumnFamily) -> tuple[tuple[slice, Algebra], ...]:
     """Return the runs of neighbouring columns of one algebra."""

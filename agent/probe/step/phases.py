@@ -18,7 +18,8 @@ class PhaseMarks:
     """The phase of training, overridden by evaluation and saving, then by the user's phases.
 
     Evaluation has several signs, such as the model's mode and a stretch without gradients: it goes
-    on while there is one of them, and at the latest until the next backward.
+    on while there is one of them, and at the latest until the next backward. That a sign is over
+    may come without notice, so it is asked for as well.
     """
 
     def __init__(self, not_training: Callable[[bool], None] = lambda begins: None) -> None:
@@ -27,7 +28,8 @@ class PhaseMarks:
         self._writer: RingWriter | None = None
         self._training = Phase.STARTING
         self._sequence = 0
-        self._signs: set[str] = set()
+        self._signs: dict[str, Callable[[], bool]] = {}
+        """Each with what says that it is over."""
         self._saves = 0
         self._entered: list[str] = []
         self._stamped: tuple[Phase, str, int] | None = None
@@ -45,6 +47,10 @@ class PhaseMarks:
     @property
     def in_training(self) -> bool:
         """Whether the rank neither evaluates nor saves, nor is in a phase that the user named."""
+        if over := [sign for sign, is_over in self._signs.items() if is_over()]:
+            for sign in over:
+                del self._signs[sign]
+            self._changed()
         return not (self._entered or self._saves or self._signs)
 
     def training(self, phase: Phase, sequence: int) -> None:
@@ -56,11 +62,19 @@ class PhaseMarks:
             self._not_training(False)
             self._stamp(anew=True)
 
-    def evaluation(self, sign: str, begins: bool) -> None:
-        """Record that a sign of evaluation appears or disappears between two steps."""
+    def evaluation(
+        self, sign: str, begins: bool, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Record that a sign of evaluation appears or disappears between two steps.
+
+        is_over: says whether one that appears has disappeared since.
+        """
         if not self.between_steps:
             return
-        (self._signs.add if begins else self._signs.discard)(sign)
+        if begins:
+            self._signs[sign] = is_over
+        else:
+            self._signs.pop(sign, None)
         self._changed()
 
     def saving(self, begins: bool) -> None:

@@ -1,5 +1,7 @@
 """What training does between steps: it evaluates, and saves checkpoints."""
 
+import weakref
+
 from torch import nn
 
 from mp_agent.probe.tracker.context import TrackerContext
@@ -23,7 +25,13 @@ class ActivityTracking:
         if plan is None or self._context.trains_other_model:
             return
         if plan.identities <= {id(each) for each in nn.Module.parameters(module)}:
-            self._context.phases.evaluation("mode", not training)
+            evaluated = weakref.ref(module)
+
+            def is_over() -> bool:  # Lightning sets the attribute, and calls nothing
+                found = evaluated()
+                return found is None or found.training
+
+            self._context.phases.evaluation("mode", not training, is_over)
 
     def evaluation(self, sign: str, begins: bool) -> None:
         """Treat a stretch without gradients, between two steps, as evaluation."""

@@ -1,5 +1,7 @@
 """Definitions of tensor collections: what is refused, and which layers are members."""
 
+import re
+
 import pytest
 
 from mp_agent.errors import SettingError
@@ -52,7 +54,12 @@ def test_a_layer_is_a_member_where_one_pattern_is_found_in_its_name(patterns, me
         ("x", [], r"include has value \[\]: must hold 1 to 64 regular expressions"),
         ("x", ["a"] * 65, "must hold 1 to 64 regular expressions"),
         ("x", [1], "include has value 1: must be text"),
-        ("x", None, "include has value None: must be a regular expression, or a list of them"),
+        ("x", None, "include has value None: must be the text of a regular expression, or a list"),
+        (
+            "x",
+            re.compile("a"),
+            r"include has value re.compile\('a'\): must be the text of a regular",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_by_argument_and_value(name, include, message):

@@ -110,7 +110,8 @@ ACTIVATION_METRICS = (
         labels=("step", "layer", "place"),
         help="The module in which the first NaN or Inf of a backward pass arose (place within), or "
         "after which it arose in a function or the loss (place after), at the first of the latest "
-        "sampled steps in a row that had any. None where the forward pass was not finite.",
+        "sampled steps in a row that had any. Of several modules with the same input the first "
+        "is named. None where the forward pass was not finite.",
         read=_first_nonfinite_gradient,
     ),
 )

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol, cast
 
 import torch.distributed as dist
@@ -151,7 +152,8 @@ class _EndsOfUpdates:
     def watch(self, optimizer: Optimizer) -> None:
         """Register the hook, once."""
         if optimizer not in self._hooks:
-            hook = self._hooks[optimizer] = optimizer.register_step_post_hook(self._after)
+            after = _EndOfUpdate(self._updates, self._guard)
+            hook = self._hooks[optimizer] = optimizer.register_step_post_hook(after)
             hooks: OrderedDict[int, Any] = cast(Any, optimizer._optimizer_step_post_hooks)
             hooks.move_to_end(hook.id, last=False)
 
@@ -161,8 +163,21 @@ class _EndsOfUpdates:
             if running_step(id(optimizer)) is None:
                 hook.remove()
 
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+
+class _EndOfUpdate:
+    """Such a hook; a copy of an optimizer that copies its hooks has one that does nothing."""
+
+    __slots__ = ("_guard", "_updates")
+
+    def __init__(self, updates: Updates, guard: Guard) -> None:
+        self._updates, self._guard = updates, guard
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._guard.run("the guard's restoring", self._updates.update_ended, optimizer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the standard library alone: what is saved must load where mp_agent is not installed.
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _guarded(

@@ -1,5 +1,7 @@
 """What the script finds between updates, and where it cuts one short: its own learning rates."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +90,27 @@ def test_no_hook_stays_on_the_optimizer_once_the_guard_has_ended(watch):
     _train(model, optimizer)
     started.probe.detach()
     assert not optimizer._optimizer_step_post_hooks
+
+
+class _SavedWhole(torch.optim.SGD):
+    """Saves all that it holds, its hooks included."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_an_optimizer_that_is_saved_with_its_hooks_is_copied_and_the_copy_steps(watch, copied):
+    watch(guard=True)
+    model = make_model()
+    optimizer = _SavedWhole(model.parameters(), lr=0.1)
+    make_loss(model, 0).backward()
+    optimizer.step()
+    other = copied(optimizer)
+    (parameter, *_) = other.param_groups[0]["params"]
+    before, parameter.grad = parameter.detach().clone(), torch.ones_like(parameter)
+    other.step()
+    assert torch.allclose(parameter, before - 0.1)
 
 
 class _OwnRates(torch.optim.Optimizer):

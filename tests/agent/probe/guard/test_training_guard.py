@@ -205,6 +205,19 @@ def test_a_new_thread_that_trains_after_the_first_has_ended_is_guarded(watch):
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
+def test_a_second_thread_that_trains_meanwhile_is_not_guarded_which_is_said(watch, caplog):
+    watch(guard=True)
+    model = make_model()
+    _train(model, torch.optim.SGD(model.parameters(), lr=0.01), steps=3)
+    other = make_model()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.01)
+    thread = Thread(target=_train, args=(other, optimizer), kwargs={"steps": POISONED + 1})
+    thread.start()
+    thread.join()
+    assert not all(torch.isfinite(parameter).all() for parameter in other.parameters())
+    assert caplog.text.count("the guard of updates by more than one thread") == 1
+
+
 def test_an_optimizer_within_an_optimizer_is_decided_on_once(watch):
     class Outer(torch.optim.SGD):
         def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -128,6 +128,51 @@ def test_the_state_of_an_optimizer_within_one_that_is_not_torchs_is_put_back(wat
     assert _equal(_state(model, inner), before)
 
 
+class _OnePerParameter(torch.optim.Optimizer):
+    """Updates by optimizers that it keeps in a list."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(list(parameters), {"lr": 0.1})
+        self.inner = [OPTIMIZERS["sgd"]([p]) for p in self.param_groups[0]["params"]]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for each in self.inner:
+            each.step()
+
+
+class _WithMasters(torch.optim.Optimizer):
+    """Updates copies of the parameters, which get their gradients in the step alone."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(list(parameters), {"lr": 0.1})
+        self.pairs = [(p, p.detach().clone()) for p in self.param_groups[0]["params"]]
+        self.inner = OPTIMIZERS["sgd"]([master for _, master in self.pairs])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for parameter, master in self.pairs:
+            master.grad = None if parameter.grad is None else parameter.grad.clone()
+        self.inner.step()
+        self.inner.zero_grad()
+        for parameter, master in self.pairs:
+            parameter.copy_(master)
+
+
+@pytest.mark.parametrize("make", [_OnePerParameter, _WithMasters])
+def test_after_a_skipped_update_what_an_optimizer_holds_goes_on_as_without_the_batch(make, watch):
+    watch(guard="skip_nonfinite")
+    weights = []
+    for seeds in ((0, 1, 2, 3), (0, 1, 3)):
+        model = make_model()
+        optimizer = make(model.parameters())
+        for seed in seeds:
+            (make_loss(model, seed) * (torch.nan if seed == 2 else 1.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(model.state_dict())
+    assert _equal(*weights)
+
+
 @pytest.fixture(params=["host", "device"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Carry verdicts out as on the host, or without reading them as on a device."""

@@ -159,6 +159,23 @@ def test_an_evaluation_in_between_is_left_out(watch):
     assert tables(watched.read())[2]["head"]["elements"] == 5 * 2
 
 
+def test_the_step_after_an_evaluation_is_measured_where_modes_come_back_without_a_call(watch):
+    model = Model()
+    watched = watch(measure_activations=True)
+
+    def evaluate(step: int) -> None:
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        with torch.no_grad():
+            model(torch.full((50, 4), 1e6))
+        for module, training in modes.items():
+            module.training = training
+
+    train(model, 2, between=evaluate)
+
+    assert tables(watched.read())[2]["head"]["elements"] == 5 * 2
+
+
 def test_recomputation_in_backward_counts_once(watch):
     class Recomputing(Model):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """What a script does with functions and modules while a sampled forward pass is measured."""
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
+from math import isnan
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +14,9 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 
-from mp_agent.records.columns import ACTIVATIONS, ATTENTION
+from mp_agent.probe.activations import output_gradients
+from mp_agent.probe.statistics import folding
+from mp_agent.records.columns import ACTIVATIONS, ATTENTION, FP8
 from tests.agent.probe.rings import read_ring
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -234,3 +238,42 @@ def test_a_module_that_takes_another_ones_place_is_measured(watch):
 
     train(model, 10, replace)
     assert list(tables(watched, ACTIVATIONS)[10]) == ["0.0.project", "1"]
+
+
+def test_forward_passes_that_no_backward_follows_all_count_and_are_not_kept(watch, monkeypatch):
+    monkeypatch.setattr(folding, "ROWS_AT_MOST", 8)
+    monkeypatch.setattr(output_gradients, "_LOOK_FOR_FREED", 16)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 5))
+    watched = watch(measure_activations=True, measure_fp8=True, routers={"1": 2})
+    train(model, 1)
+    alive = []
+    for _ in range(3):
+        for _ in range(40):
+            model(torch.ones(2, 6, 8))
+        gc.collect()
+        alive.append(sum(map(torch.is_tensor, gc.get_objects())))
+        kinds = [type(each) for each in gc.get_objects()]
+        assert kinds.count(output_gradients._Watched) <= 2 * 16
+    assert max(alive) - min(alive) <= 5 * 8  # rows of two layers in two families, and of a router
+    train(model, 1)
+
+    elements = {name: row["elements"] for name, row in tables(watched, ACTIVATIONS)[2].items()}
+    assert elements == {"0": 121 * 12 * 6, "1": 121 * 12 * 5}
+    fp8 = tables(watched, FP8)[2]
+    assert fp8["0"]["weight_elements"] == 121 * 48
+    assert fp8["0"]["gradient_elements"] == 12 * 6
+
+
+def test_a_gradient_is_found_after_forward_passes_whose_graphs_are_gone(watch, monkeypatch):
+    monkeypatch.setattr(output_gradients, "_LOOK_FOR_FREED", 16)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5))
+    watched = watch(measure_activations=True)
+    train(model, 1)
+    for _ in range(40):
+        model(torch.ones(2, 6, 8))
+    spoil: Any = lambda module, made, got: (made[0] * torch.nan,)  # noqa: E731
+    model[1].register_full_backward_hook(spoil)
+    train(model, 1)
+    rows = tables(watched, ACTIVATIONS)[2]
+    assert not isnan(rows["0"]["nonfinite_gradient_call"])
+    assert isnan(rows["2"]["nonfinite_gradient_call"])

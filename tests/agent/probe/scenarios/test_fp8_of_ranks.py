@@ -1,4 +1,4 @@
-"""FP8 operands on two ranks under DDP, merged: every rank has the inputs of its own batch."""
+"""FP8 operands on two ranks, merged: every rank has the inputs of its own batch."""
 
 import time
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.node.merge.node_layers import RankLayers
@@ -27,7 +28,10 @@ RANKS, SAMPLED, SIZE = 2, 10, 8
 
 def make_model() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(SIZE, SIZE), ScaledLinear(SIZE))
+    linear = nn.Linear(SIZE, SIZE)
+    with torch.no_grad():
+        linear.weight[0] *= 1e-5  # as a tensor of its own nothing of it would be flushed
+    return nn.Sequential(linear, ScaledLinear(SIZE))
 
 
 def inputs_of(rank: int, step: int) -> torch.Tensor:
@@ -36,11 +40,14 @@ def inputs_of(rank: int, step: int) -> torch.Tensor:
     return torch.randn(5 + 8 * rank, SIZE, generator=generator) * sizes
 
 
-def train(rank: int, directory: Path) -> None:
+def train(rank: int, directory: Path, *, sharded: bool = False) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS
     )
-    model = DistributedDataParallel(make_model())
+    plain = make_model()
+    if sharded:
+        fully_shard(plain[0], reshard_after_forward=True)
+    model = plain if sharded else DistributedDataParallel(plain)
     writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, RANKS))
     probe = Probe(lambda: writer, Settings(measure_fp8=True))
     probe.attach()
@@ -55,6 +62,23 @@ def train(rank: int, directory: Path) -> None:
     writer.close()
     time.sleep(0.1)  # see tests/e2e/counting_job.py
     dist.destroy_process_group()
+
+
+def train_sharded(rank: int, directory: Path) -> None:
+    train(rank, directory, sharded=True)
+
+
+def test_the_whole_weight_counts_of_a_layer_that_fsdp2_shards_by_itself(tmp_path):
+    run_ranks(train_sharded, tmp_path, ranks=RANKS)
+    whole = by_cast(next(make_model().parameters()), "weight")
+    for rank in range(RANKS):
+        (table,) = (
+            table
+            for table in read_ring(tmp_path / f"rank{rank}.ring", one_schema=False).layers
+            if table.sequence == SAMPLED
+        )
+        row = dict(zip(FP8.names, table.families[FP8.name][-2].tolist(), strict=True))
+        assert (row["weight_elements"], row["weight_flushed_elements"]) == whole[1:]
 
 
 def test_the_merge_adds_elements_of_each_ranks_own_scale_and_takes_the_largest_range(tmp_path):

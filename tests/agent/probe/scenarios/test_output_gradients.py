@@ -240,6 +240,25 @@ def test_a_module_that_is_called_twice_and_returns_several_tensors(watch):
     assert found_by_the_probe(watch, Twice()) == ("bad", "within")
 
 
+def test_a_module_that_reads_its_own_output_is_named(watch):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = Layer()
+            self.kept = nn.Identity()
+            self.last = Layer()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden = inputs
+            for call in range(3):
+                self.cell.value = nan if call == 1 else 1.0
+                hidden = self.kept(self.cell(hidden))
+            outputs: torch.Tensor = self.last(hidden)
+            return outputs
+
+    assert found_by_the_probe(watch, Recurrent()) == ("cell", "within")
+
+
 def test_of_several_modules_with_the_same_input_the_first_is_named(watch):
     class Projections(nn.Module):
         def __init__(self) -> None:
