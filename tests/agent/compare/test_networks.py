@@ -51,7 +51,8 @@ def test_errors_are_those_of_plain_runs(network, dtype):
     assert gradients
     for name, error in gradients.items():
         one, other = (run[f"grad:{name}"][0] for run in (reference, candidate))
-        assert error == pytest.approx(relative(one, other), rel=1e-5, abs=1e-12), name
+        # Threads add up a backward pass in another order each time: FP32 holds no more.
+        assert error == pytest.approx(relative(one, other), rel=1e-5, abs=1e-7), name
 
 
 @pytest.mark.parametrize("network", ["gpt2", "llama", "vit", "resnet", "rnn"])

@@ -254,7 +254,8 @@ def test_forward_passes_that_no_backward_follows_all_count_and_are_not_kept(watc
         alive.append(sum(map(torch.is_tensor, gc.get_objects())))
         kinds = [type(each) for each in gc.get_objects()]
         assert kinds.count(output_gradients._Watched) <= 2 * 16
-    assert max(alive) - min(alive) <= 5 * 8  # rows of two layers in two families, and of a router
+    # Rows of three modules, two layers and a router; kept, each of them would add 40 a round.
+    assert max(alive) - min(alive) <= 2 * 6 * 8
     train(model, 1)
 
     elements = {name: row["elements"] for name, row in tables(watched, ACTIVATIONS)[2].items()}
