@@ -16,7 +16,7 @@ _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
 _NONFINITE = tuple(GRADIENT_POSITIONS[name] for name in GRADIENTS.nonfinite)
 
 
-class LocalTotals(NamedTuple):
+class OwnGradients(NamedTuple):
     """The gradients of a step: norm and NaN and Inf elements, and where these began."""
 
     norm: Scalar
@@ -85,7 +85,7 @@ class LocalTotals:
         self._parts.update(dict.fromkeys(places, _Part(places, row_C)))
         self._rows.append(row_C)
 
-    def found(self) -> LocalTotals | None:
+    def found(self) -> OwnGradients | None:
         """Return what the parts come to; None where there is no number."""
         parts = self._different_parts()
         if not parts:
@@ -96,7 +96,7 @@ class LocalTotals:
         if norm is None:
             return None
         present = [part.row_C for part in parts if part not in self._taken]
-        return LocalTotals(
+        return OwnGradients(
             norm,
             _more(self._elements_taken, present),
             _first_above_zero(self._nonfinite),
