@@ -14,8 +14,11 @@ def _shift(bits: torch.dtype) -> torch.Tensor:
     return torch.tensor(torch.iinfo(bits).max, dtype=bits, device="cpu")
 
 
-_SHIFTS = {dtype: _shift(bits) for dtype, bits in DIGEST_BITS.items()}
-"""2^31 - 1 is both -1 and minus half the range, modulo 2^32; so with 64 bits."""
+INTEGERS = {**DIGEST_BITS, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+"""As wide as the floats."""
+
+_SHIFTS = {dtype: _shift(bits) for dtype, bits in INTEGERS.items()}
+"""2^31 - 1 is both -1 and minus half the range, modulo 2^32; so with 16 and 64 bits."""
 
 
 def put_in_order(values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ The ordinary chunk costs three passes, two of them in cache: square, smallest an
 (as integers, which is three times faster and orders squares alike), sum. The largest square is the
 rounded square of the largest magnitude, whose rounded root is that magnitude again, and so it is
 with the smallest, unless that is zero or subnormal. A smallest square of zero shows that there may
-be zeros: the same integers then give their number and the smallest magnitude among the others.
+be zeros: integers then give their number and the smallest magnitude among the others, those of 16
+bits where the gradient has no more.
 `torch.sum` adds pairwise; `torch.dot` does not, and is off by 1e-5 where all elements are equal. A
 sum that is not a number of ordinary size shows NaN, Inf, or elements that squaring cannot
 represent: such a chunk takes the careful path.
@@ -20,7 +21,7 @@ from sys import float_info
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.smallest import magnitudes, put_in_order
+from mp_agent.probe.statistics.smallest import INTEGERS, magnitudes, put_in_order
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 
@@ -72,7 +73,7 @@ class ChunkMeter:
             self._copy = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
             self._work = torch.empty(CHUNK_ELEMENTS, dtype=dtype, device="cpu")
         self._work_bits = self._work.view(_BITS[dtype])
-        self._work_numbers = self._work_bits.numpy()
+        self._ordered = {bits: self._work.view(bits) for bits in (torch.int16, _BITS[dtype])}
         self._flags = np.empty(CHUNK_ELEMENTS, dtype=np.bool_)
         self._dtype, self._formats = dtype, _FORMATS[dtype]
         self._normal_bits = self._bits_of(torch.finfo(dtype).tiny)
@@ -82,20 +83,26 @@ class ChunkMeter:
         largest, smallest = 0, _NO_BITS
         for chunk in chunks:
             count = chunk.numel()
+            stored = chunk
             if chunk.dtype is not self._dtype or not chunk.is_contiguous():
                 chunk = self._copy[:count].view(chunk.shape).copy_(chunk).view(-1)
-            low, high = self._add_chunk(chunk, count, tally)
+                if not stored.is_contiguous() or INTEGERS.get(stored.dtype) is not torch.int16:
+                    stored = chunk
+            low, high = self._add_chunk(chunk, stored, tally)
             largest, smallest = max(largest, high), min(smallest, low)
         tally.abs_max = max(tally.abs_max, self._root(largest))
         if smallest != _NO_BITS:
             tally.note_smallest(self._root(smallest))
 
-    def _add_chunk(self, chunk: torch.Tensor, count: int, tally: Tally) -> tuple[int, int]:
+    def _add_chunk(
+        self, chunk: torch.Tensor, stored: torch.Tensor, tally: Tally
+    ) -> tuple[int, int]:
         """Add a contiguous chunk; return the bits of its smallest and its largest square.
 
+        stored: the same numbers, in the gradient's own dtype if that is one of 16 bits. Returns
         `_NO_BITS` and 0 where the chunk's magnitudes are in the tally already.
         """
-        squares, bits = self._work, self._work_bits
+        squares, bits, count = self._work, self._work_bits, chunk.numel()
         if count != CHUNK_ELEMENTS:
             squares, bits = squares[:count], bits[:count]
         tally.elements += count
@@ -103,7 +110,7 @@ class ChunkMeter:
         low, high = (int(bound.item()) for bound in torch.aminmax(bits))
         sum_squares = squares.sum().item() if high else 0.0
         # Below zero stands NaN, whose sign torch keeps.
-        zeros, smallest = self._look_below(chunk, tally.wanted) if low <= 0 else (0, nan)
+        zeros, smallest = self._look_below(stored, tally.wanted) if low <= 0 else (0, nan)
         if zeros < count and not TRUSTED_SUM_MIN <= sum_squares <= float_info.max:
             self._add_carefully(chunk, tally, zeros)
             return _NO_BITS, 0
@@ -116,22 +123,22 @@ class ChunkMeter:
         tally.note_smallest(smallest)
         return _NO_BITS, high
 
-    def _look_below(self, chunk: torch.Tensor, wanted: frozenset[str]) -> tuple[int, float]:
+    def _look_below(self, stored: torch.Tensor, wanted: frozenset[str]) -> tuple[int, float]:
         """Return the number of zeros of either sign and the smallest other magnitude.
 
         Overwrites the scratch. NaN stands for a magnitude that is not there or not wanted. numpy
         compares into flags and counts them in half the time that torch needs.
         """
-        count = chunk.numel()
-        ordered = put_in_order(chunk, self._work_bits[:count])
+        count = stored.numel()
+        ordered = put_in_order(stored, self._ordered[INTEGERS[stored.dtype]][:count])
         zero = torch.iinfo(ordered.dtype).max
         smallest = nan
         if "abs_min" in wanted:
             least = ordered.amin()
             if int(least.item()) == zero:
                 return count, nan
-            smallest = magnitudes(least, self._dtype).item()
-        flags = np.equal(self._work_numbers[:count], zero, out=self._flags[:count])
+            smallest = magnitudes(least, stored.dtype).item()
+        flags = np.equal(ordered.numpy(), zero, out=self._flags[:count])
         return int(np.count_nonzero(flags)), smallest
 
     def _note_smallest(self, chunk: torch.Tensor, tally: Tally) -> None:
