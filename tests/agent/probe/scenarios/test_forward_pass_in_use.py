@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from mp_agent.probe.activations import output_gradients
 from mp_agent.probe.statistics import folding
-from mp_agent.records.columns import ACTIVATIONS, FP8, ROUTERS
+from mp_agent.records.columns import ACTIVATIONS, ATTENTION, FP8, ROUTERS
 from tests.agent.probe.rings import read_ring
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")

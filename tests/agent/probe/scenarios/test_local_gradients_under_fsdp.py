@@ -24,11 +24,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.records.columns import by_name
-from tests.agent.node.nodes import merge_nodes
 from tests.agent.probe.ranks import run_ranks
-from tests.agent.probe.rings import read_ring
+from tests.agent.probe.scenarios.own_gradients import (
+    assert_equal_to_references,
+    assert_rank_1_is_named,
+)
 from tests.agent.probe.watching import watched
 
 pytestmark = pytest.mark.slow
@@ -239,27 +239,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_norm_and_counts_of_each_rank_are_those_of_its_own_batches(case, directory):
-    for rank in range(case.ranks):
-        ring = read_ring(directory / case.name / f"rank{rank}.ring")
-        expected = np.load(directory / case.name / f"expected{rank}.npy")
-        records = {record.sequence: record for record in ring.records}
-        # The first optimizer is known once it has stepped.
-        for step in range(2, STEPS + 1):
-            found = by_name(ring.schema.step_columns, records[step].values)
-            norm, nonfinite = expected[step - 1]
-            assert found["local_grad_norm"] == pytest.approx(norm, rel=1e-6), (rank, step)
-            assert found["local_grad_nonfinite_elements"] == nonfinite
+    assert_equal_to_references(directory / case.name, case.ranks, STEPS)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_nan_from_the_backward_of_one_rank_names_that_rank(case, nodes, directory):
-    rings = [read_ring(directory / case.name / f"rank{rank}.ring") for rank in range(case.ranks)]
-    for number in range(1, STEPS):
-        steps = [RankStep(rank, own.schema, own.records[number]) for rank, own in enumerate(rings)]
-        halves = [steps[: case.ranks // 2], steps[case.ranks // 2 :]]
-        merged = merge_nodes([steps] if nodes == 1 else halves, case.ranks)
-        poisoned = case.poison and number + 1 == POISONED_STEP
-        assert merged.nonfinite_gradient_ranks == ((1,) if poisoned else ())
-        assert merged.nonfinite_loss_ranks == ()
-        assert (merged.gradient_nonfinite_elements > 0) == poisoned
+    assert_rank_1_is_named(
+        directory / case.name,
+        case.ranks,
+        nodes=nodes,
+        steps=STEPS,
+        poisoned_step=POISONED_STEP if case.poison else None,
+    )

@@ -1,0 +1,50 @@
+"""What rings of ranks must say of the ranks' own gradients, each in `rank{N}.ring`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.records.columns import by_name
+from tests.agent.node.nodes import merge_nodes
+from tests.agent.probe.rings import read_ring
+
+
+def assert_equal_to_references(directory: Path, ranks: int, steps: int) -> None:
+    """Compare norms and counts with `expected{rank}.npy` [steps, 2], but those of step 1.
+
+    The first optimizer is known once it has stepped.
+    """
+    for rank in range(ranks):
+        ring = read_ring(directory / f"rank{rank}.ring")
+        expected = np.load(directory / f"expected{rank}.npy")
+        records = {record.sequence: record for record in ring.records}
+        for step in range(2, steps + 1):
+            found = by_name(ring.schema.step_columns, records[step].values)
+            norm, nonfinite = expected[step - 1]
+            assert found["local_grad_norm"] == pytest.approx(norm, rel=1e-6), (rank, step)
+            assert found["local_grad_nonfinite_elements"] == nonfinite
+
+
+def assert_rank_1_is_named(
+    directory: Path, ranks: int, *, nodes: int, steps: int, poisoned_step: int | None
+) -> None:
+    """Compare what all ranks, on one node or two, say once merged.
+
+    poisoned_step: at which the backward of rank 1 made NaN, while its loss was finite; None for
+    no step.
+    """
+    rings = [read_ring(directory / f"rank{rank}.ring") for rank in range(ranks)]
+    for number in range(1, steps):
+        all_ranks = [
+            RankStep(rank, own.schema, own.records[number]) for rank, own in enumerate(rings)
+        ]
+        half = ranks // 2
+        merged = merge_nodes(
+            [all_ranks] if nodes == 1 else [all_ranks[:half], all_ranks[half:]], ranks
+        )
+        poisoned = number + 1 == poisoned_step
+        assert merged.nonfinite_gradient_ranks == ((1,) if poisoned else ())
+        assert merged.nonfinite_loss_ranks == ()
+        assert (merged.gradient_nonfinite_elements > 0) == poisoned
