@@ -119,9 +119,16 @@ def nan_in_backward() -> dict[str, object]:
 
 
 def killed() -> dict[str, object]:
+    """Rank 1 is killed before a step in whose backward pass rank 0 already waits for it."""
     trainer = Trainer(fp16=True)
+    waiting = Path(sys.argv[1]) / "rank-0-waits"
     for number in range(1, 200):
-        if number == KILL_STEP and dist.get_rank() == 1:
+        if number == KILL_STEP and dist.get_rank() == 0:
+            last = trainer.model.module.last
+            last.register_full_backward_pre_hook(lambda *_: waiting.touch())
+        elif number == KILL_STEP:
+            while not waiting.exists():
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         trainer.step()
     return {}
