@@ -36,7 +36,8 @@ class TrackerContext:
     """State of the calling thread's own training loop."""
     trainer_step: TrainerStep = field(default_factory=TrainerStep)
     run_thread: int | None = None
-    """Thread in which the first optimizer stepped last; others train models of their own."""
+    """Thread in which the first optimizer stepped last, or before its first step, in which its
+    gradients were measured; others train models of their own."""
     clipping_is_compiled: bool = False
     """Clipping calls no hook, so gradients are measured after every backward instead."""
 

@@ -1,6 +1,7 @@
 """When gradients are measured, which optimizers' together, and for which step."""
 
 from math import isnan
+from threading import get_ident
 
 from torch.optim import Optimizer
 
@@ -80,6 +81,9 @@ class GradientMeasuring:
     def _begin_measuring_run(self, watched: WatchedOptimizer) -> None:
         """Publish the step before, and record what is known as the run's gradients are used."""
         context = self._context
+        if context.run_thread is None:
+            # Else the backward of another thread would outdate what is measured here.
+            context.run_thread = get_ident()
         self._step_end.publish(context.boundaries.close_ended())
         first = context.registry.first or watched
         context.step.drop_cleared_loss(first.is_cleared_by)

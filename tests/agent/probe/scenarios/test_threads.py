@@ -119,6 +119,19 @@ def test_a_training_that_outlives_the_first_goes_on_with_norms_of_before_clippin
         assert seen == pytest.approx([*first.squares, *rest], rel=1e-6)
 
 
+def test_another_threads_first_backward_leaves_what_was_measured_before_clipping(watch):
+    watched, model = watch(), make_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    make_loss(model, 0).backward()
+    before = sum_squares(model)
+    clip_grad_norm_(model.parameters(), 1e-3)
+    other = threading.Thread(target=lambda: make_loss(make_model(1), 1).backward())
+    other.start()
+    other.join()
+    optimizer.step()
+    assert watched.read().gradients(0)["sum_squares"] == pytest.approx(before, rel=1e-6)
+
+
 @pytest.mark.slow
 def test_several_threads_that_call_init_together_count_each_step_once(tmp_path):
     script = tmp_path / "train.py"
