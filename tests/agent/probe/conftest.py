@@ -1,5 +1,6 @@
 """A probe on this process, with its ring."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.optimizers.lookup import live_objects
 from mp_agent.probe.probe import Probe
 from mp_agent.records.steps import RankState
 from mp_agent.ring.reader import RingReader
@@ -56,6 +58,19 @@ class Watch:
 
     def _count_step(self) -> None:
         self.steps_told += 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_new_objects_are_walked() -> Iterator[None]:
+    """Have probes look for models among the objects that were made since the module began.
+
+    A test process holds a million others, and a walk over them takes longer than most tests.
+    """
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_objects, "_all_objects", gc.get_objects)
+        yield
+    gc.unfreeze()
 
 
 @pytest.fixture

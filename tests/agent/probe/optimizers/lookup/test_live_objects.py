@@ -10,6 +10,11 @@ from mp_agent.probe.optimizers.lookup import live_objects
 from tests.agent.probe.optimizers.lookup.small_trees import Block, Model
 
 
+@pytest.fixture(autouse=True, scope="module")
+def only_new_objects_are_walked() -> None:
+    """Here the walk is what is tested: it stays as it is."""
+
+
 def test_the_walk_passes_by_half_made_modules_and_hostile_objects():
     class Hostile:
         def __getattribute__(self, name):
