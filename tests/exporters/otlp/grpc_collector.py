@@ -33,6 +33,8 @@ class Collector(MetricsServiceServicer, LogsServiceServicer):
         self.metrics: list[Any] = []
         self.logs: list[Any] = []
         self.metadata: list[dict[str, str]] = []
+        self.log_attempts = 0
+        """Requests with logs, whether or not they were accepted."""
         self.status: grpc.StatusCode | None = None
         self.rejected = 0
         self.retry_seconds: int | None = None
@@ -41,6 +43,7 @@ class Collector(MetricsServiceServicer, LogsServiceServicer):
     def Export(self, request, context):
         self.metadata.append(dict(context.invocation_metadata()))
         is_metrics = request.DESCRIPTOR.name == "ExportMetricsServiceRequest"
+        self.log_attempts += not is_metrics
         if self.status is not None and self.retry_seconds is not None:
             info = RetryInfo(retry_delay={"seconds": self.retry_seconds})
             trailer = ("google.rpc.retryinfo-bin", info.SerializeToString())

@@ -51,6 +51,10 @@ class Loop:
         """Turn the loop until an exporter's pushes have come to so many ends."""
         wait_until(lambda: self._ticked() and sum(self.outcomes(exporter)) >= outcomes, seconds=30)
 
+    def come_to_rest(self) -> None:
+        """Wait until no push is running."""
+        wait_until(lambda: all(each.idle for each in self.service._pushers.values()), seconds=30)
+
     def outcomes(self, exporter: str) -> tuple[int, int]:
         """Return failures and successes; of the latter the tests see one at a time."""
         account = self.account(exporter)
