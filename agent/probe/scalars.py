@@ -68,9 +68,10 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def add(total: Scalar | None, value: Scalar) -> Scalar:
-    """Return the sum in double precision, on the device if either is there."""
+    """Return the sum in double precision, on the device if either is there; on that of `total`."""
     if isinstance(value, torch.Tensor):
-        value = value.to(torch.float64, copy=total is None)
+        device = total.device if isinstance(total, torch.Tensor) else value.device
+        value = value.to(device, torch.float64, non_blocking=True, copy=total is None)
     return value if total is None else total + value
 
 
