@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 
 from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.delivery.ring_memory import STEP_SLOTS
 from mp_agent.probe.step.observed_step import ObservedStep
 
-_HELD_AT_MOST = 64
-"""Steps of the new schema that are held back before the device is no longer waited for."""
+_HELD_AT_MOST = STEP_SLOTS
+"""Steps of new schemas that are held back before the device is no longer waited for."""
 
 
 class SucceedingDelivery:
@@ -34,6 +35,14 @@ class SucceedingDelivery:
         """How much is not in the ring yet, of either schema."""
         return self._current.pending + len(self._held)
 
+    @property
+    def _held_in_all(self) -> int:
+        """Steps that are held back here, and by the one before if that waits for another."""
+        before = self._current
+        return len(self._held) + (
+            before._held_in_all if isinstance(before, SucceedingDelivery) else 0
+        )
+
     def offer(self, step: ObservedStep, *, complete: bool) -> None:
         """Pass the step on, or hold it back."""
         if self._begun:
@@ -42,7 +51,7 @@ class SucceedingDelivery:
         self._open = None if complete else step
         if complete:
             self._held.append(step)
-        if len(self._held) > _HELD_AT_MOST:
+        if self._held_in_all >= _HELD_AT_MOST:
             self._current.abandon()
         self.collect()
 

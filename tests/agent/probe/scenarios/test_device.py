@@ -1,6 +1,7 @@
 """Training loops on a simulated device: what arrives, when, and what it was at that moment."""
 
 import gc
+from collections import deque
 import weakref
 from math import inf, isnan, nan, sqrt
 from types import SimpleNamespace
@@ -309,6 +310,31 @@ class TestPlans:
         watched.probe.flush()
         gc.collect()
         assert [reference() for reference in before] == [None] * 4
+
+    @pytest.mark.slow
+    def test_plans_that_change_faster_than_the_device_follows_pile_up_no_steps(
+        self, watch, device, monkeypatch
+    ):
+        monkeypatch.setattr("mp_agent.ring.format.regions.BYTES_KEPT", 1 << 30)
+        watched, loop = watch(layer_interval=1000), Loop()
+        behind: deque[int] = deque([0] * 30)
+        pending = []
+        for number in range(150):
+            if number % 3 == 0:
+                loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))]})
+            before = device.queued
+            loop.step()
+            behind.append(device.queued - before)
+            device.run(behind.popleft())
+            pending.append(watched.probe._recorder._schema.delivery.pending)
+        watched.probe.flush()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        sequences = [record.sequence for record in contents.records]
+        assert max(pending) <= 2 * 64
+        assert sequences == sorted(set(sequences))
+        expected = [loop.sums[sequence - 1] for sequence in sequences]
+        assert sums_of(contents) == pytest.approx(expected)
+        assert len(sequences) + contents.state.records_dropped >= 150, "what is lost is counted"
 
     def test_the_end_waits_once_however_many_plans_are_on_their_way(
         self, watch, device, monkeypatch
