@@ -36,8 +36,8 @@ class DeviceDelivery:
 
     Every step's rows per layer stay on the device for `_LAYER_HISTORY_STEPS` steps; they are
     copied out when due, and when the totals that arrive show trouble, unless they already lie in
-    the ring. A step, or a layer table, that finds no slot is dropped and counted. Gradients on the host (offloaded ones) wait there
-    for the scalars that are not.
+    the ring. A step, or a layer table, that finds no slot is dropped and counted. Gradients on the
+    host (offloaded ones) wait there for the scalars that are not.
     """
 
     def __init__(

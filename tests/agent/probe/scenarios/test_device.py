@@ -1,8 +1,8 @@
 """Training loops on a simulated device: what arrives, when, and what it was at that moment."""
 
 import gc
-from collections import deque
 import weakref
+from collections import deque
 from math import inf, isnan, nan, sqrt
 from types import SimpleNamespace
 
