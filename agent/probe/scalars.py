@@ -83,10 +83,15 @@ def reciprocal(value: Scalar) -> Scalar:
 
 
 def tighter(one: tuple[Scalar, Scalar], other: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
-    """Return of two (limit, norm) of gradient clipping that which shrinks more, on its device."""
+    """Return of two (limit, norm) of gradient clipping that which shrinks more.
+
+    On the device of the first one, where both are on devices.
+    """
     excess, other_excess = (norm * reciprocal(limit) for limit, norm in (one, other))
     if not isinstance(excess, torch.Tensor) and not isinstance(other_excess, torch.Tensor):
         return other if other_excess > excess else one
+    if isinstance(excess, torch.Tensor) and isinstance(other_excess, torch.Tensor):
+        other_excess = other_excess.to(excess.device, non_blocking=True)
     chosen = torch.as_tensor(other_excess > excess)
     limit, norm = (_where(chosen, *pair) for pair in zip(other, one, strict=True))
     return limit, norm
@@ -99,5 +104,5 @@ def _where(condition: torch.Tensor, one: Scalar, other: Scalar) -> torch.Tensor:
 
 def _wide(value: Scalar, beside: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.to(torch.float64)
+        return value.to(beside.device, torch.float64, non_blocking=True)
     return torch.full_like(beside, value, dtype=torch.float64)

@@ -119,3 +119,11 @@ def test_numbers_of_several_devices_are_added_where_the_first_one_is():
         assert isinstance(total, torch.Tensor)
         assert (total.device, total.dtype) == (one.device, torch.float64)
         assert isinstance(add(2.0, other), torch.Tensor)
+
+
+def test_clippings_on_several_devices_are_compared_where_the_first_one_is():
+    with FakeTensorMode():
+        one, other = (torch.ones((), device=f"cuda:{index}") for index in range(2))
+        limit, norm = tighter((1.0, one), (1.0, other))
+        assert isinstance(limit, torch.Tensor) and isinstance(norm, torch.Tensor)
+        assert limit.device == norm.device == one.device
