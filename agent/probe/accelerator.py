@@ -21,6 +21,11 @@ SUPPORTED = ("cpu", "cuda")
 
 _STREAMS_KEPT = 4
 _CONSTANTS_KEPT = 64
+_REPORTS_OF_ERRORS = ("CUDA error", "CUDA driver error", "HIP error", "Triton Error [")
+"""How an error of a device begins, by what has called it.
+
+Triton and torch's own calls of the driver raise the plain RuntimeError.
+"""
 _STICKY_ERRORS = frozenset((214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
 """Codes of cudaError_t after which every call fails: an earlier kernel, or the hardware, failed."""
 _STICKY_MESSAGES = (
@@ -32,10 +37,9 @@ _STICKY_MESSAGES = (
     "launch timed out",
     "uncorrectable",
     "hardware stack error",
+    "invalid program counter",
+    "operation not supported on global/shared address space",
 )
-
-_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", RuntimeError)
-"""Older torch raises the plain error."""
 
 
 def is_on_host(device: torch.device) -> bool:
@@ -48,13 +52,18 @@ def is_supported(device: torch.device) -> bool:
     return device.type in SUPPORTED
 
 
+def cuda_is_used() -> bool:
+    """Return whether this process has made a call to a GPU."""
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return initialized()
+
+
 def computing_device() -> torch.device | None:
     """Return the GPU that this process computes on, whose losses the host must not wait for.
 
     Its gradients may be on the host all the same: FSDP offloads them.
     """
-    initialized: Callable[[], bool] = torch.cuda.is_initialized
-    return torch.device("cuda", torch.cuda.current_device()) if initialized() else None
+    return torch.device("cuda", torch.cuda.current_device()) if cuda_is_used() else None
 
 
 def pinned_zeros(shape: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -76,7 +85,9 @@ def register_host_memory(memory: memoryview, device: torch.device) -> bool:
         return False
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    if int(runtime.cudaHostRegister(address, len(memory), 0)) == 0:
+    with torch.cuda.device(device):  # on another one it would take memory for a context
+        refused = int(runtime.cudaHostRegister(address, len(memory), 0))
+    if not refused:
         return True
     # The refusal is the runtime's last error, which the training's next kernel would raise.
     with suppress(RuntimeError):
@@ -111,10 +122,25 @@ class HostCopy:
 
 
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a host tensor on `device`; from pinned memory, since other copies wait for it."""
-    if device.type == "cuda":
-        values = values.pin_memory()
+    """Return a tensor, of the host or of a device, on `device`; the host goes on.
+
+    By way of pinned memory of its own: copies from other memory wait for the device, and what the
+    script has pinned it may write to before the copy is made.
+    """
+    if is_on_host(values.device) and device.type == "cuda":
+        pinned = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+        values = pinned.copy_(values)
     return values.to(device, non_blocking=True)
+
+
+def on_one_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors, at least one, on the first device of theirs that is not the host.
+
+    Bringing numbers to the host would wait for a device, or give them before they have come.
+    """
+    elsewhere = (each.device for each in tensors if not is_on_host(each.device))
+    device = next(elsewhere, tensors[0].device)
+    return [sent(each, device) for each in tensors]
 
 
 def current_stream(device: torch.device) -> Hashable:
@@ -159,9 +185,16 @@ def start_timer(device: torch.device) -> DeviceTimer | None:
 
 
 def captures_graph() -> bool:
-    """Return whether operations are being recorded into a CUDA graph instead of being run."""
-    initialized: Callable[[], bool] = torch.cuda.is_initialized
-    return initialized() and torch.cuda.is_current_stream_capturing()
+    """Return whether operations are being recorded into a CUDA graph instead of being run.
+
+    A device that has failed records none, and answers this question with its error, too.
+    """
+    try:
+        return cuda_is_used() and torch.cuda.is_current_stream_capturing()
+    except RuntimeError as error:
+        if is_sticky_error(error):
+            return False
+        raise
 
 
 def is_sticky_error(error: BaseException) -> bool:
@@ -169,10 +202,11 @@ def is_sticky_error(error: BaseException) -> bool:
 
     Any call may be the one that reports it, and all later ones do too.
     """
-    if not isinstance(error, _ERROR) or "CUDA error" not in str(error):
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not any(map(text.__contains__, _REPORTS_OF_ERRORS)):
         return False
     code = getattr(error, "error_code", None)
-    return code in _STICKY_ERRORS or any(words in str(error) for words in _STICKY_MESSAGES)
+    return code in _STICKY_ERRORS or any(words in text for words in _STICKY_MESSAGES)
 
 
 class DeviceConstants:

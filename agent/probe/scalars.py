@@ -68,9 +68,10 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def add(total: Scalar | None, value: Scalar) -> Scalar:
-    """Return the sum in double precision, on the device if either is there."""
+    """Return the sum in double precision, on the device if either is there; on that of `total`."""
     if isinstance(value, torch.Tensor):
-        value = value.to(torch.float64, copy=total is None)
+        device = total.device if isinstance(total, torch.Tensor) else value.device
+        value = value.to(device, torch.float64, non_blocking=True, copy=total is None)
     return value if total is None else total + value
 
 
@@ -82,10 +83,15 @@ def reciprocal(value: Scalar) -> Scalar:
 
 
 def tighter(one: tuple[Scalar, Scalar], other: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
-    """Return of two (limit, norm) of gradient clipping that which shrinks more, on its device."""
+    """Return of two (limit, norm) of gradient clipping that which shrinks more.
+
+    On the device of the first one, where both are on devices.
+    """
     excess, other_excess = (norm * reciprocal(limit) for limit, norm in (one, other))
     if not isinstance(excess, torch.Tensor) and not isinstance(other_excess, torch.Tensor):
         return other if other_excess > excess else one
+    if isinstance(excess, torch.Tensor) and isinstance(other_excess, torch.Tensor):
+        other_excess = other_excess.to(excess.device, non_blocking=True)
     chosen = torch.as_tensor(other_excess > excess)
     limit, norm = (_where(chosen, *pair) for pair in zip(other, one, strict=True))
     return limit, norm
@@ -98,5 +104,5 @@ def _where(condition: torch.Tensor, one: Scalar, other: Scalar) -> torch.Tensor:
 
 def _wide(value: Scalar, beside: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.to(torch.float64)
+        return value.to(beside.device, torch.float64, non_blocking=True)
     return torch.full_like(beside, value, dtype=torch.float64)

@@ -169,9 +169,10 @@ class RingReader:
         """Return steps that a device has brought, and their layers, but the rank has not written.
 
         Those with a greater sequence number, ascending. Only meaningful once `writer_alive()` is
-        false and `steps_after` has returned everything.
+        false and `steps_after` has returned everything. A body that others follow has none: what
+        was on its way when the next was begun is counted as dropped.
         """
-        if self._body is None:
+        if self._body is None or self._later_bodies:
             return [], []
         after = max(sequence, self._live_state().committed_sequence)
         steps = self._body.device.steps_after(after)

@@ -83,8 +83,8 @@ class OutputGradients:
                 known = self._hook(tensor)
             known.makers.append(place)
 
-    def take(self, modules: int, device: torch.device) -> torch.Tensor | None:
-        """Remove the hooks; return float64 [M, 2] on `device`, None if no gradient was seen.
+    def take(self, modules: int) -> torch.Tensor | None:
+        """Remove the hooks; return float64 [M, 2], None if no gradient was seen.
 
         Columns `nonfinite_gradient_call` and `nonfinite_backward_call` of `ACTIVATIONS`.
         """
@@ -93,10 +93,11 @@ class OutputGradients:
         self._watched, self._newest = {}, {}
         if not arrived:
             return None
+        flags = accelerator.on_one_device([finite for _, finite in arrived])
+        device = flags[0].device
         if not accelerator.is_on_host(device):
             for stream in self.streams - {accelerator.current_stream(device)}:
                 accelerator.wait_for_stream(device, stream)
-        flags = [finite.to(device, non_blocking=True) for _, finite in arrived]
         nonfinite_K = torch.stack(flags).logical_not()
         numbers_K = torch.arange(len(arrived), dtype=torch.float64, device=device)
         is_first_K = nonfinite_K & (nonfinite_K.cumsum(0) == 1)

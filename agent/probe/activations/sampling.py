@@ -77,15 +77,11 @@ class ActivationSampling:
         rows, self._rows = self._rows, {}
         if not rows:
             return None
-        one_each = {place: folded(ACTIVATIONS, found) for place, found in rows.items()}
+        found = [folded(ACTIVATIONS, accelerator.on_one_device(each)) for each in rows.values()]
+        one_each = dict(zip(rows, accelerator.on_one_device(found), strict=True))
         device = next(iter(one_each.values())).device
         absent = torch.full((len(ACTIVATIONS.names),), nan, dtype=torch.float64, device=device)
-        return torch.stack(
-            [
-                one_each[place].to(device, non_blocking=True) if place in one_each else absent
-                for place in range(self._modules)
-            ]
-        )
+        return torch.stack([one_each.get(place, absent) for place in range(self._modules)])
 
     def _add(self, place: int, inputs: object, output: object) -> None:
         if not self._is_training():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.activations.modules import OutputModules
 from mp_agent.probe.activations.sampling import NEVER_CALLED, ActivationSampling
 from mp_agent.probe.step.open_step import OpenStep
@@ -56,9 +57,10 @@ class StepActivations:
         rows_MC = step.own_rows.get(ACTIVATIONS.name)
         if rows_MC is None:
             return
-        found_M2 = self._sampling.gradients.take(len(rows_MC), rows_MC.device)
+        found_M2 = self._sampling.gradients.take(len(rows_MC))
         if found_M2 is not None:
-            step.own_rows[ACTIVATIONS.name] = torch.cat((rows_MC[:, :-2], found_M2), dim=1)
+            parts = accelerator.on_one_device((rows_MC[:, :-2], found_M2))
+            step.own_rows[ACTIVATIONS.name] = torch.cat(parts, dim=1)
             step.streams.update(self._sampling.gradients.streams)
 
     def close(self) -> None:

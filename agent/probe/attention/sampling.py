@@ -15,7 +15,7 @@ from mp_agent.probe.attention.attention_logits import attention_row, weights_row
 from mp_agent.probe.attention.calls import FunctionCalls, caller_among
 from mp_agent.probe.attention.output_logits import logits_row
 from mp_agent.probe.statistics.folding import folded
-from mp_agent.records.columns import ATTENTION, LOGITS
+from mp_agent.records.columns import ATTENTION, LOGITS, ColumnFamily
 
 CALLS_AT_MOST = 8
 """Calls of one module, and of the loss, that are measured in one forward pass."""
@@ -84,8 +84,8 @@ class AttentionSampling:
         self.end()
         found, of_loss = self._of_attention, self._of_loss
         self._of_attention, self._of_loss = {}, []
-        rows = {place: folded(ATTENTION, each) for place, each in found.items() if each}
-        return rows, folded(LOGITS, of_loss) if of_loss else None
+        rows = {place: _one_of(ATTENTION, each) for place, each in found.items() if each}
+        return rows, _one_of(LOGITS, of_loss) if of_loss else None
 
     def _attention_called(
         self, frame: FrameType, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -161,6 +161,10 @@ class AttentionSampling:
         rows.append(row)
         if not accelerator.is_on_host(row.device):
             self.streams.add(accelerator.current_stream(row.device))
+
+
+def _one_of(family: ColumnFamily, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return folded(family, accelerator.on_one_device(rows))
 
 
 _MULTI_HEAD_ATTENTION = F.multi_head_attention_forward.__code__

@@ -70,12 +70,13 @@ class StepAttention:
         if row_of_loss is None:
             self._note_unsupported(NO_LOSS)
             row_of_loss = _no_rows(rows)
-        by_name = {self._names[place]: row for place, row in rows.items()}
+        found = accelerator.on_one_device(list(rows.values())) if rows else []
+        by_name = {self._names[place]: row for place, row in zip(rows, found, strict=True)}
         if not by_name.keys() <= set(self._seen):
             self._see((*self._seen, *by_name))
         if rows:
-            absent = torch.full_like(next(iter(rows.values())), torch.nan)
-            table = [by_name.get(name, absent).to(absent.device) for name in self._seen]
+            absent = torch.full_like(found[0], torch.nan)
+            table = [by_name.get(name, absent) for name in self._seen]
             step.own_rows[ATTENTION.name] = torch.stack(table)
         step.own_rows[LOGITS.name] = row_of_loss.unsqueeze(0)
         step.streams.update(self._sampling.streams)

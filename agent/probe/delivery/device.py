@@ -35,9 +35,9 @@ class DeviceDelivery:
     what the device has brought can be read there although this process never publishes it.
 
     Every step's rows per layer stay on the device for `_LAYER_HISTORY_STEPS` steps; they are
-    copied out when due, and when the totals that arrive show trouble. A step, or a layer table,
-    that finds no slot is dropped and counted. Gradients on the host (offloaded ones) wait there
-    for the scalars that are not.
+    copied out when due, and when the totals that arrive show trouble, unless they already lie in
+    the ring. A step, or a layer table, that finds no slot is dropped and counted. Gradients on the
+    host (offloaded ones) wait there for the scalars that are not.
     """
 
     def __init__(
@@ -130,6 +130,14 @@ class DeviceDelivery:
         self._transfers.abandon()
 
     def _send(self, step: ObservedStep, *, complete: bool) -> None:
+        def lose() -> None:
+            if complete:
+                self._writer.drop_step(step.sequence)
+
+        if self._steps.full:
+            # Not even its layers: nothing would show when the device has come past their copy.
+            lose()
+            return
         for stream in step.streams:
             if stream != accelerator.current_stream(self._device):
                 accelerator.wait_for_stream(self._device, stream)
@@ -144,14 +152,9 @@ class DeviceDelivery:
         def publish(values_N: FloatArray) -> None:
             self._publish(step, values_N, names, complete=complete)
 
-        def lose() -> None:
-            if complete:
-                self._writer.drop_step(step.sequence)
-
-        if complete and self._ring is not None and not self._steps.full:
+        if complete and self._ring is not None:
             self._ring.note(self._steps.sent + 1, host_part(step, names, payload_N.numel()))
-        if not self._transfers.send(self._steps, payload_N, publish, lose):
-            lose()
+        self._transfers.send(self._steps, payload_N, publish, lose)
 
     def _keep_layers(self, sequence: int, rows_LC: torch.Tensor) -> None:
         """Keep the rows, in the order of the schema, for as long as trouble may ask for them."""
@@ -179,7 +182,6 @@ class DeviceDelivery:
             if step.totals_GC is not None:
                 start = len(names) + len(scales)
                 totals_GC = values_N[start:].reshape(step.totals_GC.shape)
-                self._look_for_trouble(step.sequence, totals_GC)
         else:
             if step.totals_GC is not None:
                 parts = [unread.totals_rows for unread in step.unread_scales]
@@ -187,6 +189,22 @@ class DeviceDelivery:
             if step.rows_LC is not None:
                 parts = [unread.layer_rows for unread in step.unread_scales]
                 rows_LC = unscaled(step.rows_LC.numpy(), scales, parts)
+        try:
+            if totals_GC is not None and self.wants_all_layers:
+                self._look_for_trouble(step.sequence, totals_GC)
+        finally:  # the step is here, whatever the device says when it is asked for more
+            self._write(step, scalars, totals_GC, rows_LC, complete=complete)
+
+    def _write(
+        self,
+        step: ObservedStep,
+        scalars: Mapping[str, float],
+        totals_GC: FloatArray | None,
+        rows_LC: FloatArray | None,
+        *,
+        complete: bool,
+    ) -> None:
+        """Write a step that has arrived; rows_LC: of gradients on the host, with their table."""
         own = self._own_rows.get(step.sequence, {})
         if rows_LC is not None:
             ordered = rows_LC if self._order is None else rows_LC[self._order]
@@ -236,9 +254,15 @@ class DeviceDelivery:
         wanted = self._schedule.wanted_for_trouble(torch.from_numpy(totals_GC))
         if not wanted or self._schedule.due(sequence):
             return
-        for kept_sequence, rows_LC in self._history:
+        values_N = None if self._ring is None else self._ring.arrived_layers(sequence)
+        if values_N is not None:
+            self._with_layers.add(sequence)
+            rows_LC = values_N.reshape(self._own.parameter_layers, -1)
+            self._write_layers(sequence, rows_LC, self._arrived.get(sequence, {}))
+            return
+        for kept_sequence, kept_LC in self._history:
             if kept_sequence == sequence:
-                self._send_layers(sequence, rows_LC)
+                self._send_layers(sequence, kept_LC)
 
     def _send_layers(self, sequence: int, rows_LC: torch.Tensor) -> None:
         shape = rows_LC.shape
@@ -251,8 +275,9 @@ class DeviceDelivery:
             self._with_layers.discard(sequence)
             self._writer.count(records_dropped=1)
 
-        self._with_layers.add(sequence)
-        if not self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
+        if self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
+            self._with_layers.add(sequence)
+        else:
             lose()
 
     def _send_own(self, step: ObservedStep) -> None:
@@ -266,9 +291,7 @@ class DeviceDelivery:
     def _send_own_rows(
         self, sequence: int, rows: Mapping[str, torch.Tensor], slots: TransferSlots
     ) -> None:
-        parts = [
-            rows_MC.to(self._device, non_blocking=True).reshape(-1) for rows_MC in rows.values()
-        ]
+        parts = [accelerator.sent(own, self._device).reshape(-1) for own in rows.values()]
 
         def keep(values_N: FloatArray) -> None:
             for outdated in [each for each in self._own_rows if each < sequence]:

@@ -39,13 +39,17 @@ def host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostP
     names: of the scalars in front of them; totals, where the device has them, are the last ones.
     """
     totals = len(names) + len(step.unread_scales)
+    scalars = {
+        name: value for name, value in step.scalars.items() if isinstance(value, float | int)
+    }
+    if step.totals_GC is not None and numbers == totals:
+        # They are on the host: who reads this part has them no more.
+        scalars["gradients_measured"] = 0.0
     return HostPart(
         sequence=step.sequence,
         step=step.step,
         time_unix_ns=step.time_unix_ns,
-        scalars={
-            name: value for name, value in step.scalars.items() if isinstance(value, float | int)
-        },
+        scalars=scalars,
         places={name: place for place, name in enumerate(names)},
         numbers=numbers,
         totals_place=totals if numbers > totals else None,

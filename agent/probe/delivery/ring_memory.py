@@ -6,7 +6,9 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.transfers import TransferSlots
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.schema import Schema
+from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.device_part import HostPart
+from mp_agent.ring.format.transfers import whole_values
 from mp_agent.ring.writer import RingWriter
 
 STEP_SLOTS = 64
@@ -71,6 +73,11 @@ class RingMemory:
     def layers_at(self, sequence: int) -> torch.Tensor:
         """Return the slot [W] for the layers of a step; steps before it are in the others."""
         return self._layers_SW[sequence % len(self._layers_SW)]
+
+    def arrived_layers(self, sequence: int) -> FloatArray | None:
+        """Return the rows [L C] of the layers of a step; None unless they lie here whole."""
+        slots_SW = self._part.memory.layers_SW
+        return whole_values(slots_SW[sequence % len(slots_SW)], sequence)
 
     def release(self) -> None:
         """Let a later body have the memory: the device writes to it no more."""

@@ -15,6 +15,7 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.transfers import EXTRA_WORDS, Words, weights, whole_values
+from mp_agent.ring.interruptions import pass_on
 
 _POLL_SECONDS = 0.001
 
@@ -101,15 +102,25 @@ class DeviceTransfers:
         return torch.cat((body_W, (body_W * weights_W).sum().reshape(1)))
 
     def collect(self) -> None:
-        """Hand over what has arrived; never waits, and makes no call to the device."""
+        """Hand over what has arrived; never waits, and makes no call to the device.
+
+        What a receiver raises is raised once the others have what is theirs.
+        """
+        failure: Exception | None = None
         while self._expected:
             first = self._expected[0]
             values_N = whole_values(first.words_W, first.number)
             if values_N is None:
-                return
+                break
             self._expected.popleft()
             first.slots.received = first.number
-            first.receiver(values_N)
+            try:
+                first.receiver(values_N)
+            except Exception as error:
+                pass_on(error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def drain(self, limit_seconds: float) -> None:
         """Hand over everything, waiting at most `limit_seconds` in all."""

@@ -80,15 +80,11 @@ class Fp8Sampling:
         self.streams = streams
         if not rows:
             return None
-        one_each = {place: folded(FP8, found) for place, found in rows.items()}
+        found = [folded(FP8, accelerator.on_one_device(each)) for each in rows.values()]
+        one_each = dict(zip(rows, accelerator.on_one_device(found), strict=True))
         device = next(iter(one_each.values())).device
         absent = torch.full((len(FP8.names),), nan, dtype=torch.float64, device=device)
-        return torch.stack(
-            [
-                one_each[place].to(device, non_blocking=True) if place in one_each else absent
-                for place in range(count)
-            ]
-        )
+        return torch.stack([one_each.get(place, absent) for place in range(count)])
 
     def _add_call(self, place: int, inputs: object, output: object) -> None:
         module = self._module(place)

@@ -10,7 +10,7 @@ from math import nan
 import numpy as np
 import torch
 
-from mp_agent.probe.accelerator import DeviceConstants
+from mp_agent.probe.accelerator import DeviceConstants, on_one_device
 from mp_agent.records.columns import DELTA_EDGES, LOGPROBS
 
 MAGNITUDE_AT_MOST = 1e100
@@ -103,10 +103,7 @@ def refused_row() -> torch.Tensor:
 
 def joined(one_C: torch.Tensor, other_C: torch.Tensor) -> torch.Tensor:
     """Return two rows as one, on the device if either is there: sums, and the larger maximum."""
-    if one_C.device != other_C.device:
-        device = other_C.device if one_C.device.type == "cpu" else one_C.device
-        one_C = one_C.to(device, non_blocking=True)
-        other_C = other_C.to(device, non_blocking=True)
+    one_C, other_C = on_one_device((one_C, other_C))
     return torch.cat((one_C[:-1] + other_C[:-1], torch.fmax(one_C[-1:], other_C[-1:])))
 
 

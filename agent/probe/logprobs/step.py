@@ -78,9 +78,9 @@ class StepLogprobs:
         chosen: torch.Tensor | None,
     ) -> torch.Tensor:
         return self._comparison.row(
-            trainer.to(device, non_blocking=True),
-            sampler.to(device, non_blocking=True),
-            None if chosen is None else chosen.to(device, non_blocking=True),
+            accelerator.sent(trainer, device),
+            accelerator.sent(sampler, device),
+            None if chosen is None else accelerator.sent(chosen, device),
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from mp_agent.probe import accelerator
 from mp_agent.ring.interruptions import pass_on
 
 Gradients = Sequence[torch.Tensor | None]
@@ -42,6 +43,8 @@ class Unmeasurable:
                 measure(gradient)
             except Exception as error:
                 pass_on(error)
+                if accelerator.is_sticky_error(error) or isinstance(error, torch.OutOfMemoryError):
+                    return False  # no fault of the gradient
                 self._kinds.add(kind)
                 self._note_unsupported(f"gradients of type {_name(kind)}")
         return len(self._kinds) > known

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Sequence
 
+import torch
+
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
@@ -29,6 +31,8 @@ class DigestRecorder:
                 step.scalars["weight_digest"] = digest
         except (TypeError, RuntimeError) as error:
             pass_on(error)
+            if accelerator.is_sticky_error(error) or isinstance(error, torch.OutOfMemoryError):
+                return  # no fault of the weights
             self._possible = False
             self._note_unsupported("digests of weights of this kind")
             log.debug("the weights have no digest", exc_info=True)

@@ -61,15 +61,11 @@ class RouterSampling:
         rows, self._rows = self._rows, {}
         if not rows:
             return None
-        one_each = {place: folded(ROUTERS, found) for place, found in rows.items()}
+        found = [folded(ROUTERS, accelerator.on_one_device(each)) for each in rows.values()]
+        one_each = dict(zip(rows, accelerator.on_one_device(found), strict=True))
         device = next(iter(one_each.values())).device
         absent = torch.full((len(ROUTERS.names),), nan, dtype=torch.float64, device=device)
-        return torch.stack(
-            [
-                one_each[place].to(device, non_blocking=True) if place in one_each else absent
-                for place in range(len(self._gates))
-            ]
-        )
+        return torch.stack([one_each.get(place, absent) for place in range(len(self._gates))])
 
     def _add(self, place: int, inputs: object, output: object) -> None:
         gate = self._gates[place]

@@ -92,16 +92,15 @@ class WatchedTensors:
         late = sum(len(found) for name, found in rows.items() if name not in self.names)
         if unmeasured := self._unmeasured + late:
             step.scalars["unmeasured_tensors"] = float(unmeasured)
-        one_each = {name: folded(TENSORS, rows[name]) for name in self.names if name in rows}
-        if not one_each:
+        there = [name for name in self.names if name in rows]
+        if not there:
             return
+        found = [folded(TENSORS, accelerator.on_one_device(rows[name])) for name in there]
+        one_each = dict(zip(there, accelerator.on_one_device(found), strict=True))
         device = next(iter(one_each.values())).device
         absent = torch.full((len(TENSORS.names),), nan, dtype=torch.float64, device=device)
         step.own_rows[TENSORS.name] = torch.stack(
-            [
-                one_each[name].to(device, non_blocking=True) if name in one_each else absent
-                for name in self.names
-            ]
+            [one_each.get(name, absent) for name in self.names]
         )
         step.streams.update(self._streams)
 

@@ -83,9 +83,7 @@ class GraphSteps:
             self._observed = step, context.step.sequence
 
     def _steps_of_run(self, stepping: Sequence[Optimizer]) -> int:
-        """Return how many steps of the run these steps of optimizers make."""
-        if not stepping or self._context.trains_other_model:
-            return 0
+        """Return how many steps of the run these steps of optimizers make, on any thread."""
         found = [self._context.registry.of(optimizer) for optimizer in stepping]
         first = self._context.registry.first
         return sum(watched is not None and watched is first for watched in found)

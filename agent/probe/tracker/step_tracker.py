@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.scalars import Scalar, add, snapshot_of
+from mp_agent.probe.scalars import Scalar, add, scalar_of, snapshot_of
 from mp_agent.probe.tracker.activity import ActivityTracking
 from mp_agent.probe.tracker.backward import BackwardTracking
 from mp_agent.probe.tracker.clipping import ClippingTracking
@@ -27,6 +27,8 @@ from mp_agent.probe.tracker.step_end import StepEnd
 from mp_agent.probe.tracker.succession import Succession
 
 _TEARDOWN_PAUSE_SECONDS = 0.1
+
+STEP_ON_DEVICE = "observe(step=…) of a tensor on a GPU"
 
 
 class StepTracker:
@@ -58,7 +60,9 @@ class StepTracker:
         context.recorder.collect()
         if (loss_value := snapshot_of(loss)) is not None:
             context.step.observe_loss(loss_value)
-        if step is not None:
+        if isinstance(scalar_of(step), torch.Tensor):
+            context.note_unsupported(STEP_ON_DEVICE)  # reading it would wait
+        elif step is not None:
             self._graphs.observed(int(step))
             context.trainer_step.observe(int(step), context.step.sequence)
             context.update_trainer_lead()
@@ -79,8 +83,10 @@ class StepTracker:
 
     def flush(self) -> None:
         """Publish what was observed of the step under way."""
-        self._graphs.end_replayed()
-        self._step_end.flush()
+        try:
+            self._graphs.end_replayed()
+        finally:  # what has come from a device is there, whatever else fails
+            self._step_end.flush()
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Remember a new optimizer: it may train a part of the run's model."""

@@ -6,7 +6,7 @@ was queued.
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from time import monotonic, sleep
 from types import SimpleNamespace
 
@@ -73,9 +73,37 @@ class SimulatedDevice:
             # Older torch raises the plain error.
             raise getattr(torch, "AcceleratorError", RuntimeError)(ASSERTED)
 
+    def is_capturing(self) -> bool:
+        self.check()
+        return self.capturing
+
     def copy_to_host(self, target: torch.Tensor, values: torch.Tensor) -> None:
         self.check()
         self._queue.append((target, values.detach().clone()))
+
+
+class SimulatedStatistics(PackedStatistics):
+    """Raises what the device reports."""
+
+    def __init__(self, device: SimulatedDevice, place: torch.device) -> None:
+        super().__init__(place, row_elements=64, scratch_rows=64)
+        self._simulated = device
+
+    def totals(
+        self, groups: Sequence[Sequence[torch.Tensor]], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        self._simulated.check()
+        return super().totals(groups, inverse_scale)
+
+    def layers(
+        self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        self._simulated.check()
+        return super().layers(tensors, inverse_scale)
+
+    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        self._simulated.check()
+        return super().digest(tensors)
 
 
 class SimulatedTimer:
@@ -95,12 +123,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """Put a simulated device in the place of the processor."""
     device = SimulatedDevice()
 
-    def statistics(place: torch.device, *, fused_kernels: bool) -> PackedStatistics:
+    def statistics(place: torch.device, *, fused_kernels: bool) -> SimulatedStatistics:
         device.check()
-        return PackedStatistics(place, row_elements=64, scratch_rows=64)
+        return SimulatedStatistics(device, place)
 
     def wait_for_stream(place: torch.device, stream: Hashable) -> None:
+        device.check()
         device.waits.append((device.stream, stream))
+
+    def start_timer(place: torch.device) -> SimulatedTimer:
+        device.check()
+        return SimulatedTimer(device)
 
     monkeypatch.setattr(accelerator, "is_on_host", lambda place: False)
     monkeypatch.setattr(accelerator, "copy_to_host", device.copy_to_host)
@@ -110,8 +143,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     monkeypatch.setattr(ring_memory._Refusal, "seen", False)
     monkeypatch.setattr(accelerator, "current_stream", lambda place: device.stream)
     monkeypatch.setattr(accelerator, "wait_for_stream", wait_for_stream)
-    monkeypatch.setattr(accelerator, "start_timer", lambda place: SimulatedTimer(device))
-    monkeypatch.setattr(accelerator, "captures_graph", lambda: device.capturing)
+    monkeypatch.setattr(accelerator, "start_timer", start_timer)
+    monkeypatch.setattr(accelerator, "cuda_is_used", lambda: True)
+    monkeypatch.setattr(accelerator, "computing_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", device.is_capturing)
     monkeypatch.setattr(measurement, "for_device", statistics)
     monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=monotonic, sleep=device.wait))
     return device

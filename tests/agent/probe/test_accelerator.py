@@ -1,5 +1,6 @@
 """What can be said of an accelerator's runtime without one."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,16 +31,93 @@ class TestErrors:
         assert accelerator.is_sticky_error(ACCELERATOR_ERROR(message))
 
     @pytest.mark.parametrize(
+        "message",
+        [
+            "Triton Error [CUDA]: device-side assert triggered",
+            "Triton Error [CUDA]: an illegal memory access was encountered",
+            "Triton Error [HIP]:  Code: 719, Message: unspecified launch failure",
+            "CUDA driver error: misaligned address",
+            "HIP error: unspecified launch failure",
+        ],
+    )
+    def test_so_it_is_whoever_had_made_the_call_that_reports_it(self, message):
+        """Triton, and torch where it calls the driver, raise the plain error."""
+        assert accelerator.is_sticky_error(RuntimeError(message))
+
+    @pytest.mark.parametrize(
         "error",
         [
             ACCELERATOR_ERROR("CUDA error: invalid argument"),
             torch.OutOfMemoryError("CUDA out of memory"),
+            RuntimeError("Triton Error [CUDA]: out of memory"),
             RuntimeError("device-side assert"),
             ValueError("CUDA error: device-side assert triggered"),
         ],
     )
     def test_one_of_a_single_call_is_not(self, error):
         assert not accelerator.is_sticky_error(error)
+
+
+class TestCapture:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """What torch answers, or raises."""
+        answer: list[Any] = [False]
+
+        def is_capturing() -> bool:
+            if isinstance(answer[0], BaseException):
+                raise answer[0]
+            return bool(answer[0])
+
+        monkeypatch.setattr(accelerator, "cuda_is_used", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", is_capturing)
+        return answer
+
+    @pytest.mark.parametrize("capturing", [True, False])
+    def test_torch_knows_of_it(self, asked, capturing):
+        asked[0] = capturing
+        assert accelerator.captures_graph() is capturing
+
+    def test_a_device_that_has_failed_captures_nothing(self, asked):
+        asked[0] = ACCELERATOR_ERROR("CUDA error: device-side assert triggered")
+        assert not accelerator.captures_graph()
+
+    def test_another_error_is_raised(self, asked):
+        asked[0] = ACCELERATOR_ERROR("CUDA error: invalid argument")
+        with pytest.raises(RuntimeError, match="invalid argument"):
+            accelerator.captures_graph()
+
+
+class TestPlaces:
+    """The meta device stands for one from which nothing can be read at once."""
+
+    def test_rows_of_the_host_go_to_the_device_of_the_others_and_never_back(self):
+        mixed = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(2)]
+        assert [each.device.type for each in accelerator.on_one_device(mixed)] == ["meta"] * 3
+
+    def test_rows_of_the_host_alone_stay_there(self):
+        rows = [torch.ones(2), torch.zeros(2)]
+        found = accelerator.on_one_device(rows)
+        assert all(map(torch.equal, found, rows))
+
+    def test_what_is_sent_to_a_gpu_goes_through_pinned_memory_of_its_own(self, monkeypatch):
+        """Else the host waits, or sends what the script makes of its pinned tensor later."""
+        values, pinned = torch.ones(2), []
+        originals = torch.empty, torch.Tensor.to
+
+        def empty(*size, pin_memory=False, **options):
+            made = originals[0](*size, **options)
+            pinned.extend([made] if pin_memory else [])
+            return made
+
+        def to(tensor, device, non_blocking=False):
+            assert non_blocking and tensor is pinned[0]
+            return originals[1](tensor, "meta")
+
+        monkeypatch.setattr(torch, "empty", empty)
+        monkeypatch.setattr(torch.Tensor, "to", to)
+        assert accelerator.sent(values, CUDA).device.type == "meta"
+        assert pinned[0].tolist() == values.tolist()
 
 
 class TestRegistering:
@@ -49,17 +127,24 @@ class TestRegistering:
         asked = []
 
         def register(address: int, size: int, flags: int) -> int:
-            asked.append((address, size, flags))
+            asked.append((address, size, flags, runtime.current))
             return int(runtime.result)
 
-        runtime = SimpleNamespace(cudaHostRegister=register, result=0, asked=asked)
+        @contextmanager
+        def current(device):
+            runtime.current = device
+            yield
+            runtime.current = None
+
+        runtime = SimpleNamespace(cudaHostRegister=register, result=0, asked=asked, current=None)
         monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        monkeypatch.setattr(torch.cuda, "device", current)
         return runtime
 
     def test_all_of_the_memory_is_registered(self, runtime):
         memory: Any = np.zeros(4096, dtype=np.uint8)
         assert accelerator.register_host_memory(memoryview(memory), CUDA)
-        assert runtime.asked == [(memory.ctypes.data, 4096, 0)]
+        assert runtime.asked == [(memory.ctypes.data, 4096, 0, CUDA)], "and no other GPU is used"
 
     def test_a_refusal_is_taken_back_from_the_runtime(self, runtime, monkeypatch):
         """Else the training's next kernel would raise it: the runtime keeps its last error."""

@@ -5,6 +5,7 @@ from math import copysign, inf
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.scalars import ScalarSnapshot, add, reciprocal, scalar_of, snapshot_of, tighter
@@ -109,3 +110,20 @@ class TestTighter:
         assert isinstance(limit, torch.Tensor) and isinstance(norm, torch.Tensor)
         assert limit.dtype is norm.dtype is torch.float64
         assert (float(limit), float(norm)) == (one, other)[chosen]
+
+
+def test_numbers_of_several_devices_are_added_where_the_first_one_is():
+    with FakeTensorMode():
+        one, other = (torch.ones((), device=f"cuda:{index}") for index in range(2))
+        total = add(add(None, one), other)
+        assert isinstance(total, torch.Tensor)
+        assert (total.device, total.dtype) == (one.device, torch.float64)
+        assert isinstance(add(2.0, other), torch.Tensor)
+
+
+def test_clippings_on_several_devices_are_compared_where_the_first_one_is():
+    with FakeTensorMode():
+        one, other = (torch.ones((), device=f"cuda:{index}") for index in range(2))
+        limit, norm = tighter((1.0, one), (1.0, other))
+        assert isinstance(limit, torch.Tensor) and isinstance(norm, torch.Tensor)
+        assert limit.device == norm.device == one.device

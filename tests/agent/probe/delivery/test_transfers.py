@@ -9,6 +9,7 @@ from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.transfers import whole_values
 from tests.agent.probe.seen_steps import CPU
 from tests.agent.probe.simulated_device import SimulatedDevice
+from tests.agent.probe.small_model import fail
 
 
 def numbers(*values: float) -> torch.Tensor:
@@ -70,6 +71,18 @@ def test_transfers_that_arrived_are_handed_over_though_the_device_has_failed(
     device.fail()
     transfers.drain(0.01)
     assert [values.tolist() for values in got] == [[0], [1]]
+
+
+def test_one_that_cannot_be_received_keeps_no_other_back(device: SimulatedDevice):
+    got: list[FloatArray] = []
+    slots, transfers = TransferSlots.pinned(8, 1, CPU), DeviceTransfers(CPU)
+    for number in range(3):
+        transfers.send(slots, numbers(number), fail if number == 0 else got.append)
+    device.run()
+    with pytest.raises(ZeroDivisionError):
+        transfers.drain(0.0)
+    assert [values.tolist() for values in got] == [[1], [2]]
+    assert len(transfers) == 0
 
 
 def test_what_is_given_up_is_reported_once(device: SimulatedDevice):

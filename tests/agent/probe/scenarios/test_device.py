@@ -1,6 +1,10 @@
 """Training loops on a simulated device: what arrives, when, and what it was at that moment."""
 
+import gc
+import weakref
+from collections import deque
 from math import inf, isnan, nan, sqrt
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.delivery import succession
+from mp_agent.probe.delivery import succession, transfers
 from mp_agent.probe.optimizers.lookup import live_objects
 from mp_agent.probe.optimizers.plan import make_plan
 from tests.agent.probe.rings import read_ring
@@ -81,6 +85,38 @@ class TestArrival:
         messages = [record.getMessage() for record in caplog.records]
         assert sum("device-side assert" in message for message in messages) == 1
         assert not any("the probe failed" in message for message in messages)
+
+    @pytest.mark.parametrize("registers", [True, False])
+    def test_so_is_a_step_with_trouble_whose_layers_cannot_be_asked_for_any_more(
+        self, watch, device, registers
+    ):
+        device.refuses = not registers
+        watched, loop = watch(), Loop()
+        for _ in range(2):
+            loop.step()
+        (make_loss(loop.model) * nan).backward()
+        loop.optimizer.step()
+        device.run()
+        device.fail()
+        watched.probe.flush()
+        contents = watched.read()
+        assert [record.sequence for record in contents.records] == [1, 2, 3]
+        assert contents.gradients(2)["nan_elements"] == 58.0
+        tables = [1, 3] if registers else [1]
+        assert [table.sequence for table in contents.layers] == tables
+        assert contents.state.probe_errors == 0
+
+    def test_no_weights_and_no_gradients_are_blamed_for_a_device_that_failed(self, watch, device):
+        watched, loop = watch(), Loop()
+        for _ in range(9):
+            loop.step(device)
+        make_loss(loop.model).backward()
+        loop.optimizer.zero_grad()
+        device.fail()
+        for _ in range(3):
+            loop.step()  # one of them is sampled
+        watched.probe.flush()
+        assert watched.state().unsupported == ("steps after an error of the device",)
 
     @pytest.mark.parametrize(("loss", "recorded"), [(nan, True), (inf, True), (1.0, False)])
     def test_a_loop_that_stops_at_a_loss_leaves_it_if_it_is_not_finite(
@@ -158,6 +194,17 @@ class TestWhatWasInForce:
         contents = watched.read()
         assert contents.column("loss") == [1.0, 102.0, 203.0]
         assert contents.column("learning_rate") == [0.5, 0.25, 0.125]
+
+    def test_a_step_number_that_is_on_the_device_is_not_waited_for(self, watch, device):
+        watched, loop = watch(), Loop()
+        watched.probe.observe(step=torch.tensor(7), loss=2.0, tokens=3)  # type: ignore[arg-type]
+        loop.step(device)
+        watched.probe.flush()
+        contents = watched.read()
+        assert contents.records[0].step == 1
+        assert contents.column("loss") == [2.0]
+        assert contents.column("tokens") == [3.0]
+        assert contents.state.unsupported == ("observe(step=…) of a tensor on a GPU",)
 
 
 class TestSeveralDevices:
@@ -248,6 +295,71 @@ class TestPlans:
         assert [record.sequence for record in contents.records] == [1, 2, 3, 4, 5, 6]
         assert sums_of(contents) == pytest.approx(loop.sums)
         assert contents.state.records_dropped == 0
+
+    def test_the_delivery_before_is_let_go_of(self, watch, device):
+        """It keeps memory of the host and of the device: of a sweep there would be many."""
+        watched, loop = watch(), Loop()
+        before = []
+        for _ in range(4):
+            loop.step()
+            before.append(weakref.ref(watched.probe._recorder._schema.delivery))
+            loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))]})
+            loop.step()
+            device.run()
+            loop.step(device)
+        watched.probe.flush()
+        gc.collect()
+        assert [reference() for reference in before] == [None] * 4
+
+    @pytest.mark.slow
+    def test_plans_that_change_faster_than_the_device_follows_pile_up_no_steps(
+        self, watch, device, monkeypatch
+    ):
+        monkeypatch.setattr("mp_agent.ring.format.regions.BYTES_KEPT", 1 << 30)
+        watched, loop = watch(layer_interval=1000), Loop()
+        behind: deque[int] = deque([0] * 30)
+        pending = []
+        for number in range(150):
+            if number % 3 == 0:
+                loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))]})
+            before = device.queued
+            loop.step()
+            behind.append(device.queued - before)
+            device.run(behind.popleft())
+            pending.append(watched.probe._recorder._schema.delivery.pending)
+        watched.probe.flush()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        sequences = [record.sequence for record in contents.records]
+        assert max(pending) <= 2 * 64
+        assert sequences == sorted(set(sequences))
+        expected = [loop.sums[sequence - 1] for sequence in sequences]
+        assert sums_of(contents) == pytest.approx(expected)
+        assert len(sequences) + contents.state.records_dropped >= 150, "what is lost is counted"
+
+    def test_the_end_waits_once_however_many_plans_are_on_their_way(
+        self, watch, device, monkeypatch
+    ):
+        waited: list[float] = []
+        clock = SimpleNamespace(monotonic=lambda: sum(waited), sleep=waited.append)
+        monkeypatch.setattr(transfers, "time", clock)
+        monkeypatch.setattr(succession, "time", clock)
+        watched, loop = watch(), Loop()
+        for _ in range(5):
+            loop.step()
+            loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))]})
+        loop.step()
+        watched.probe.flush()
+        assert 0.9 < sum(waited) < 1.1
+
+    def test_a_step_that_finds_no_place_leaves_nothing_on_its_way(self, watch, device):
+        """Not even its layers: they might come when the memory is another schema's."""
+        watched, loop = watch(layer_interval=1000), Loop()
+        for _ in range(64):
+            loop.step()
+        queued, dropped = device.queued, watched.state().records_dropped
+        loop.step()
+        assert device.queued == queued
+        assert watched.state().records_dropped == dropped + 1
 
     def test_what_never_arrives_is_counted(self, watch, device, monkeypatch):
         monkeypatch.setattr(succession, "_HELD_AT_MOST", 3)

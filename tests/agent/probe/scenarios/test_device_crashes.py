@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.probe.probe import Probe
+from mp_agent.records.columns import GRADIENT_POSITIONS
 from mp_agent.records.steps import LayerTable, StepRecord
 from mp_agent.ring import writer as writer_module
 from mp_agent.ring.reader import RingReader
@@ -25,7 +27,7 @@ from tests.agent.probe.simulated_device import SimulatedDevice, install
 from tests.agent.probe.small_model import make_loss, make_model
 
 STEPS = 12
-LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
+NONFINITE = [GRADIENT_POSITIONS[name] for name in ("nan_elements", "inf_elements")]
 
 
 class Left:
@@ -53,8 +55,13 @@ def train(
     *,
     layer_interval: int = 1000,
     registers: bool = True,
+    last_factor: float = 1.0,
+    publishes: bool = False,
 ) -> None:
-    """Train with a simulated device, which has run the copies of no step unless told to."""
+    """Train with a simulated device, which has run the copies of no step unless told to.
+
+    last_factor: of the last loss. publishes: has what has arrived published before the end.
+    """
     with pytest.MonkeyPatch.context() as patched:
         device = install(patched)
         device.refuses = not registers
@@ -64,11 +71,14 @@ def train(
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), 0.0)
         for number in range(STEPS):
-            make_loss(model, number).backward()
+            factor = last_factor if number == STEPS - 1 else 1.0
+            (make_loss(model, number) * factor).backward()
             optimizer.step()
             optimizer.zero_grad()
             if at_step_end is not None:
                 at_step_end(device)
+        if publishes:
+            probe.observe()
         end(device)
 
 
@@ -139,6 +149,15 @@ def test_so_do_the_layers_of_the_last_steps(killed):
     assert set(left.tables) == set(range(STEPS - 7, STEPS + 1))
     for sequence, table in left.tables.items():
         np.testing.assert_allclose(table.gradients, expected_rows(sequence - 1), rtol=1e-6)
+
+
+def test_so_do_those_of_a_step_that_was_published_with_trouble(killed):
+    """Its layers need not be asked for: they are there when the step is."""
+    left = killed(die, run_all, last_factor=nan, publishes=True)
+    assert left.sequences == list(range(1, STEPS + 1))
+    assert STEPS in left.tables
+    counts_LN = left.tables[STEPS].gradients[:, NONFINITE]
+    assert counts_LN.sum(axis=1).tolist() == [32.0, 8.0, 16.0, 2.0]
 
 
 def test_what_the_device_has_not_brought_is_not_made_up(killed):

@@ -1,6 +1,7 @@
 """Steps that are replayed from a CUDA graph: counted, with the loss that the trainer gives."""
 
 from math import isnan, nan
+from threading import Thread
 
 import pytest
 import torch
@@ -97,6 +98,20 @@ def test_replays_and_ordinary_steps_may_alternate(watch, device):
     contents = watched.read()
     measured = [not isnan(contents.gradients(i)["sum_squares"]) for i in range(11)]
     assert measured == [True] * 3 + [False, True] * 4
+
+
+def test_a_replay_counts_on_whichever_thread_it_is(watch, device):
+    watched, loop = watch(), Loop(device)
+
+    def replay() -> None:
+        for _ in range(5):
+            loop.graph.replay()
+        watched.probe.flush()
+
+    thread = Thread(target=replay)
+    thread.start()
+    thread.join()
+    assert len(watched.read().records) == 3 + 5
 
 
 def test_a_graph_without_an_optimizers_step_is_no_step(watch, device):

@@ -4,11 +4,13 @@ Whatever would make the host wait for a GPU (`item()`, `float()`, `bool()`, `tol
 the host) raises there, and the probe counts what raises.
 """
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad_norm_
@@ -17,7 +19,7 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import base
 from mp_agent.probe.optimizers import measurement, plan
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import FAMILIES, GRADIENT_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
 
@@ -32,7 +34,7 @@ class Statistics:
             len(tensors), len(GRADIENT_COLUMN_NAMES), dtype=torch.float64, device="meta"
         )
 
-    totals = None
+    totals = layers  # one row for each of the groups
 
     def digest(self, tensors):
         return torch.zeros((), dtype=torch.float64, device="meta")
@@ -70,14 +72,42 @@ class FakeMailbox:
             then, size = self.sent.pop(0)
             then(np.ones(size))
 
+    def abandon(self) -> None:
+        assert not self.sent
+
     def drain(self, limit_seconds: float) -> None:
         self.sent, waiting = [], self.sent
         for then, size in waiting:
             then(np.ones(size))
 
 
+def refuse_pageable_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let code of the probe fail where it copies from the host by itself: such a copy waits."""
+    sending = {accelerator.__name__, "mp_agent.probe.statistics.sending"}
+    to, tensor = torch.Tensor.to, torch.tensor
+
+    def is_probes_own() -> bool:
+        caller = str(sys._getframe(2).f_globals.get("__name__"))
+        return caller.startswith("mp_agent.") and caller not in sending
+
+    def checked_to(values, *args, **kwargs):
+        found = to(values, *args, **kwargs)
+        if is_probes_own() and values.device != found.device:
+            assert values.device.type != "cpu", "a copy from pageable memory"
+        return found
+
+    def checked_tensor(*args, **kwargs):
+        made = tensor(*args, **kwargs)
+        assert made.device.type == "cpu" or not is_probes_own(), "made on the host"
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "to", checked_to)
+    monkeypatch.setattr(torch, "tensor", checked_tensor)
+
+
 @pytest.fixture
 def device_watch(watch, monkeypatch):
+    refuse_pageable_copies(monkeypatch)
     monkeypatch.setattr(base, "DeviceTransfers", FakeMailbox)
     monkeypatch.setattr(accelerator, "is_supported", lambda device: True)
     monkeypatch.setattr(accelerator, "copy_to_host", lambda target, values: None)
@@ -183,6 +213,60 @@ def test_a_fused_optimizers_scale_and_skip_flag_stay_on_the_device(device_watch)
     contents = watched.read()
     assert contents.state.probe_errors == 0
     assert contents.column("skipped") == [1.0] * 3
+
+
+class Sampled(nn.Module):
+    """Has all that is looked at in sampled steps; one of its modules computes on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 8).requires_grad_(False)
+        self.query, self.key = nn.Linear(8, 8).to("meta"), nn.Linear(8, 8).to("meta")
+        self.gate = nn.Linear(8, 4).to("meta")
+        self.head = nn.Linear(8, 5).to("meta")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inputs = torch.ones_like(self.embedding(tokens), device="meta")
+        query, key = self.query(inputs)[None], self.key(inputs)[None]
+        attended = F.scaled_dot_product_attention(query, key, key, is_causal=True)[0]
+        outputs: torch.Tensor = self.head(attended) * self.gate(inputs).sum(-1, keepdim=True)
+        return outputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host_first", [False, True])
+def test_what_is_sampled_is_not_waited_for_either(device_watch, nothing_compiled, host_first):
+    watched = device_watch(
+        layer_interval=2,
+        measure_activations=True,
+        measure_attention=True,
+        measure_routers=True,
+        routers={"*gate": 2},
+        measure_fp8=True,
+        measure_tensors=True,
+        measure_local_gradients=True,
+        measure_updates=True,
+        measure_distribution=True,
+    )
+    model = Sampled()
+    optimizer = Still([each for each in model.parameters() if each.requires_grad])
+    there, here = torch.ones(6, device="meta"), torch.ones(6)
+    for _ in range(STEPS):
+        outputs = model(torch.tensor([0, 1, 2, 3, 0, 1]))
+        for tensor in (here, there) if host_first else (there, here):
+            watched.probe.watch_tensor(tensor.device.type, tensor, 0, True)
+            watched.probe.watch_tensor("both", tensor, None, False)
+        watched.probe.observe_logprobs(there, here, here)
+        watched.probe.observe_logprobs(here, here)
+        F.cross_entropy(outputs, torch.zeros(6, dtype=torch.int64, device="meta")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watched.probe.flush()
+    contents = read_ring(watched.writer.path, one_schema=False)
+    assert contents.state.probe_errors == 0
+    assert len(contents.records) == STEPS
+    rows = [*contents.layers, *contents.records]
+    assert {name for each in rows for name in each.families} == {each.name for each in FAMILIES}
 
 
 def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):

@@ -126,3 +126,19 @@ def test_damaged_numbers_are_no_record(ring):
     )
     ring.writer.device_part.write(1, part)
     assert ring.recovered() == ([], [])
+
+
+def test_a_body_that_another_one_follows_has_none(ring):
+    """What was on its way when the next one was begun was counted as dropped."""
+    reader = RingReader.open(ring.writer.path)
+    before = reader.schema
+    ring.step(1, 5)
+    ring.layers(5)
+    assert sequences(reader.recovered(0)[0]) == [5]
+    ring.writer.write_schema(SCHEMA, device_slots=(4, 2))
+    reader.steps_after(0)
+    assert reader.recovered(0) == ([], [])
+    assert reader.schema is not before
+    ring.step(1, 6)
+    assert sequences(reader.recovered(0)[0]) == [6]
+    reader.close()
