@@ -1,4 +1,4 @@
-"""Rows of the gradients' distribution, compared with the reference, each column to its tolerance."""
+"""Tables of the gradients' distribution, compared with the reference, and numbers for them."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,6 +16,8 @@ from mp_agent.probe.statistics.distribution import (
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS
 from tests.agent.distribution_reference import distribution_reference
 from tests.agent.probe.statistics.reference import as_float64
+
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -58,5 +60,5 @@ def beside_every_edge(
         edges += [mark / factor / loss_scale / inverse_scale for factor, mark in scales]
     info = torch.finfo(dtype)
     bounded = torch.tensor(edges, dtype=torch.float64).clamp(-info.max, info.max).to(dtype)
-    bits = bounded.view(torch.int32 if dtype is torch.float32 else torch.int16)
+    bits = bounded.view(_INTEGERS[dtype.itemsize])
     return torch.cat([(bits + beside).view(dtype) for beside in range(-2, 3)])

@@ -1,10 +1,10 @@
 """The Triton kernels that count how the elements of chunks are distributed.
 
 `find_edges` turns the boundaries into bits of float32, so that `count_chunks` compares integers
-and yet counts what arithmetic in float64 would. Their walk through a chunk is simpler than that of
-`measure`: two dozen comparisons per element take longer than any way of reading it, so that loads
-of 16 bytes, and the code for words of two elements, would gain nothing. As there, which thread
-adds an element, and in which order, follows from its index alone.
+and yet counts what arithmetic in float64 would. Its walk through a chunk is not that of `measure`:
+beside two dozen comparisons per element, loads of 16 bytes and the code that takes them apart would
+save little. As there, which thread adds an element, and in which order, follows from its index
+alone.
 """
 
 import triton
@@ -22,9 +22,9 @@ _FIELDS = tl.constexpr(CHUNK_FIELDS)
 _SUMS = tl.constexpr(boundaries.SUMS)
 _FP32, _BF16 = tl.constexpr(FP32), tl.constexpr(BF16)
 _BOUNDARIES = tl.constexpr(boundaries.BOUNDARIES)
-_SOME = tl.constexpr(16)
-_OTHERS = tl.constexpr(boundaries.BOUNDARIES - 16)
-"""Tensors have sizes that are powers of two."""
+_FIRST = tl.constexpr(16)
+_REST = tl.constexpr(boundaries.BOUNDARIES - 16)
+"""Tensors have sizes that are powers of two, hence two of them."""
 _NONFINITE = tl.constexpr(boundaries.NONFINITE)
 _LANES = tl.constexpr(32)
 _ADDED_AT_ONCE = tl.constexpr(4)
@@ -82,6 +82,13 @@ def _less_those_below(counts, magnitude, edges):
     return counts + ((magnitude[None, :] - edges) >> 31)
 
 
+@triton.jit
+def _added(bits, magnitude, peak, added, squares):
+    """Take in one element of each row."""
+    value = bits.to(tl.float32, bitcast=True)
+    return tl.maximum(peak, magnitude), added + value, tl.fma(value, value, squares)
+
+
 _COUNT_ARGUMENTS = (
     "pointers", "chunks", "chunk_numbers", "edges", "counts", "sums",
 )  # fmt: skip
@@ -112,33 +119,29 @@ def count_chunks(
         elements = address.to(tl.pointer_type(tl.int16)) + tl.load(chunk + 1)
 
     # With rows last, a thread has one row and all edges.
-    some = tl.arange(0, _SOME)
-    others = _SOME + tl.arange(0, _OTHERS)
-    some_edges = tl.load(edges + some)[:, None]
-    other_edges = tl.load(edges + others)[:, None]
-    some_counts = tl.zeros((_SOME, R), tl.int32)
-    other_counts = tl.zeros((_OTHERS, R), tl.int32)
+    first = tl.arange(0, _FIRST)
+    rest = _FIRST + tl.arange(0, _REST)
+    first_edges = tl.load(edges + first)[:, None]
+    rest_edges = tl.load(edges + rest)[:, None]
+    first_counts = tl.zeros((_FIRST, R), tl.int32)
+    rest_counts = tl.zeros((_REST, R), tl.int32)
     row = tl.arange(0, R)
     sum_R = tl.zeros((R,), tl.float64)
     squares_R = tl.zeros((R,), tl.float64)
     peak = tl.zeros((R,), tl.int32)
     BLOCK: tl.constexpr = R * _ADDED_AT_ONCE
 
-    full = 0
-    if (width == 1) & (row_stride == 1):  # without gaps
-        full = count // BLOCK
+    without_gaps = (width == 1) & (row_stride == 1)
+    full = tl.where(without_gaps, count // BLOCK, 0)  # an `if` makes Triton 3.2 abort
     for block in range(full):
         added = tl.zeros((R,), tl.float32)
         squares = tl.zeros((R,), tl.float32)
         for each in tl.static_range(_ADDED_AT_ONCE):
             bits = _float32_bits(tl.load(elements + (block * BLOCK + each * R) + row), KIND)
             magnitude = bits & _MAGNITUDE
-            some_counts = _less_those_below(some_counts, magnitude, some_edges)
-            other_counts = _less_those_below(other_counts, magnitude, other_edges)
-            peak = tl.maximum(peak, magnitude)
-            value = bits.to(tl.float32, bitcast=True)
-            added += value
-            squares = tl.fma(value, value, squares)
+            first_counts = _less_those_below(first_counts, magnitude, first_edges)
+            rest_counts = _less_those_below(rest_counts, magnitude, rest_edges)
+            peak, added, squares = _added(bits, magnitude, peak, added, squares)
         sum_R += added.to(tl.float64)
         squares_R += squares.to(tl.float64)
 
@@ -154,20 +157,17 @@ def count_chunks(
             there = element < count
             bits = _float32_bits(tl.load(elements + where, mask=there, other=0), KIND)
             magnitude = tl.where(there, bits & _MAGNITUDE, -1)  # below all
-            some_counts = _less_those_below(some_counts, magnitude, some_edges)
-            other_counts = _less_those_below(other_counts, magnitude, other_edges)
-            peak = tl.maximum(peak, magnitude)
-            value = bits.to(tl.float32, bitcast=True)
-            added += value
-            squares = tl.fma(value, value, squares)
+            first_counts = _less_those_below(first_counts, magnitude, first_edges)
+            rest_counts = _less_those_below(rest_counts, magnitude, rest_edges)
+            peak, added, squares = _added(bits, magnitude, peak, added, squares)
         sum_R += added.to(tl.float64)
         squares_R += squares.to(tl.float64)
 
     nonfinite = tl.load(edges + _NONFINITE)
     abs_max = tl.max(peak, axis=0)
-    trusted = (abs_max < nonfinite) & (abs_max < _TRUSTED_MAX)
-    trusted &= (abs_max >= _TRUSTED_MIN) | (abs_max == 0)
-    if trusted == 0:
+    huge = (abs_max >= nonfinite) | (abs_max >= _TRUSTED_MAX)
+    tiny = (abs_max < _TRUSTED_MIN) & (abs_max > 0)
+    if huge | tiny:
         sum_R = tl.zeros((R,), tl.float64)
         squares_R = tl.zeros((R,), tl.float64)
         for block in range(blocks * _ADDED_AT_ONCE):
@@ -182,7 +182,7 @@ def count_chunks(
             squares_R = tl.fma(double, double, squares_R)
 
     found = counts + number * _BOUNDARIES
-    tl.store(found + some, blocks * BLOCK + tl.sum(some_counts, axis=1))
-    tl.store(found + others, blocks * BLOCK + tl.sum(other_counts, axis=1))
+    tl.store(found + first, blocks * BLOCK + tl.sum(first_counts, axis=1))
+    tl.store(found + rest, blocks * BLOCK + tl.sum(rest_counts, axis=1))
     tl.store(sums + number * _SUMS, tl.sum(sum_R, axis=0))
     tl.store(sums + number * _SUMS + 1, tl.sum(squares_R, axis=0))
