@@ -1,7 +1,8 @@
 """The columns of the gradients' distribution, by numpy's own FP16, in float64 and math.fsum."""
 
 from collections.abc import Sequence
-from math import floor, fsum, isfinite, log2, nan
+from math import frexp, fsum, isfinite, nan
+from sys import float_info
 
 import numpy as np
 
@@ -17,15 +18,15 @@ def distribution_reference(
     nonzero = [abs(value) for value in finite if value != 0.0]
     row["elements"] = float(len(unscaled))
     row["nonfinite_elements"] = float(len(unscaled) - len(finite))
-    row["sum"] = fsum(finite)
-    row["sum_squares"] = fsum(value * value for value in finite)
+    row["sum"] = _bounded_sum(finite)
+    row["sum_squares"] = _bounded_sum([value * value for value in finite])
     row["nonzero_elements"] = float(len(nonzero))
     for exponent in EXPONENTS:
         row[exponent_column(exponent)] = 0.0
     for value in nonzero:
-        bins = [exponent for exponent in EXPONENTS if exponent <= floor(log2(value))]
+        bins = [exponent for exponent in EXPONENTS if exponent < frexp(value)[1]]
         row[exponent_column(bins[-1] if bins else EXPONENTS[0])] += 1.0
-    if loss_scale is None:
+    if loss_scale is None or not isfinite(loss_scale):
         return row
     halves = {factor: _fp16(nonzero, loss_scale * factor) for factor in (0.5, 1.0, 2.0)}
     now = halves[1.0]
@@ -37,6 +38,13 @@ def distribution_reference(
     row["near_overflow_elements"] = float(sum(value * loss_scale > 60000.0 for value in nonzero))
     row["overflow_at_double_elements"] = float(np.isinf(halves[2.0]).sum())
     return row
+
+
+def _bounded_sum(values: Sequence[float]) -> float:
+    """Return a sum, float64's largest number where it is beyond that."""
+    factor = 2.0**-64 if any(abs(value) > 1.0 for value in values) else 1.0
+    total = fsum(value * factor for value in values) / factor
+    return max(-float_info.max, min(total, float_info.max))
 
 
 def _fp16(magnitudes: Sequence[float], scale: float) -> np.ndarray:

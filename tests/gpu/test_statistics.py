@@ -9,6 +9,8 @@ import torch
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.records.columns import DISTRIBUTION
+from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, expected_row
 from tests.gpu.machine import Machine, placed
@@ -16,9 +18,13 @@ from tests.gpu.machine import Machine, placed
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
+SCALES = [(1.0, None), (2.0**-16, 2.0**16), (1 / 3, 1000.0)]
+"""1 / the factor by which gradients are still multiplied, and the loss scale."""
+
+
 @pytest.fixture
 def statistics(machine: Machine) -> GradientStatistics:
-    return for_device(machine.device)
+    return for_device(machine.device, distribution=True)
 
 
 @pytest.mark.gpu
@@ -37,6 +43,14 @@ def test_kernels_and_stock_operations_agree(statistics: GradientStatistics) -> N
     torch.testing.assert_close(
         statistics.layers(gradients, 0.5), stock.layers(gradients, 0.5), rtol=1e-6, atol=0.0
     )
+    scale = torch.tensor(2.0**12, device="cuda")
+    found, expected = (
+        each.distribution([*gradients, None], 0.5, scale) for each in (statistics, stock)
+    )
+    counts = [name not in ("sum", "sum_squares") for name in DISTRIBUTION.names]
+    assert torch.equal(found[:, counts], expected[:, counts])
+    # The sum cancels; what it may be off by goes by the number of elements.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1.0)
 
 
 @pytest.mark.gpu
@@ -47,10 +61,12 @@ def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
 ) -> None:
     gradient = torch.randn(300_001, device="cuda").to(dtype)
     expected = statistics.layers([gradient], 1.0)
+    distribution = statistics.distribution([gradient], 1.0, 2.0)
     for offset in range(1, 9):
         memory = torch.empty(gradient.numel() + offset, device="cuda", dtype=dtype)
         copy = memory[offset:].copy_(gradient)
         assert torch.equal(statistics.layers([copy], 1.0), expected)
+        assert torch.equal(statistics.distribution([copy], 1.0, 2.0), distribution)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -71,6 +87,22 @@ def test_special_values_are_counted_and_never_spoil_the_rest(
 ) -> None:
     gradient = placed(VALUES[values](), machine.device)
     assert_rows(statistics.layers([gradient], 1.0).cpu(), [expected_row([gradient])])
+
+
+@pytest.mark.parametrize(("inverse_scale", "loss_scale"), SCALES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_distribution_agrees_with_the_reference_at_every_edge(
+    statistics: GradientStatistics,
+    machine: Machine,
+    dtype: torch.dtype,
+    inverse_scale: float,
+    loss_scale: float | None,
+) -> None:
+    gradients = [beside_every_edge(dtype, inverse_scale, loss_scale), normal(70_000).to(dtype)[1:]]
+    placed_there = [placed(gradient, machine.device) for gradient in gradients]
+    scales = (inverse_scale, loss_scale)
+    found = statistics.distribution(placed_there, *scales).cpu()
+    assert_distribution(found, gradients, *scales)
 
 
 @pytest.mark.gpu
@@ -95,6 +127,7 @@ def test_no_call_waits_for_the_device(statistics: GradientStatistics, machine: M
             gradients = [torch.zeros(size, device="cuda").add_(1.0) for size in sizes]
             statistics.totals([gradients[:2], gradients[2:]], inverse_scale)
             statistics.layers([*gradients[absent:], None], inverse_scale)
+            statistics.distribution([*gradients[absent:], None], inverse_scale, inverse_scale)
             statistics.digest(gradients)
 
 

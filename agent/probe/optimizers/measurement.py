@@ -21,13 +21,19 @@ class Measurement:
 
     Streams need not wait for each other, so what one of them works on no other may touch.
     note_unsupported: called with what a GPU's gradients have to be measured without.
+    distribution: whether kernels for `distribution` are compiled as well.
     """
 
     def __init__(
-        self, note_unsupported: Callable[[str], None], *, fused_kernels: bool = True
+        self,
+        note_unsupported: Callable[[str], None],
+        *,
+        fused_kernels: bool = True,
+        distribution: bool = False,
     ) -> None:
         self._note_unsupported = note_unsupported
         self._fused_kernels = fused_kernels
+        self._of_distribution = distribution
         self._statistics: dict[Hashable, GradientStatistics] = {}
         self._constants = DeviceConstants()
 
@@ -42,6 +48,17 @@ class Measurement:
     ) -> torch.Tensor:
         """Return the statistics [G, C] of each share, on the gradients' device."""
         return self._statistics_on(plan.device).totals(plan.by_share(gradients), inverse_scale)
+
+    def distribution(
+        self,
+        plan: MeasurementPlan,
+        gradients: Sequence[torch.Tensor | None],
+        inverse_scale: Scalar,
+        loss_scale: Scalar | None,
+    ) -> torch.Tensor:
+        """Return how each layer's gradient is distributed [L, C], on the gradients' device."""
+        statistics = self._statistics_on(plan.device)
+        return statistics.distribution(gradients, inverse_scale, loss_scale)
 
     def totals_of_layers(
         self, plan: MeasurementPlan, rows_LC: torch.Tensor, family: ColumnFamily = GRADIENTS
@@ -81,7 +98,9 @@ class Measurement:
         return found
 
     def _made(self, device: torch.device) -> GradientStatistics:
-        statistics = for_device(device, fused_kernels=self._fused_kernels)
+        statistics = for_device(
+            device, fused_kernels=self._fused_kernels, distribution=self._of_distribution
+        )
         stock = isinstance(statistics, PackedStatistics)
         if device.type == "cuda" and stock and self._fused_kernels:
             self._note_unsupported(UNFUSED)

@@ -27,8 +27,9 @@ class KernelCompiler:
             return
         if torch.version.cuda is None and torch.version.hip is None:
             return
+        module = [_MODULE, *(["--distribution"] if self._settings.measure_distribution else [])]
         try:
-            self._starter = start_detached([_MODULE], process_environment(self._settings))
+            self._starter = start_detached(module, process_environment(self._settings))
         except Exception as error:
             pass_on(error)
             log.debug("the kernels are not compiled ahead: %r", error)

@@ -77,7 +77,9 @@ class StepRecorder:
             OverheadBudget(settings.overhead_budget),
         )
         self._measures = Measurement(
-            registry.note_unsupported, fused_kernels=settings.fused_kernels
+            registry.note_unsupported,
+            fused_kernels=settings.fused_kernels,
+            distribution=settings.measure_distribution,
         )
         self._step_measurement = StepMeasurement(
             self._measures,

@@ -11,7 +11,6 @@ from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.unmeasurable import Unmeasurable
 from mp_agent.probe.scalars import Scalar
-from mp_agent.probe.statistics.distribution import distribution_row
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
@@ -114,11 +113,8 @@ class StepMeasurement:
         plan, scale = measured.plan, step.scalars.get("loss_scale")
         if isinstance(scale, torch.Tensor) and accelerator.is_on_host(plan.device):
             scale = None  # reading it would wait for its device
-        rows_LC = torch.stack(
-            [
-                distribution_row(gradient, measured.inverse_scale, scale, plan.device)
-                for gradient in measured.gradients
-            ]
+        rows_LC = self._measures.distribution(
+            plan, measured.gradients, measured.inverse_scale, scale
         )
         sampled = step.sampled.setdefault(DISTRIBUTION.name, SampledRows())
         sampled.rows[plan.label] = rows_LC

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from mp_agent.probe.statistics.fused.build import launchable
+from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, launchable
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.host.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
@@ -33,6 +33,20 @@ class GradientStatistics(Protocol):
         """Return float64 [L, C], one row per tensor, zeros for None, on the gradients' device."""
         ...
 
+    def distribution(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        inverse_scale: float | torch.Tensor,
+        loss_scale: float | torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return float64 [L, C] of `DISTRIBUTION`, one row per tensor, on the gradients' device.
+
+        loss_scale: that of the step, whether or not the gradients are still multiplied by it; the
+        columns of FP16 are NaN where it is None or not finite. None among the tensors has no
+        elements. Elements whose unscaled value is not finite count as such.
+        """
+        ...
+
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the tensors' bits as integers, summed modulo 2^48: exact in a 0-dim float64.
 
@@ -42,13 +56,20 @@ class GradientStatistics(Protocol):
         ...
 
 
-def for_device(device: torch.device, *, fused_kernels: bool = True) -> GradientStatistics:
+def for_device(
+    device: torch.device, *, fused_kernels: bool = True, distribution: bool = False
+) -> GradientStatistics:
     """Return statistics for gradients on `device`; its scratch is made at first use and kept.
 
     Call it once per device: each instance holds its own scratch. On CUDA it may wait until the
     kernels are compiled; where that cannot be, or without `fused_kernels`, stock operations do.
+    distribution: whether there are to be kernels for `distribution`, too; else stock operations do.
     """
     if device.type == "cpu":
         return CpuStatistics()
     launches = launchable(device) if fused_kernels else None
-    return PackedStatistics(device) if launches is None else FusedStatistics(device, launches)
+    if launches is None:
+        return PackedStatistics(device)
+    return FusedStatistics(
+        device, launches, launchable(device, DISTRIBUTION_KERNELS) if distribution else None
+    )

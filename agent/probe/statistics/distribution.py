@@ -1,8 +1,10 @@
 """How the elements of one layer's gradient are distributed, and what FP16 would lose of them.
 
 Stock operations in pieces of bounded size, without waiting for a device; on sampled steps only.
+Kernels for it are in `fused/distribution.py`.
 """
 
+from collections.abc import Sequence
 from math import nan
 
 import torch
@@ -14,15 +16,40 @@ from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
 _PIECE_ELEMENTS_HOST = 2**15
 _PIECE_ELEMENTS_DEVICE = 2**22
 
-_ZERO_UP_TO = 2.0**-25
+ZERO_UP_TO = 2.0**-25
 """Half of FP16's smallest number rounds to zero (to even), all above to the smallest number."""
-_SUBNORMAL_BELOW = 2.0**-14 - 2.0**-25
+SUBNORMAL_BELOW = 2.0**-14 - 2.0**-25
 """From here on FP16 rounds to its smallest normal number."""
-_NEAR_OVERFLOW = 60000.0
-_INFINITE_FROM = 65520.0
+NEAR_OVERFLOW = 60000.0
+INFINITE_FROM = 65520.0
 """From here on FP16 rounds to Inf."""
+OF_FP16 = (
+    "fp16_elements",
+    "flushed_elements",
+    "flushed_at_half_elements",
+    "flushed_at_double_elements",
+    "subnormal_elements",
+    "near_overflow_elements",
+    "overflow_at_double_elements",
+)
+"""Columns that there are none of without a loss scale."""
 _WIDTH = EXPONENTS[1] - EXPONENTS[0]
 _LOWEST, _HIGHEST = float(EXPONENTS[0]), float(EXPONENTS[-1] + _WIDTH)
+
+
+@torch.no_grad()
+def distribution_rows(
+    gradients: Sequence[torch.Tensor | None],
+    inverse_scale: float | torch.Tensor,
+    loss_scale: float | torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return float64 [L, C] on `device`, a row of `distribution_row` per gradient."""
+    if not gradients:
+        return torch.empty((0, len(DISTRIBUTION.names)), dtype=torch.float64, device=device)
+    return torch.stack(
+        [distribution_row(gradient, inverse_scale, loss_scale, device) for gradient in gradients]
+    )
 
 
 def distribution_row(
@@ -34,8 +61,9 @@ def distribution_row(
     """Return the columns [C] of `DISTRIBUTION` for one layer, as float64 on `device`.
 
     inverse_scale: 1 / the factor by which the gradient is still multiplied. loss_scale: that of
-    the step, whether or not the gradient is still multiplied by it; None where there is none.
-    Counts are exact; NaN where a column was not observed. No gradient is no element.
+    the step, whether or not the gradient is still multiplied by it; None where there is none, and
+    one that is not finite is none. Elements are looked at unscaled: those that are not finite then
+    count as such. Counts are exact; NaN where a column was not observed. No gradient is no element.
     """
     inverse = _on(device, inverse_scale)
     scale = None if loss_scale is None else _on(device, loss_scale)
@@ -46,23 +74,11 @@ def distribution_row(
         for piece in pieces(stored_values(gradient), limit):
             for name, value in _sums(piece.reshape(-1), inverse, scale).items():
                 total[name] = total[name] + value
-    if scale is None:
-        absent = torch.full_like(zero, nan)
-        total |= {name: absent for name in _OF_FP16}
+    absent = zero + nan if scale is None else scale - scale
+    total |= {name: total[name] + absent for name in OF_FP16}
     row_C = torch.stack([total[name] for name in DISTRIBUTION.names])
     largest = torch.finfo(torch.float64).max
     return bounded_tensor(row_C).clamp(min=-largest)
-
-
-_OF_FP16 = (
-    "fp16_elements",
-    "flushed_elements",
-    "flushed_at_half_elements",
-    "flushed_at_double_elements",
-    "subnormal_elements",
-    "near_overflow_elements",
-    "overflow_at_double_elements",
-)
 
 
 def _sums(
@@ -97,15 +113,15 @@ def _in_fp16(
     scaled_N: torch.Tensor, nonzero_N: torch.Tensor, nonzero: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Return what becomes of scaled magnitudes in FP16."""
-    flushed_N = nonzero_N & (scaled_N <= _ZERO_UP_TO)
+    flushed_N = nonzero_N & (scaled_N <= ZERO_UP_TO)
     return {
         "fp16_elements": nonzero,
         "flushed_elements": _count(flushed_N),
-        "flushed_at_half_elements": _count(nonzero_N & (scaled_N <= 2.0 * _ZERO_UP_TO)),
-        "flushed_at_double_elements": _count(nonzero_N & (scaled_N <= 0.5 * _ZERO_UP_TO)),
-        "subnormal_elements": _count(nonzero_N & ~flushed_N & (scaled_N < _SUBNORMAL_BELOW)),
-        "near_overflow_elements": _count(scaled_N > _NEAR_OVERFLOW),
-        "overflow_at_double_elements": _count(scaled_N >= 0.5 * _INFINITE_FROM),
+        "flushed_at_half_elements": _count(nonzero_N & (scaled_N <= 2.0 * ZERO_UP_TO)),
+        "flushed_at_double_elements": _count(nonzero_N & (scaled_N <= 0.5 * ZERO_UP_TO)),
+        "subnormal_elements": _count(nonzero_N & ~flushed_N & (scaled_N < SUBNORMAL_BELOW)),
+        "near_overflow_elements": _count(scaled_N > NEAR_OVERFLOW),
+        "overflow_at_double_elements": _count(scaled_N >= 0.5 * INFINITE_FROM),
     }
 
 

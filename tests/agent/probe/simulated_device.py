@@ -101,6 +101,15 @@ class SimulatedStatistics(PackedStatistics):
         self._simulated.check()
         return super().layers(tensors, inverse_scale)
 
+    def distribution(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        inverse_scale: float | torch.Tensor,
+        loss_scale: float | torch.Tensor | None,
+    ) -> torch.Tensor:
+        self._simulated.check()
+        return super().distribution(tensors, inverse_scale, loss_scale)
+
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         self._simulated.check()
         return super().digest(tensors)
@@ -123,7 +132,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """Put a simulated device in the place of the processor."""
     device = SimulatedDevice()
 
-    def statistics(place: torch.device, *, fused_kernels: bool) -> SimulatedStatistics:
+    def statistics(place: torch.device, **_: bool) -> SimulatedStatistics:
         device.check()
         return SimulatedStatistics(device, place)
 

@@ -18,10 +18,11 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
 from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
@@ -32,8 +33,26 @@ LOCK_SECONDS_AT_MOST = 60.0
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 
 
-def launchable(device: torch.device) -> ModuleType | None:
-    """Return the module of the kernels, each compiled and loaded on `device`.
+class Kernels(NamedTuple):
+    """Some kernels, by the module that launches them. columns: what they have to write."""
+
+    module: str
+    columns: tuple[str, ...]
+    subject: str
+
+
+GRADIENT_KERNELS = Kernels(
+    "mp_agent.probe.statistics.fused.launches", GRADIENT_COLUMN_NAMES, "gradients are"
+)
+DISTRIBUTION_KERNELS = Kernels(
+    "mp_agent.probe.statistics.fused.distribution.launches",
+    DISTRIBUTION.names,
+    "the distribution of gradients is",
+)
+
+
+def launchable(device: torch.device, kernels: Kernels = GRADIENT_KERNELS) -> ModuleType | None:
+    """Return the module that launches the kernels, each compiled and loaded on `device`.
 
     None where stock operations have to do: without Triton, its compiler, or the C compiler that
     builds its driver stub. The reason is logged once per process. Waits for a compilation, but
@@ -43,31 +62,33 @@ def launchable(device: torch.device) -> ModuleType | None:
         return None
     try:
         with node_cache():
-            launches = _launches()
+            launches = _launches(kernels)
             with torch.cuda.device(device):
                 launches.launch_once(device)
     except Exception as error:
         pass_on(error)
-        _say_once(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        _say_once(kernels.subject, reason)
         return None
     return launches
 
 
-def _launches() -> ModuleType:
+def _launches(kernels: Kernels) -> ModuleType:
     """Return the module; raises RuntimeError where its kernels would be wrong or interpreted."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise RuntimeError("TRITON_INTERPRET is set, and the interpreter cannot read a GPU")
-    launches = import_module("mp_agent.probe.statistics.fused.launches")
-    if missing := set(GRADIENT_COLUMN_NAMES) ^ set(launches.COLUMNS):
+    launches = import_module(kernels.module)
+    if missing := set(kernels.columns) ^ set(launches.COLUMNS):
         raise RuntimeError(f"the kernels do not measure {', '.join(sorted(missing))}")
     return launches
 
 
 @cache
-def _say_once(reason: str) -> None:
+def _say_once(subject: str, reason: str) -> None:
     log.warning(
-        "gradients are measured with stock operations of torch, which read them several times: "
+        "%s measured with stock operations of torch, which read them several times: "
         "the Triton kernels cannot be used (%s)",
+        subject,
         reason,
     )
 

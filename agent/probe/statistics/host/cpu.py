@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.probe.statistics.host.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
 from mp_agent.probe.statistics.host.small_tensors import PACK_ELEMENTS, RowMeter
 from mp_agent.probe.statistics.pieces import pieces, stored_values
@@ -44,6 +45,15 @@ class CpuStatistics:
         with _plain_arithmetic():
             wanted = wanted_columns(layers=True)
             return _table(self._tensor_tallies(tensors, wanted), wanted, inverse_scale)
+
+    def distribution(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        inverse_scale: float | torch.Tensor,
+        loss_scale: float | torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return float64 [L, C] of `DISTRIBUTION`, with stock operations."""
+        return distribution_rows(tensors, inverse_scale, loss_scale, torch.device("cpu"))
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.probe.statistics.packed.packing import (
     Batch,
     Forms,
@@ -87,6 +88,15 @@ class PackedStatistics:
             for piece in ([None] * len(form) if pieces is None else pieces)
         ]
         return self._table(forms, flat, inverse_scale, wanted_columns(layers=True))
+
+    def distribution(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        inverse_scale: float | torch.Tensor,
+        loss_scale: float | torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return float64 [L, C] of `DISTRIBUTION`."""
+        return distribution_rows(tensors, inverse_scale, loss_scale, self._device)
 
     @torch.no_grad()
     def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

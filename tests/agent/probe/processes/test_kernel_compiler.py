@@ -44,6 +44,16 @@ def test_it_is_started_where_torch_is_built_for_gpus(
     assert compiler._starter is None
 
 
+def test_kernels_of_the_distribution_are_compiled_where_it_is_measured(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    compiler = KernelCompiler(Settings(measure_distribution=True))
+    compiler.begin()
+    compiler.poll()
+    assert started == [[MODULE, "--distribution"]]
+
+
 def test_nothing_is_started_for_cpus(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

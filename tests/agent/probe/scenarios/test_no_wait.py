@@ -19,7 +19,12 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import base
 from mp_agent.probe.optimizers import measurement, plan
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
+<<<<<<< HEAD
 from mp_agent.records.columns import FAMILIES, GRADIENT_COLUMN_NAMES
+=======
+from mp_agent.probe.statistics.distribution import distribution_rows
+from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
+>>>>>>> part/distribution
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
 
@@ -35,6 +40,10 @@ class Statistics:
         )
 
     totals = layers  # one row for each of the groups
+
+    def distribution(self, tensors, inverse_scale, loss_scale):
+        # The stock operations themselves, unlike the others made small by nothing but a fake.
+        return distribution_rows(tensors, inverse_scale, loss_scale, torch.device("meta"))
 
     def digest(self, tensors):
         return torch.zeros((), dtype=torch.float64, device="meta")
@@ -111,7 +120,7 @@ def device_watch(watch, monkeypatch):
     monkeypatch.setattr(base, "DeviceTransfers", FakeMailbox)
     monkeypatch.setattr(accelerator, "is_supported", lambda device: True)
     monkeypatch.setattr(accelerator, "copy_to_host", lambda target, values: None)
-    monkeypatch.setattr(measurement, "for_device", lambda device, fused_kernels: Statistics())
+    monkeypatch.setattr(measurement, "for_device", lambda device, **_: Statistics())
     monkeypatch.setattr(plan, "_holds_nothing", is_lazy)  # here the meta device holds numbers
     return watch
 
@@ -215,6 +224,7 @@ def test_a_fused_optimizers_scale_and_skip_flag_stay_on_the_device(device_watch)
     assert contents.column("skipped") == [1.0] * 3
 
 
+<<<<<<< HEAD
 class Sampled(nn.Module):
     """Has all that is looked at in sampled steps; one of its modules computes on the host."""
 
@@ -267,6 +277,24 @@ def test_what_is_sampled_is_not_waited_for_either(device_watch, nothing_compiled
     assert len(contents.records) == STEPS
     rows = [*contents.layers, *contents.records]
     assert {name for each in rows for name in each.families} == {each.name for each in FAMILIES}
+=======
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_distribution_of_gradients_stays_on_the_device(device_watch, scaled):
+    watched = device_watch(layer_interval=3, measure_distribution=True)
+    model = nn.Linear(4, 3).to("meta")
+    optimizer = Still(model.parameters())
+    for _ in range(STEPS):
+        model(torch.ones(2, 4, device="meta")).sum().backward()
+        if scaled:
+            optimizer.grad_scale = torch.ones((), device="meta")
+        optimizer.step()
+    watched.probe.flush()
+    contents = watched.read()
+    assert contents.state.probe_errors == 0
+    assert contents.state.records_dropped == 0
+    (rows_LC, *_) = [table.families["distribution"] for table in contents.layers]
+    assert rows_LC.shape == (2, len(DISTRIBUTION.names))
+>>>>>>> part/distribution
 
 
 def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):

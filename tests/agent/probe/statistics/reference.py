@@ -12,7 +12,7 @@ from tests.agent.gradient_reference import TOLERANCES, reference_columns
 
 def expected_row(gradients: Sequence[torch.Tensor], inverse_scale: float = 1.0) -> dict[str, float]:
     """Return the columns of some gradients by name."""
-    elements = np.concatenate([np.zeros(0), *(_as_float64(gradient) for gradient in gradients)])
+    elements = np.concatenate([np.zeros(0), *(as_float64(gradient) for gradient in gradients)])
     return reference_columns(elements, inverse_scale)
 
 
@@ -32,7 +32,8 @@ def assert_rows(table: torch.Tensor, expected: Sequence[Mapping[str, float]]) ->
             np.testing.assert_allclose(value, wanted[name], tolerance, 0.0, err_msg=name)
 
 
-def _as_float64(gradient: torch.Tensor) -> npt.NDArray[np.float64]:
+def as_float64(gradient: torch.Tensor) -> npt.NDArray[np.float64]:
+    """Return the elements that a gradient stores, in a row."""
     gradient = gradient.detach().cpu()
     if gradient.layout is not torch.strided:
         gradient = gradient.coalesce().values()

@@ -7,8 +7,12 @@ import torch
 
 from mp_agent.probe.statistics import distribution
 from mp_agent.probe.statistics.distribution import distribution_row
+from mp_agent.probe.statistics.host.cpu import CpuStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
 from tests.agent.distribution_reference import distribution_reference
+from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
+from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES
 
 CPU = torch.device("cpu")
 _EDGES = [
@@ -79,6 +83,42 @@ def test_pieces_add_up(monkeypatch):
 
 def test_no_gradient_is_no_element():
     assert row_of(None, 1.0, 1.0) == dict.fromkeys(DISTRIBUTION.names, 0.0)
+
+
+@pytest.fixture(params=[CpuStatistics, lambda: PackedStatistics(CPU)], ids=["cpu", "packed"])
+def statistics(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("loss_scale", [None, 2.0**16])
+def test_a_table_has_a_row_per_layer(statistics, loss_scale):
+    gradients = [*(make() for make in VALUES.values()), None]
+    gradients += [make(dtype) for make in LAYOUTS.values() for dtype in DTYPES]
+    gradients = [each for each in gradients if each is None or each.numel() < 5000]
+    found = statistics.distribution(gradients, 2.0**-16, loss_scale)
+    assert_distribution(found, gradients, 2.0**-16, loss_scale, sums=1e-12)
+    assert_distribution(statistics.distribution([], 1.0, loss_scale), [])
+
+
+@pytest.mark.parametrize("inverse_scale", [nan, inf, -inf, 0.0, -0.0, 1e300, 5e-324, -2.0])
+@pytest.mark.parametrize("loss_scale", [None, 0.0, 1.0, 1e300, inf, nan])
+def test_what_is_not_finite_once_unscaled_counts_as_such(statistics, inverse_scale, loss_scale):
+    """A loss scale that is not finite is none."""
+    gradients = [torch.tensor([0.0, -0.0, 1e-45, 1e-20, -1.0, 3.0, 3e38, nan, -inf]), None]
+    found = statistics.distribution(gradients, inverse_scale, loss_scale)
+    assert_distribution(found, gradients, inverse_scale, loss_scale, sums=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scales", [(1.0, None), (1 / 3, 1000.0), (2.0**-16, 2.0**16)])
+def test_the_numbers_beside_every_edge_are_on_the_right_side(statistics, dtype, scales):
+    gradients = [beside_every_edge(dtype, *scales)]
+    assert_distribution(statistics.distribution(gradients, *scales), gradients, *scales, sums=1e-12)
+
+
+def test_a_gradient_that_is_itself_part_of_a_graph_makes_no_row_that_is(statistics):
+    found = statistics.distribution([torch.ones(3, requires_grad=True) * 2.0], 1.0, None)
+    assert not found.requires_grad
 
 
 def test_a_scale_on_a_device_is_not_read(monkeypatch):

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
+from mp_agent.probe.statistics.fused.tables import scalar_on
 from mp_agent.probe.statistics.packed import packing
 from mp_agent.probe.statistics.packed import statistics as packed
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
@@ -112,6 +113,8 @@ class NotedLaunches(SimpleNamespace):
         super().__init__(
             COUNTS=6,
             launch_measure=lambda *_: self.launched.append("measure"),
+            launch_edges=lambda *_: self.launched.append("edges"),
+            launch_count=lambda *_: self.launched.append("count"),
             launch_fold=lambda *_: self.launched.append("fold"),
         )
 
@@ -133,12 +136,43 @@ def test_the_kernels_need_one_launch_per_dtype_and_hardly_an_operation(tensors: 
     assert found.counts == {"_to_copy": 1}  # the addresses
 
 
+@pytest.mark.parametrize("tensors", [1, 300])
+def test_the_distribution_needs_two_launches_more_than_dtypes_and_no_operation(
+    tensors: int,
+) -> None:
+    launches = NotedLaunches()
+    statistics = FusedStatistics(CPU, launches, launches)  # type: ignore[arg-type]
+    dtypes = (torch.float32, torch.bfloat16)
+    gradients = [normal(5000, dtype=dtype) for dtype in dtypes for _ in range(tensors)]
+    scale = torch.tensor(0.5, dtype=torch.float64)
+    assert operations(lambda: statistics.distribution(gradients, scale, scale)) == 0
+    assert launches.launched == ["edges", "count", "count", "fold"] * 2
+    assert operations(lambda: statistics.distribution(gradients, 0.5, None)) == 2  # the scales
+    statistics.layers(gradients, scale)
+    with Operations() as found:
+        statistics.distribution(gradients, scale, scale)
+    assert found.counts.total() == 0, "the tables and addresses of the layers are there"
+
+
+OF_A_PIECE = 150
+"""Operations at most of the stock distribution of a layer's piece."""
+
+
+def test_without_kernels_the_distribution_takes_many_operations_per_layer() -> None:
+    statistics = PackedStatistics(CPU)
+    gradients = [normal(100) for _ in range(5)]
+    found = operations(lambda: statistics.distribution(gradients, 0.5, 2.0))
+    assert found <= 5 * OF_A_PIECE
+
+
 class WithoutCudaBuild(TorchFunctionMode):
     """Does on fake tensors of a GPU what this build of torch looks for a CUDA guard for."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.__getitem__:
             return _item(*args)
+        if func is torch.Tensor.__invert__:
+            return torch.ops.aten.bitwise_not.default(*args)
         if func is torch.Tensor.copy_:
             torch.ops.aten.copy.default(*args[:2])
             return args[0]
@@ -193,6 +227,8 @@ def test_stock_operations_stay_on_their_device_and_need_no_value(dtype: torch.dt
         statistics.layers([*gradients, None], inverse_scale),
         statistics.totals([gradients, []], inverse_scale),
         statistics.totals([gradients], 0.5),
+        statistics.distribution([*gradients, None], inverse_scale, inverse_scale),
+        statistics.distribution(gradients, 0.5, None),
         statistics.digest(gradients),
     ):
         assert found.device == device
@@ -207,3 +243,15 @@ def test_a_scale_on_another_gpu_would_be_noticed() -> None:
     gradients = [torch.empty(700, device=device)]
     with pytest.raises(RuntimeError, match="device"):
         statistics.layers(gradients, torch.empty(3, device="cuda:1"))
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_the_distribution_brings_its_scales_to_the_gradients() -> None:
+    device = torch.device("cuda", 0)
+    elsewhere = torch.empty((), device="cuda:1")
+    found = PackedStatistics(device).distribution(
+        [torch.empty(700, device=device)], elsewhere, elsewhere
+    )
+    assert found.device == device
+    assert scalar_on(device, elsewhere).device == device
+    assert scalar_on(device, 0.5).dtype is torch.float64

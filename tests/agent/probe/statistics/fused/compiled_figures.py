@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mp_agent.probe.statistics.fused import fold, measure
+from mp_agent.probe.statistics.fused.distribution import count
+from mp_agent.probe.statistics.fused.distribution import fold as distribution_fold
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -35,6 +37,13 @@ _MEASURE |= {"counts": "*i32", "KIND": "constexpr", "SMALLEST": "constexpr", "R"
 _FOLD = {"squares": "*fp64", "counts": "*i32", "groups": "*i64", "inverse_scale": "*fp64"}
 _FOLD |= {"table": "*fp64", "SMALLEST": "constexpr", "B": "constexpr"}
 
+_COUNT = {"pointers": "*i64", "chunks": "*i64", "chunk_numbers": "*i32", "edges": "*i32"}
+_COUNT |= {"counts": "*i32", "sums": "*fp64", "KIND": "constexpr", "R": "constexpr"}
+_EDGES = {"table": "*fp64", "inverse_scale": "*fp64", "loss_scale": "*fp64", "edges": "*i32"}
+_FOLD_LAYERS = {"counts": "*i32", "sums": "*fp64", "layers": "*i64", "spans": "*i32"}
+_FOLD_LAYERS |= {"inverse_scale": "*fp64", "loss_scale": "*fp64", "table": "*fp64"}
+_FOLD_LAYERS |= {"B": "constexpr"}
+
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -44,6 +53,11 @@ def figures() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _of_target(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
+    yield from _of_gradients(target)
+    yield from _of_distribution(target)
+
+
+def _of_gradients(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
     for smallest in (False, True) if target.arch == 90 else (True,):
         for name, kind in KINDS.items():
             constants = {"KIND": kind, "SMALLEST": smallest, "R": measure.ROWS}
@@ -51,7 +65,9 @@ def _of_target(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
             found = _resources(target, compiled)
             if target.backend == "cuda":
                 elements = 4 if kind == measure.FP32 else 8
-                found["instructions_per_element"] = _in_loop(compiled.asm["cubin"]) / elements
+                found["instructions_per_element"] = (
+                    _in_loop(compiled.asm["cubin"], ".128") / elements
+                )
             yield (f"{name} smallest" if smallest else name), found
     if target.arch not in (90, "gfx942"):
         return
@@ -60,6 +76,23 @@ def _of_target(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
         "fold",
         _resources(target, _compiled(target, fold.fold_groups, _FOLD, constants, fold.WARPS)),
     )
+
+
+def _of_distribution(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
+    for name, kind in KINDS.items():
+        constants = {"KIND": kind, "R": count.ROWS}
+        compiled = _compiled(target, count.count_chunks, _COUNT, constants, count.WARPS)
+        found = _resources(target, compiled)
+        if target.backend == "cuda":
+            found["instructions_per_element"] = _in_loop(compiled.asm["cubin"], "")
+        yield f"{name} distribution", found
+    compiled = _compiled(target, count.find_edges, _EDGES, {}, 1)
+    yield "edges", _resources(target, compiled)
+    constants = {"B": distribution_fold.FOLD_BLOCK}
+    compiled = _compiled(
+        target, distribution_fold.fold_layers, _FOLD_LAYERS, constants, distribution_fold.WARPS
+    )
+    yield "distribution fold", _resources(target, compiled)
 
 
 def _compiled(target, kernel, signature, constants: Mapping[str, int], warps: int):
@@ -84,8 +117,8 @@ def _resources(target: GPUTarget, compiled) -> dict[str, float]:
     }
 
 
-def _in_loop(cubin: bytes) -> float:
-    """Return the instructions of the loop that loads 16 bytes at a time, per such load."""
+def _in_loop(cubin: bytes, width: str) -> float:
+    """Return the instructions of the shortest loop with several loads of a width, per such load."""
     with _file(cubin) as file:
         lines = _run("nvdisasm", "-c", file).splitlines()
     code: list[str] = []
@@ -95,13 +128,15 @@ def _in_loop(cubin: bytes) -> float:
             labels[label[1]] = len(code)
         elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
             code.append(found[1])
+    per_load: list[float] = []
     for end, instruction in enumerate(code):
         target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction)
         if target and (start := labels.get(target[1], end)) < end:
             body = code[start : end + 1]
-            if loads := sum("LDG" in each and ".128" in each for each in body):
-                return len(body) / loads
-    raise LookupError("no loop loads 16 bytes at a time")
+            loads = sum("LDG" in each and width in each for each in body)
+            if loads > 1:
+                per_load.append(len(body) / loads)
+    return min(per_load)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from mp_agent.probe.statistics.fused import launches
+from mp_agent.probe.statistics.fused.distribution import launches as distribution_launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 
 SHARED_MEMORY_BYTES = 200_000
@@ -48,12 +49,14 @@ def main() -> None:
     triton.knobs.compilation.listener = lambda **_: compilations.append(None)
     noting = NotingDriver()
     driver.set_active(noting)
-    launches.compile_all()
+    for module in (launches, distribution_launches):
+        module.compile_all()
     ahead = len(compilations)
-    launches.launch_once(torch.device("cpu"))
+    for module in (launches, distribution_launches):
+        module.launch_once(torch.device("cpu"))
     first = len(compilations) - ahead
     noting.grids.clear()
-    statistics = FusedStatistics(torch.device("cpu"), launches)
+    statistics = FusedStatistics(torch.device("cpu"), launches, distribution_launches)
     memory = torch.zeros(1_000_000)
     for size in (1, 2, 16, 17, 70_000, 300_000):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -61,6 +64,7 @@ def main() -> None:
                 gradient = memory.to(dtype)[offset : offset + size]
                 statistics.layers([gradient, None], 0.5)
                 statistics.totals([[gradient, gradient]], torch.tensor(1.0))
+                statistics.distribution([gradient, None], 0.5, torch.tensor(2.0))
     later = len(compilations) - ahead - first
     print(json.dumps({"ahead": ahead, "first": first, "later": later, "grids": noting.grids}))
 

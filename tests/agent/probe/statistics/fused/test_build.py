@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mp_agent.probe.statistics import for_device
-from mp_agent.probe.statistics.fused import build
+from mp_agent.probe.statistics.fused import build, compile
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
@@ -68,6 +68,42 @@ def test_kernels_that_lack_a_column_are_not_used(
     with caplog.at_level(logging.WARNING, "mp_agent"):
         assert build.launchable(CUDA) is None
     assert "do not measure" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [
+        (build.GRADIENT_KERNELS, "gradients are measured with stock"),
+        (build.DISTRIBUTION_KERNELS, "the distribution of gradients is measured with stock"),
+    ],
+)
+def test_what_is_measured_without_kernels_is_named(
+    kernels: build.Kernels,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "import_module", lambda _: SimpleNamespace(COLUMNS=("new",)))
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        assert build.launchable(CUDA, kernels) is None
+    assert caplog.text.count(said) == 1
+    assert ", ".join(sorted({*kernels.columns, "new"})) in caplog.text
+
+
+def test_each_set_of_kernels_is_compiled_by_a_module_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        compile,
+        "import_module",
+        lambda name: SimpleNamespace(compile_all=lambda: compiled.append(name)),
+    )
+    assert compile.main([]) == 0
+    assert compile.main(["--distribution"]) == 0
+    of_gradients, of_distribution = build.GRADIENT_KERNELS.module, build.DISTRIBUTION_KERNELS.module
+    assert compiled == [of_gradients, of_gradients, of_distribution]
 
 
 @pytest.mark.slow

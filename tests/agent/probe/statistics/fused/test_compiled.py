@@ -12,24 +12,28 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[5]
 
+_SMALLEST = {"fp32 smallest": 7.5, "bf16 smallest": 7.5, "fp16 smallest": 7.5}
+_DISTRIBUTION = {"fp32 distribution": 56.0, "bf16 distribution": 57.0, "fp16 distribution": 57.0}
+
 CEILINGS = {
-    "sm_80": {"fp32 smallest": 7.5, "bf16 smallest": 7.5, "fp16 smallest": 8.5},
-    "sm_90": {
-        "fp32": 6.9,
-        "bf16": 6.9,
-        "fp16": 6.9,
-        "fp32 smallest": 7.5,
-        "bf16 smallest": 7.5,
-        "fp16 smallest": 7.5,
-    },
-    "sm_100": {"fp32 smallest": 7.5, "bf16 smallest": 7.5, "fp16 smallest": 7.5},
+    "sm_80": {**_SMALLEST, "fp16 smallest": 8.5, **_DISTRIBUTION},
+    "sm_90": {"fp32": 6.9, "bf16": 6.9, "fp16": 6.9, **_SMALLEST, **_DISTRIBUTION},
+    "sm_100": {**_SMALLEST, **dict.fromkeys(_DISTRIBUTION, 62.0)},
     "gfx942": {},
 }
-"""Instructions of the loop per element. Of the fold the loop is short, and counted nowhere."""
+"""Instructions of the loop per element; of the distribution 48 are for 24 boundaries. Of the folds
+the loop is short, and counted nowhere."""
 
 REGISTERS_AT_MOST = {"sm_80": 40, "sm_90": 40, "sm_100": 40, "gfx942": 64}
 """With 40 an SM holds 48 warps of 32 threads, each with 32 bytes under way; with 64 a SIMD of
 CDNA3 holds its 8 waves."""
+
+REGISTERS_AT_MOST_OF_DISTRIBUTION = {
+    **dict.fromkeys(_DISTRIBUTION, 64),
+    "edges": 24,
+    "distribution fold": 128,
+}
+"""A thread has a counter and an edge for each boundary; with 64 an SM holds 32 warps of them."""
 
 
 @pytest.mark.slow
@@ -52,9 +56,11 @@ def test_registers_spills_and_instructions_stay_below_their_ceilings(tmp_path: P
     assert set(figures) == set(CEILINGS)
     for target, variants in figures.items():
         assert {"fp32 smallest", "bf16 smallest", "fp16 smallest"} <= set(variants)
+        assert set(REGISTERS_AT_MOST_OF_DISTRIBUTION) <= set(variants)
         for variant, found in variants.items():
             assert found["spilled_bytes"] == 0, (target, variant)
-            assert found["registers"] <= REGISTERS_AT_MOST[target], (target, variant, found)
+            at_most = REGISTERS_AT_MOST_OF_DISTRIBUTION.get(variant, REGISTERS_AT_MOST[target])
+            assert found["registers"] <= at_most, (target, variant, found)
         measured = {
             variant: found["instructions_per_element"]
             for variant, found in variants.items()

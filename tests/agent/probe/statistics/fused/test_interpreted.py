@@ -1,4 +1,4 @@
-"""Runs the kernels in Triton's interpreter: every case of `interpreted_kernels`."""
+"""Runs the kernels in Triton's interpreter: every case of `interpreted_*`."""
 
 import os
 import subprocess
@@ -9,15 +9,16 @@ import pytest
 
 pytestmark = pytest.mark.long
 
-CASES = Path(__file__).with_name("interpreted_kernels.py")
-ROOT = CASES.parents[5]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[4]
 
 
 @pytest.mark.slow
-def test_the_interpreted_kernels_agree_with_the_reference() -> None:
+@pytest.mark.parametrize("cases", ["interpreted_kernels.py", "interpreted_distribution.py"])
+def test_the_interpreted_kernels_agree_with_the_reference(cases: str) -> None:
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / cases)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=ROOT,
         check=False,

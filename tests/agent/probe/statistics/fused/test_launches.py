@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[5]
-VARIANTS = 2 * (3 + 1)
-"""With and without the smallest magnitude, three kinds of elements and the fold."""
+VARIANTS = 2 * (3 + 1) + 1 + 3 + 1
+"""With and without the smallest magnitude, three kinds of elements and the fold; of the
+distribution edges, three kinds and the fold."""
 
 
 @pytest.mark.slow
@@ -30,5 +31,6 @@ def test_nothing_is_compiled_by_the_first_launch_nor_by_any_later_one(tmp_path: 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["ahead"], found["first"], found["later"]) == (VARIANTS, 0, 0)
-    calls = 6 * 3 * 2 * 2
-    assert len(found["grids"]) == 2 * calls  # one launch that measures and one that folds
+    rounds = 6 * 3 * 2
+    # Two measurements of a launch that measures and one that folds, one with edges before.
+    assert len(found["grids"]) == rounds * (2 * 2 + 3)
