@@ -51,12 +51,13 @@ DISTRIBUTION_KERNELS = Kernels(
 )
 
 
+@cache
 def launchable(device: torch.device, kernels: Kernels = GRADIENT_KERNELS) -> ModuleType | None:
     """Return the module that launches the kernels, each compiled and loaded on `device`.
 
     None where stock operations have to do: without Triton, its compiler, or the C compiler that
-    builds its driver stub. The reason is logged once per process. Waits for a compilation, but
-    never for the device.
+    builds its driver stub. The reason is logged once per process. The first call for a device
+    waits for a compilation, but never for the device; later ones, as for another stream, do not.
     """
     if device.type != "cuda":
         return None

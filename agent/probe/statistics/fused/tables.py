@@ -12,7 +12,7 @@ from mp_agent.probe.statistics.sending import send
 
 @dataclass(slots=True)
 class DeviceTables:
-    """What kernels are told of some groups of tensors.
+    """What the kernels need to know of some groups of tensors.
 
     chunks, of_kind, groups: of `ChunkTables`. pointers: the addresses that were sent last.
     """

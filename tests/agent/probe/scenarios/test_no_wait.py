@@ -19,12 +19,8 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import base
 from mp_agent.probe.optimizers import measurement, plan
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
-<<<<<<< HEAD
-from mp_agent.records.columns import FAMILIES, GRADIENT_COLUMN_NAMES
-=======
 from mp_agent.probe.statistics.distribution import distribution_rows
-from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
->>>>>>> part/distribution
+from mp_agent.records.columns import DISTRIBUTION, FAMILIES, GRADIENT_COLUMN_NAMES
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
 
@@ -224,7 +220,6 @@ def test_a_fused_optimizers_scale_and_skip_flag_stay_on_the_device(device_watch)
     assert contents.column("skipped") == [1.0] * 3
 
 
-<<<<<<< HEAD
 class Sampled(nn.Module):
     """Has all that is looked at in sampled steps; one of its modules computes on the host."""
 
@@ -275,9 +270,11 @@ def test_what_is_sampled_is_not_waited_for_either(device_watch, nothing_compiled
     contents = read_ring(watched.writer.path, one_schema=False)
     assert contents.state.probe_errors == 0
     assert len(contents.records) == STEPS
-    rows = [*contents.layers, *contents.records]
-    assert {name for each in rows for name in each.families} == {each.name for each in FAMILIES}
-=======
+    families = [each.families for each in contents.layers]
+    families += [each.families for each in contents.records]
+    assert {name for each in families for name in each} == {each.name for each in FAMILIES}
+
+
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_distribution_of_gradients_stays_on_the_device(device_watch, scaled):
     watched = device_watch(layer_interval=3, measure_distribution=True)
@@ -294,7 +291,6 @@ def test_the_distribution_of_gradients_stays_on_the_device(device_watch, scaled)
     assert contents.state.records_dropped == 0
     (rows_LC, *_) = [table.families["distribution"] for table in contents.layers]
     assert rows_LC.shape == (2, len(DISTRIBUTION.names))
->>>>>>> part/distribution
 
 
 def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):

@@ -2,7 +2,7 @@
 
 `find_edges` turns the boundaries into bits of float32, so that `count_chunks` compares integers
 and yet counts what arithmetic in float64 would. Its walk through a chunk is not that of `measure`:
-beside two dozen comparisons per element, loads of 16 bytes and the code that takes them apart would
+with two dozen comparisons per element, loads of 16 bytes and the code that takes them apart would
 save little. As there, which thread adds an element, and in which order, follows from its index
 alone.
 """

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[5]
 @pytest.fixture(autouse=True)
 def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    build.launchable.cache_clear()
     build._say_once.cache_clear()
 
 
@@ -35,6 +37,18 @@ def test_without_a_usable_gpu_stock_operations_do_and_that_is_said_once(
         assert isinstance(for_device(CUDA), PackedStatistics)
     (record,) = caplog.records
     assert "stock operations" in record.getMessage()
+
+
+def test_kernels_are_loaded_once_for_all_streams_of_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[torch.device] = []
+    kernels = SimpleNamespace(COLUMNS=GRADIENT_COLUMN_NAMES, launch_once=loaded.append)
+    monkeypatch.setattr(build, "import_module", lambda _: kernels)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    other = torch.device("cuda", 1)
+    assert [build.launchable(each) for each in (CUDA, CUDA, other)] == [kernels] * 3
+    assert loaded == [CUDA, other]
 
 
 def test_without_triton_the_reason_names_it(
