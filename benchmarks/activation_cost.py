@@ -61,7 +61,7 @@ class _Outputs:
     def take(self) -> None:
         rows_MC = self._sampling.take()
         assert rows_MC is not None
-        assert self._sampling.gradients.take(len(rows_MC), rows_MC.device) is not None
+        assert self._sampling.gradients.take(len(rows_MC)) is not None
 
 
 class _Attention:

@@ -197,7 +197,7 @@ class TestWhatWasInForce:
 
     def test_a_step_number_that_is_on_the_device_is_not_waited_for(self, watch, device):
         watched, loop = watch(), Loop()
-        watched.probe.observe(step=torch.tensor(7), loss=2.0, tokens=3)  # type: ignore[arg-type]
+        watched.probe.observe(step=torch.tensor(7), loss=2.0, tokens=3)
         loop.step(device)
         watched.probe.flush()
         contents = watched.read()
