@@ -20,6 +20,7 @@ class ProbeReports:
         self._features: list[str] = []
         """In order, noted before there was a ring."""
         self._logged: set[str] = set()
+        self._device_failed = False
 
     def write_to(self, writer: RingWriter) -> None:
         """Write to this ring from now on, beginning with what was noted before."""
@@ -36,7 +37,12 @@ class ProbeReports:
             self._writer.count(probe_errors=1)
 
     def note_unsupported(self, feature: str) -> None:
-        """Report a feature of the training script that is not measured."""
+        """Report a feature of the training script that is not measured.
+
+        Not once a device has failed: that is then the reason, and not the script.
+        """
+        if self._device_failed:
+            return
         if feature not in self._logged:
             self._logged.add(feature)
             log.warning("mp_agent does not measure this: %s; the rest of it goes on", feature)
@@ -52,6 +58,7 @@ class ProbeReports:
     def note_device_error(self) -> None:
         """Report that a device runs no more, after an error of what it was given to run."""
         self.note_unsupported("steps after an error of the device")
+        self._device_failed = True
 
     def note_rest(self, kind: str) -> None:
         """Report that a part of the probe keeps failing and is suspended."""

@@ -39,3 +39,12 @@ def test_each_feature_is_logged_once(writer, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "mp_agent does not measure this: this; the rest of it goes on"
     ]
+
+
+def test_what_a_failed_device_leaves_unmeasured_is_not_laid_to_the_script(writer):
+    reports = ProbeReports()
+    reports.write_to(writer)
+    reports.note_unsupported("this")
+    reports.note_device_error()
+    reports.note_unsupported("that")
+    assert state_of(writer).unsupported == ("this", "steps after an error of the device")
