@@ -14,6 +14,7 @@ from mp_agent.probe.statistics.fused import launches
 from mp_agent.probe.statistics.fused.distribution import count
 from mp_agent.probe.statistics.fused.distribution import launches as distribution_launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
+from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
 from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
 from tests.agent.probe.statistics.gradients import LAYOUTS, VALUES, normal
@@ -133,6 +134,19 @@ def test_scales_that_no_run_should_have_give_what_stock_operations_give(
     gradients = [torch.tensor([0.0, -0.0, 1e-45, 1e-20, -1.0, 3.0, 3e38, nan, -inf]), None]
     found = statistics.distribution(gradients, inverse_scale, loss_scale)
     assert_distribution(found, gradients, inverse_scale, loss_scale)
+
+
+@pytest.mark.usefixtures("no_stock")
+@pytest.mark.parametrize("inverse_scale", [1.0, -0.5, 1e300])
+def test_a_negative_loss_scale_counts_like_stock_operations(
+    statistics: FusedStatistics, inverse_scale: float
+) -> None:
+    """The reference has nothing to say of it."""
+    gradients = [torch.tensor([0.0, 1e-45, 1e-20, -1.0, 3.0, 3e38, nan, -inf])]
+    counts = [name not in ("sum", "sum_squares") for name in DISTRIBUTION.names]
+    found = statistics.distribution(gradients, inverse_scale, -4.0)
+    stock = PackedStatistics(CPU).distribution(gradients, inverse_scale, -4.0)
+    assert torch.equal(found[:, counts], stock[:, counts])
 
 
 @pytest.mark.usefixtures("no_stock")
