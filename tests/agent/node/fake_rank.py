@@ -4,6 +4,7 @@ Locks and deaths are only seen from another process, so tests of the node agent 
 It is forked, which takes milliseconds.
 """
 
+import gc
 import json
 import os
 import signal
@@ -47,6 +48,7 @@ class FakeRank:
         self._answers, answers = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            gc.freeze()  # what other libraries left for the collector may not survive a fork
             _obey(commands, answers, self.path, self.identity, share, layers)
         os.close(commands)
         os.close(answers)

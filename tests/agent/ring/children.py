@@ -1,5 +1,6 @@
 """Forked children: a lock, a death or a fork is only seen by another process."""
 
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ def _fork(work: Callable[[], object]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    gc.freeze()  # what other libraries left for the collector may not survive a fork
     code = 1
     try:
         work()
