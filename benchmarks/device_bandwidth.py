@@ -9,6 +9,7 @@ statistics' bytes per second to the copy's. 85 % is what we aim at for FP32 on a
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -37,8 +38,39 @@ def seconds_on(device: torch.device, function: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def measure(device: torch.device, elements: int, dtype: torch.dtype, turns: int) -> tuple[str, ...]:
-    """Return the row of a table, below `HEADER`; the first turn warms up and does not count."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """Bytes per second of each turn: of a copy, which reads and writes, and of the statistics."""
+
+    elements: int
+    dtype: torch.dtype
+    copy: list[float]
+    statistics: list[float]
+    """With the kernels, where they are."""
+    stock: list[float]
+    """With stock operations."""
+
+    @property
+    def share(self) -> float:
+        """Median over the turns of the statistics' rate to the copy's."""
+        return _share(self.statistics, self.copy)
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table, below `HEADER`."""
+        cells = [f"{self.elements / 1e6:.0f} M elements, {str(self.dtype).removeprefix('torch.')}"]
+        cells.append(f"{median(self.copy) / 1e9:.1f} GB/s")
+        for rates in (self.statistics, self.stock):
+            share = _share(rates, self.copy)
+            cells += [f"{median(rates) / 1e9:.1f} GB/s", f"**{share:.0%}**"]
+        return tuple(cells)
+
+
+def _share(rates: list[float], copy: list[float]) -> float:
+    return median(rate / base for rate, base in zip(rates, copy, strict=True))
+
+
+def measure(device: torch.device, elements: int, dtype: torch.dtype, turns: int) -> Bandwidth:
+    """Measure one dtype; the first turn warms up and does not count."""
     gradient = torch.randn(elements, device=device).to(dtype)
     target = torch.empty_like(gradient)
     ways: dict[str, GradientStatistics] = {
@@ -53,18 +85,23 @@ def measure(device: torch.device, elements: int, dtype: torch.dtype, turns: int)
         for name, way in ways.items():
             taken = seconds_on(device, lambda way=way: way.totals([[gradient]], 1.0))  # type: ignore[misc]
             reads[name].append(gradient.nbytes / taken)
-    cells = [f"{elements / 1e6:.0f} M elements, {str(dtype).removeprefix('torch.')}"]
-    cells.append(f"{median(copies[1:]) / 1e9:.1f} GB/s")
-    for rates in reads.values():
-        shares = [rate / copy for rate, copy in zip(rates[1:], copies[1:], strict=True)]
-        cells += [f"{median(rates[1:]) / 1e9:.1f} GB/s", f"**{median(shares):.0%}**"]
-    return tuple(cells)
+    return Bandwidth(
+        elements=elements,
+        dtype=dtype,
+        copy=copies[1:],
+        statistics=reads["statistics"][1:],
+        stock=reads["stock"][1:],
+    )
 
 
-def table(device: torch.device, elements: int, turns: int) -> str:
+def measure_all(device: torch.device, elements: int, turns: int) -> list[Bandwidth]:
+    """Measure all dtypes."""
+    return [measure(device, elements, dtype, turns) for dtype in DTYPES]
+
+
+def table(measured: list[Bandwidth], device: torch.device) -> str:
     """Return the measurements with the machine's description, as Markdown."""
-    rows = [measure(device, elements, dtype, turns) for dtype in DTYPES]
-    return f"{describe(device)}\n\n{markdown(HEADER, rows)}"
+    return f"{describe(device)}\n\n{markdown(HEADER, (each.cells() for each in measured))}"
 
 
 def main() -> None:
@@ -76,7 +113,8 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=ELEMENTS)
     parser.add_argument("--turns", type=int, default=9)
     arguments = parser.parse_args()
-    print(table(arguments.device, arguments.elements, arguments.turns))
+    measured = measure_all(arguments.device, arguments.elements, arguments.turns)
+    print(table(measured, arguments.device))
 
 
 if __name__ == "__main__":

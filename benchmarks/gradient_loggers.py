@@ -32,6 +32,9 @@ STEPS_PER_TURN = 3
 HEADER = ("a training step with", "step", "ratio to bare", "90 % interval", "added, of mp_agent's")
 
 
+Turns = dict[str, list[float]]
+"""Seconds per step of each way's turns."""
+
 Logger = Callable[[Training, Path], AbstractContextManager[Callable[[], None]]]
 """Yields what to call in each step."""
 
@@ -100,8 +103,10 @@ def _wandb(training: Training, directory: Path) -> Iterator[Callable[[], None]]:
         run.finish()
 
 
+BARE = "nothing"
+
 LOGGERS: dict[str, Logger] = {
-    "nothing": _bare,
+    BARE: _bare,
     "mp_agent": _mp_agent,
     "get_total_norm": _total_norm,
     "`grad.norm().item()` of each parameter": _items,
@@ -115,12 +120,10 @@ def _gradients(model: nn.Module) -> list[torch.Tensor]:
     return [each.grad for each in model.parameters() if each.grad is not None]
 
 
-def measure(
-    training: Training, device: torch.device, rounds: int, directory: Path
-) -> dict[str, list[float]]:
+def measure(training: Training, device: torch.device, rounds: int, directory: Path) -> Turns:
     """Return the seconds per step of each way's turns; the first round warms up."""
     ways = {name: logger for name, logger in LOGGERS.items() if _there(name)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: Turns = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name in list(ways) if number % 2 else reversed(ways):
             with ways[name](training, directory) as log:
@@ -151,15 +154,14 @@ def _there(name: str) -> bool:
     return True
 
 
-def table(seconds: dict[str, list[float]], device: torch.device) -> str:
+def table(seconds: Turns, device: torch.device) -> str:
     """Return the turns as Markdown, with the machine's description."""
-    bare = seconds["nothing"]
-    own = _added(seconds["mp_agent"], bare)
+    own = added(seconds, "mp_agent")
     rows = []
     for name, turns in seconds.items():
-        ratios = [turn / base for turn, base in zip(turns, bare, strict=True)]
+        ratios = ratios_to_bare(seconds, name)
         low, high = interval(ratios)
-        share = _added(turns, bare) / own if own > 0 and name != "nothing" else None
+        share = added(seconds, name) / own if own > 0 and name != BARE else None
         rows.append(
             (
                 name,
@@ -173,8 +175,14 @@ def table(seconds: dict[str, list[float]], device: torch.device) -> str:
     return f"{describe(device)}\n\n{markdown(HEADER, rows)}"
 
 
-def _added(turns: list[float], bare: list[float]) -> float:
-    return median(turn - base for turn, base in zip(turns, bare, strict=True))
+def ratios_to_bare(seconds: Turns, name: str) -> list[float]:
+    """Return what the turns of one way took, compared with the bare ones of their rounds."""
+    return [turn / bare for turn, bare in zip(seconds[name], seconds[BARE], strict=True)]
+
+
+def added(seconds: Turns, name: str) -> float:
+    """Return the seconds that one way adds to a step, as the median over the rounds."""
+    return median(turn - bare for turn, bare in zip(seconds[name], seconds[BARE], strict=True))
 
 
 def main() -> None:

@@ -44,9 +44,14 @@ class Comparison:
     without: list[float]
     with_probe: list[float]
 
+    @property
+    def ratios(self) -> list[float]:
+        """Return what each pair took with the probe, compared with what it took without."""
+        return [b / a for a, b in zip(self.without, self.with_probe, strict=True)]
+
     def cells(self) -> tuple[str, ...]:
         """Return the row of a table, below `HEADER`."""
-        ratios = [b / a for a, b in zip(self.without, self.with_probe, strict=True)]
+        ratios = self.ratios
         low, high = interval(ratios)
         return (
             self.what,
@@ -161,18 +166,19 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--pairs", type=int, default=24)
     arguments = parser.parse_args()
-    print(table(chosen_training(arguments), arguments.device, arguments.pairs))
+    measured = measure(chosen_training(arguments), arguments.device, arguments.pairs)
+    print(table(measured, arguments.device))
 
 
-def table(training: Training, device: torch.device, pairs: int) -> str:
-    """Return the measurements with the machine's description, as Markdown."""
+def measure(training: Training, device: torch.device, pairs: int) -> list[Comparison]:
+    """Compare a training step with and without the probe, and the probe's time with a norm's."""
 
     def finish() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        rows = [
+        return [
             compare(
                 f"a training step: {training.what}",
                 lambda: training.step(_nothing),
@@ -181,9 +187,13 @@ def table(training: Training, device: torch.device, pairs: int) -> str:
                 STEPS_PER_TURN,
                 finish,
             ),
-            probe_against_norm(Path(directory), device, 50),
+            probe_against_norm(Path(directory), device, 2 * pairs),
         ]
-    return f"{describe(device)}\n\n{markdown(HEADER, (row.cells() for row in rows))}"
+
+
+def table(measured: list[Comparison], device: torch.device) -> str:
+    """Return the measurements with the machine's description, as Markdown."""
+    return f"{describe(device)}\n\n{markdown(HEADER, (each.cells() for each in measured))}"
 
 
 if __name__ == "__main__":
