@@ -265,8 +265,9 @@ def test_what_is_sampled_is_not_waited_for_either(device_watch, nothing_compiled
     contents = read_ring(watched.writer.path, one_schema=False)
     assert contents.state.probe_errors == 0
     assert len(contents.records) == STEPS
-    families = [each.families for each in (*contents.layers, *contents.records)]
-    assert {name for each in families for name in each} == {each.name for each in FAMILIES}
+    found = [each.families for each in contents.layers]
+    found += [each.families for each in contents.records]
+    assert {name for families in found for name in families} == {each.name for each in FAMILIES}
 
 
 def test_the_meta_device_does_catch_a_wait(device_watch, monkeypatch):
