@@ -133,13 +133,18 @@ def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return values.to(device, non_blocking=True)
 
 
-def on_one_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors, at least one, on the first device of theirs that is not the host.
+def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Return where tensors, at least one, can be brought together: not on the host if one is not.
 
-    Bringing numbers to the host would wait for a device, or give them before they have come.
+    Bringing numbers there would wait for a device, or give them before they have come.
     """
     elsewhere = (each.device for each in tensors if not is_on_host(each.device))
-    device = next(elsewhere, tensors[0].device)
+    return next(elsewhere, tensors[0].device)
+
+
+def on_one_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors, at least one, on their common device."""
+    device = common_device(tensors)
     return [sent(each, device) for each in tensors]
 
 

@@ -93,12 +93,12 @@ class OutputGradients:
         self._watched, self._newest = {}, {}
         if not arrived:
             return None
-        flags = accelerator.on_one_device([finite for _, finite in arrived])
-        device = flags[0].device
+        flags = [finite for _, finite in arrived]
+        device = accelerator.common_device(flags)
         if not accelerator.is_on_host(device):
             for stream in self.streams - {accelerator.current_stream(device)}:
                 accelerator.wait_for_stream(device, stream)
-        nonfinite_K = torch.stack(flags).logical_not()
+        nonfinite_K = torch.stack(accelerator.on_one_device(flags)).logical_not()
         numbers_K = torch.arange(len(arrived), dtype=torch.float64, device=device)
         is_first_K = nonfinite_K & (nonfinite_K.cumsum(0) == 1)
         first_K = numbers_K.masked_fill(~is_first_K, nan).unbind()
