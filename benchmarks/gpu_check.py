@@ -41,7 +41,7 @@ class Size(NamedTuple):
 
     turns: int = 20
     rounds: int = 10
-    """Of all loggers: wandb is started anew in each."""
+    """Of all loggers; each starts wandb once more."""
     elements: int = device_bandwidth.ELEMENTS
     cases: tuple[statistics_cost.Case, ...] = statistics_cost.CASES
     small: Shape = SMALL

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+from mp_agent.probe import accelerator
 from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
 from mp_agent.ring.interruptions import pass_on
 
@@ -56,8 +57,9 @@ def launchable(device: torch.device, kernels: Kernels = GRADIENT_KERNELS) -> Mod
     """Return the module that launches the kernels, each compiled and loaded on `device`.
 
     None where stock operations have to do: without Triton, its compiler, or the C compiler that
-    builds its driver stub. The reason is logged once per process. The first call for a device
-    waits for a compilation, but never for the device; later ones, as for another stream, do not.
+    builds its driver stub. The reason is logged once per process. Raises the error of a device that
+    has failed. The first call for a device waits for a compilation, but never for the device; later
+    ones, as for another stream, wait for nothing.
     """
     if device.type != "cuda":
         return None
@@ -68,6 +70,8 @@ def launchable(device: torch.device, kernels: Kernels = GRADIENT_KERNELS) -> Mod
                 launches.launch_once(device)
     except Exception as error:
         pass_on(error)
+        if accelerator.is_sticky_error(error):
+            raise  # no fault of the kernels, and stock operations would fail as well
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         _say_once(kernels.subject, reason)
         return None

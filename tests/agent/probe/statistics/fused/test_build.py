@@ -51,6 +51,20 @@ def test_kernels_are_loaded_once_for_all_streams_of_a_device(
     assert loaded == [CUDA, other]
 
 
+def test_an_error_of_the_device_is_not_taken_for_one_of_the_kernels(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    kernels = SimpleNamespace(COLUMNS=GRADIENT_COLUMN_NAMES, launch_once=fails)
+    monkeypatch.setattr(build, "import_module", lambda _: kernels)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        build.launchable(CUDA)
+    assert not caplog.records
+
+
 def test_without_triton_the_reason_names_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
