@@ -8,24 +8,19 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
-from mp_agent.probe.delivery.own_shares import CADENCES, OwnRows, OwnShares
+from mp_agent.probe.delivery.other_families import LAYER_HISTORY_STEPS, LAYER_SLOTS, OtherFamilies
+from mp_agent.probe.delivery.own_shares import OwnShares
 from mp_agent.probe.delivery.payload import host_part, on_host, packed
 from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.probe.delivery.unscale import unscaled
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.observed_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Tier
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
 from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
-
-_LAYER_SLOTS = 4
-_OWN_SLOTS = {Tier.EVERY_STEP: STEP_SLOTS, Tier.SAMPLED: _LAYER_SLOTS}
-"""Of families that are not of parameters, as many as there are records on their way."""
-_SAMPLED_SLOTS = 2
-_LAYER_HISTORY_STEPS = 8
 
 
 class DeviceDelivery:
@@ -34,7 +29,7 @@ class DeviceDelivery:
     Where the ring is registered with the device, all totals and rows are copied straight into it:
     what the device has brought can be read there although this process never publishes it.
 
-    Every step's rows per layer stay on the device for `_LAYER_HISTORY_STEPS` steps; they are
+    Every step's rows per layer stay on the device for `LAYER_HISTORY_STEPS` steps; they are
     copied out when due, and when the totals that arrive show trouble, unless they already lie in
     the ring. A step, or a layer table, that finds no slot is dropped and counted. Gradients on the
     host (offloaded ones) wait there for the scalars that are not.
@@ -60,7 +55,7 @@ class DeviceDelivery:
         self._step_columns = schema.step_columns
         if self.wants_all_layers:
             step_size += self._own.parameter_shares * columns
-            layer_slots = _LAYER_SLOTS
+            layer_slots = LAYER_SLOTS
         self._writer = writer
         self._schedule = schedule
         self._device = device
@@ -77,21 +72,12 @@ class DeviceDelivery:
         self._layers = TransferSlots.pinned(
             layer_slots, self._own.parameter_layers * columns, device
         )
-        self._own_slots = {
-            cadence: TransferSlots.pinned(slots, numbers, device)
-            for cadence, slots in _OWN_SLOTS.items()
-            if (numbers := self._own.numbers(cadence))
-        }
-        self._own_rows: dict[int, OwnRows] = {}
-        """By step, what has arrived of it and is in no table yet."""
         self._with_layers: set[int] = set()
         """Steps that are on their way, and of which a table of gradients was sent."""
-        rows = self._own.parameter_shares + self._own.parameter_layers
-        sampled = rows * sum(len(own.columns) for own in schema.families[1:])
-        self._sampled = TransferSlots.pinned(_SAMPLED_SLOTS if layer_slots else 0, sampled, device)
-        self._arrived: dict[int, dict[str, tuple[FloatArray, FloatArray]]] = {}
-        """Other families of steps that have not arrived themselves, by sequence."""
-        self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=_LAYER_HISTORY_STEPS)
+        self._others = OtherFamilies(
+            schema, self._own, transfers, device, writer, of_parameters=self.wants_all_layers
+        )
+        self._history: deque[tuple[int, torch.Tensor]] = deque(maxlen=LAYER_HISTORY_STEPS)
         self._open: ObservedStep | None = None
 
     @property
@@ -141,10 +127,7 @@ class DeviceDelivery:
         for stream in step.streams:
             if stream != accelerator.current_stream(self._device):
                 accelerator.wait_for_stream(self._device, stream)
-        if step.sampled and self.wants_all_layers:
-            self._send_sampled(step)
-        if step.own_rows:
-            self._send_own(step)
+        self._others.send(step)
         if step.rows_LC is not None and self.wants_all_layers:
             self._keep_layers(step.sequence, step.rows_LC)
         payload_N, names = packed(step, self._device, with_totals=self.wants_all_layers)
@@ -205,7 +188,7 @@ class DeviceDelivery:
         complete: bool,
     ) -> None:
         """Write a step that has arrived; rows_LC: of gradients on the host, with their table."""
-        own = self._own_rows.get(step.sequence, {})
+        own = self._others.own_rows(step.sequence)
         if rows_LC is not None:
             ordered = rows_LC if self._order is None else rows_LC[self._order]
             self._write_layers(step.sequence, ordered, self._sampled_of(step))
@@ -213,7 +196,7 @@ class DeviceDelivery:
             self._write_layers(step.sequence, None, {})
         self._with_layers.discard(step.sequence)
         sampled = {name: totals for name, (totals, _) in self._sampled_of(step).items()}
-        self._arrived.pop(step.sequence, None)
+        self._others.forget(step.sequence)
         record = record_of(step, scalars, totals_GC, sampled, columns=self._step_columns)
         self._writer.write_step(self._own.step(record, own), complete=complete)
         if complete:
@@ -222,33 +205,10 @@ class DeviceDelivery:
     def _sampled_of(self, step: ObservedStep) -> Mapping[str, tuple[FloatArray, FloatArray]]:
         """Return the other families of a step: those that have arrived, or that are here."""
         if self.wants_all_layers:
-            return self._arrived.get(step.sequence, {})
+            return self._others.rows(step.sequence)
         return {
             name: (totals.numpy(), rows.numpy()) for name, (totals, rows) in step.sampled.items()
         }
-
-    def _send_sampled(self, step: ObservedStep) -> None:
-        """Send the other families ahead of the layers and the step that they belong to."""
-        shapes = {name: [own.shape for own in pair] for name, pair in step.sampled.items()}
-        parts = [own.reshape(-1) for pair in step.sampled.values() for own in pair]
-
-        def publish(values_N: FloatArray) -> None:
-            found, start = {}, 0
-            for name, pair in shapes.items():
-                arrays = []
-                for shape in pair:
-                    arrays.append(values_N[start : start + prod(shape)].reshape(shape))
-                    start += prod(shape)
-                found[name] = arrays[0], arrays[1]
-            oldest = step.sequence - _LAYER_HISTORY_STEPS
-            kept = {sequence: own for sequence, own in self._arrived.items() if sequence > oldest}
-            self._arrived = {**kept, step.sequence: found}
-
-        def lose() -> None:
-            self._writer.count(records_dropped=1)
-
-        if not self._transfers.send(self._sampled, torch.cat(parts), publish, lose):
-            lose()
 
     def _look_for_trouble(self, sequence: int, totals_GC: FloatArray) -> None:
         wanted = self._schedule.wanted_for_trouble(torch.from_numpy(totals_GC))
@@ -258,7 +218,7 @@ class DeviceDelivery:
         if values_N is not None:
             self._with_layers.add(sequence)
             rows_LC = values_N.reshape(self._own.parameter_layers, -1)
-            self._write_layers(sequence, rows_LC, self._arrived.get(sequence, {}))
+            self._write_layers(sequence, rows_LC, self._others.rows(sequence))
             return
         for kept_sequence, kept_LC in self._history:
             if kept_sequence == sequence:
@@ -268,7 +228,7 @@ class DeviceDelivery:
         shape = rows_LC.shape
 
         def publish(values_N: FloatArray) -> None:
-            found = self._arrived.get(sequence, {})
+            found = self._others.rows(sequence)
             self._write_layers(sequence, values_N.reshape(shape), found)
 
         def lose() -> None:
@@ -278,31 +238,6 @@ class DeviceDelivery:
         if self._transfers.send(self._layers, rows_LC.reshape(prod(shape)), publish, lose):
             self._with_layers.add(sequence)
         else:
-            lose()
-
-    def _send_own(self, step: ObservedStep) -> None:
-        """Send the rows of families that are not of parameters, ahead of the step's numbers."""
-        fitting = self._own.fitting(step.own_rows)
-        for cadence, slots in self._own_slots.items():
-            rows = {name: own for name, own in fitting.items() if CADENCES[name] is cadence}
-            if rows:
-                self._send_own_rows(step.sequence, rows, slots)
-
-    def _send_own_rows(
-        self, sequence: int, rows: Mapping[str, torch.Tensor], slots: TransferSlots
-    ) -> None:
-        parts = [accelerator.sent(own, self._device).reshape(-1) for own in rows.values()]
-
-        def keep(values_N: FloatArray) -> None:
-            for outdated in [each for each in self._own_rows if each < sequence]:
-                del self._own_rows[outdated]
-            known = self._own_rows.get(sequence, {})
-            self._own_rows[sequence] = {**known, **self._own.split(values_N, iter(rows))}
-
-        def lose() -> None:
-            self._writer.count(records_dropped=1)
-
-        if not self._transfers.send(slots, torch.cat(parts), keep, lose):
             lose()
 
     def _write_layers(
@@ -315,6 +250,6 @@ class DeviceDelivery:
         families = {} if rows_LC is None else {GRADIENTS.name: rows_LC}
         for name, (_, own) in sampled.items():
             families[name] = own if self._order is None else own[self._order]
-        table = self._own.table(sequence, families, self._own_rows.get(sequence, {}))
+        table = self._own.table(sequence, families, self._others.own_rows(sequence))
         if table is not None:
             self._writer.write_layers(table)
