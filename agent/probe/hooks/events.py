@@ -35,7 +35,7 @@ class Events(Protocol):
         inputs: the only tensors that get a gradient; None for all leaves.
         """
 
-    def backward_ended(self) -> None:
+    def backward_ended(self, *, raised: bool = False) -> None:
         """Called when an outermost backward has returned or raised."""
 
     def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:

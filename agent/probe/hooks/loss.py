@@ -31,13 +31,16 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
             # No function of ours is called outside of the guard: it would be compiled.
             if getattr(within, "backward", False) or torch._C._current_graph_task_id() != -1:
                 return original(tensors, grad_tensors, *args, **kwargs)
+            raised = True
             try:
                 within.backward = True
                 guard.run("backward", begins, tensors, grad_tensors, args, kwargs)
-                return original(tensors, grad_tensors, *args, **kwargs)
+                result = original(tensors, grad_tensors, *args, **kwargs)
+                raised = False
+                return result
             finally:
                 within.backward = False
-                guard.run("backward", events.backward_ended)
+                guard.run("backward", events.backward_ended, raised=raised)
 
         return untraced(backward)
 

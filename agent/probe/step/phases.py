@@ -28,6 +28,8 @@ class PhaseMarks:
         self._writer: RingWriter | None = None
         self._training = Phase.STARTING
         self._sequence = 0
+        self._raised = False
+        """What the phase of training says has raised: a script may go on all the same."""
         self._signs: dict[str, Callable[[], bool]] = {}
         """Each with what says that it is over."""
         self._saves = 0
@@ -42,7 +44,7 @@ class PhaseMarks:
     @property
     def between_steps(self) -> bool:
         """Whether training has begun and neither a backward nor an optimizer is running."""
-        return self._training is Phase.FORWARD
+        return self._training is Phase.FORWARD or self._raised
 
     @property
     def in_training(self) -> bool:
@@ -55,12 +57,16 @@ class PhaseMarks:
 
     def training(self, phase: Phase, sequence: int) -> None:
         """Set the phase of training; it shows unless the user has named one."""
-        self._training, self._sequence = phase, sequence
+        self._training, self._sequence, self._raised = phase, sequence, False
         self._signs.clear()
         self._saves = 0
         if not self._entered:
             self._not_training(False)
             self._stamp(anew=True)
+
+    def training_raised(self) -> None:
+        """Stay in the phase of training, in which an exception was raised."""
+        self._raised = True
 
     def evaluation(
         self, sign: str, begins: bool, is_over: Callable[[], bool] = lambda: False

@@ -61,8 +61,11 @@ class BackwardTracking:
             self._begin_pass(roots, seeds)
         thread.scaled_losses.clear()
 
-    def ended(self) -> None:
-        """Enter the forward phase; measure now where clipping could not be seen."""
+    def ended(self, *, raised: bool) -> None:
+        """Enter the forward phase; measure now where clipping could not be seen.
+
+        A rank whose backward raised stands in it until it trains on: it may be about to end.
+        """
         context, thread = self._context, self._context.thread
         thread.in_backward = False
         if context.trains_other_model:
@@ -73,7 +76,10 @@ class BackwardTracking:
             thread.gradients.backward_ended(plan)
             if thread.gradients.touched:
                 context.boundaries.reaches_run = True
-        context.enter_phase(Phase.FORWARD)
+        if raised:
+            context.phases.training_raised()
+        else:
+            context.enter_phase(Phase.FORWARD)
         if self._optimizer_steps.stepped_in_backward:
             self._optimizer_steps.stepped_in_backward = False
             self._step_end.finish_run("")

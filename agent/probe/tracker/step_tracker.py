@@ -129,9 +129,9 @@ class StepTracker:
         """See `LossTracking.divided`."""
         self._losses.divided(parts)
 
-    def backward_ended(self) -> None:
+    def backward_ended(self, *, raised: bool = False) -> None:
         """See `BackwardTracking.ended`."""
-        self._backward.ended()
+        self._backward.ended(raised=raised)
 
     def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:
         """See `BackwardTracking.gradients_cleared`."""

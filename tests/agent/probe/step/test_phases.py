@@ -25,6 +25,19 @@ class TestPhase:
         seen.append(watched.state().phase)
         assert seen == [Phase.BACKWARD, Phase.FORWARD, Phase.OPTIMIZER, Phase.FORWARD]
 
+    def test_stays_in_a_backward_that_raised_until_training_or_evaluation_goes_on(self, watch):
+        trained = Trained(watch)
+        handle = next(trained.model.parameters()).register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            make_loss(trained.model).backward()
+        assert trained.phase() is Phase.BACKWARD
+        trained.model.eval()
+        assert phase_without_gradients(trained) is Phase.EVAL
+        trained.model.train()
+        handle.remove()
+        trained.step()
+        assert trained.phase() is Phase.FORWARD
+
     @pytest.mark.parametrize(
         ("name", "expected"),
         [
