@@ -1,5 +1,6 @@
 """What only a real GPU shows: streams, captured graphs, memory that it writes to by itself."""
 
+import os
 import subprocess
 import sys
 from math import isnan
@@ -206,7 +207,10 @@ os.kill(os.getpid(), signal.SIGABRT if sys.argv[2] == "abort" else signal.SIGKIL
 def test_finished_steps_survive_the_end_of_the_process(tmp_path: Path, end: str) -> None:
     path = tmp_path / "rings" / "rank0.ring"
     path.parent.mkdir()
-    done = subprocess.run((sys.executable, "-c", CRASH, str(path), end), check=False)
+    # pytest alone knows where the package lies.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = (sys.executable, "-c", CRASH, str(path), end)
+    done = subprocess.run(command, check=False, env=environment)
     assert done.returncode < 0
     reader = RingReader.open(path)
     assert reader.schema is not None
