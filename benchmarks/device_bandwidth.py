@@ -39,7 +39,7 @@ def seconds_on(device: torch.device, function: Callable[[], object]) -> float:
         return perf_counter() - start
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     # While the device is kept busy the host queues all: its own time is not to be measured.
-    torch.cuda._sleep(_BUSY_CYCLES)
+    torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
     begin.record()
     function()
     end.record()

@@ -123,7 +123,7 @@ def _statistics(device: torch.device, sizes: Sizes) -> Measured:
 
 def _small_model(device: torch.device, sizes: Sizes) -> Measured:
     training = make_training(device, sizes.small_model)
-    return step_overhead.table(training, device, sizes.turns), []
+    return step_overhead.table(training, device, sizes.turns, sizes.turns), []
 
 
 def run_tests() -> int:

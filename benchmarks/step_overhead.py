@@ -203,12 +203,12 @@ def compare_training(
     return compare(what, step, directory, pairs, STEPS_PER_TURN, finish, limit_seconds)
 
 
-def table(training: Training, device: torch.device, pairs: int) -> str:
+def table(training: Training, device: torch.device, pairs: int, norm_turns: int = 50) -> str:
     """Return the measurements with the machine's description, as Markdown."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         rows = [
             compare_training(training, device, Path(directory), pairs),
-            probe_against_norm(Path(directory), device, 50),
+            probe_against_norm(Path(directory), device, norm_turns),
         ]
     return f"{describe(device)}\n\n{markdown(HEADER, (row.cells() for row in rows))}"
 

@@ -7,13 +7,13 @@ from benchmarks import device_bandwidth, gpu_check, gradient_loggers, step_overh
 from benchmarks.gradient_loggers import PER_PARAMETER, Turns
 from benchmarks.statistics_cost import Case
 from benchmarks.targets import verdict
-from benchmarks.training import Shape
+from benchmarks.training import Shape, make_training
 
 CPU = torch.device("cpu")
 MODEL = Shape("a tiny model", 16, 1, 2, 32, 2, 4)
 CASE = Case("3 tensors", lambda device: [torch.ones(8, device=device) for _ in range(3)])
 SIZES = gpu_check.Sizes(
-    elements=1000, model=MODEL, small_model=MODEL, cases=(CASE,), turns=2, seconds=1e6
+    elements=1000, model=MODEL, small_model=MODEL, cases=(CASE,), turns=1, seconds=1e6
 )
 
 
@@ -32,6 +32,7 @@ def targets_in(report: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
 
 
+@pytest.mark.slow
 def test_the_whole_report_ends_with_every_target_and_its_verdict():
     sections = list(gpu_check.report(CPU, SIZES))
     assert "Failed" not in "".join(sections)
@@ -42,6 +43,7 @@ def test_the_whole_report_ends_with_every_target_and_its_verdict():
     assert [row[-1] for row in rows].count("**not installed**") == 4
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_leaves_the_others_and_its_targets_are_not_measured(monkeypatch):
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
@@ -61,21 +63,18 @@ def test_what_no_time_is_left_for_is_not_measured(monkeypatch):
     assert {row[2] for row in rows} == {"not measured"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_a_logger_that_fails_is_left_out_and_training_goes_on(monkeypatch, tmp_path, precision):
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(gradient_loggers, "get_total_norm", fail)
-    training = gradient_loggers_training(precision)
+    training = make_training(CPU, MODEL, precision)
     turns = gradient_loggers.measure(training, CPU, 2, tmp_path)
     assert "out of memory" in turns.left_out["get_total_norm"]
     assert {len(each) for each in turns.seconds.values()} == {2}
     assert set(turns.seconds) == {"nothing", "mp_agent", PER_PARAMETER[0]}
-
-
-def gradient_loggers_training(precision: torch.dtype):
-    return gpu_check.make_training(CPU, MODEL, precision)
 
 
 @pytest.mark.parametrize(
