@@ -1,188 +1,173 @@
 """Numerics, host syncs and cost on a CUDA machine, in one report: `make gpu-check`.
 
-Each part is printed as soon as it is there, and one that fails leaves the others; a table of the
-targets comes last. Exits with 1 if a test or a part failed, whether or not the targets are met;
-without CUDA it says why it has nothing to do, and exits 0.
+A section that fails says so, and the others go on; what is measured is printed at once. Exits with
+1 if a test or a section failed, whether or not the targets are met; without CUDA it says why it has
+nothing to do, and exits 0.
+
+    python -m benchmarks.gpu_check [--no-tests] [--seconds N]
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from statistics import median
+from time import monotonic
+from traceback import format_exc
 from typing import NamedTuple
 
 import torch
 
-from benchmarks import device_bandwidth, gradient_loggers, statistics_cost, step_overhead
+from benchmarks import device_bandwidth, gradient_loggers, statistics_cost, step_overhead, targets
 from benchmarks.machine import describe, markdown
+from benchmarks.targets import Target
 from benchmarks.training import GPT2_MEDIUM, SMALL, Shape, make_training
 
-BANDWIDTH_SHARE_AT_LEAST = 0.85
-"""Of a copy on the same device, for FP32."""
-STEP_SHARE_AT_MOST = 0.005
-"""Of a step of the large model."""
-TIMES_CHEAPER_AT_LEAST = 10.0
-"""Than each logger that has a value per parameter."""
+TESTS_SECONDS = 210
+SECONDS = 260
+PRECISIONS = (torch.bfloat16, torch.float16)
+_PAIRS_SHARE, _LOGGERS_SHARE = 0.15, 0.25
+"""Of the time for all, that of one precision's pairs, and of its loggers."""
 
-PER_PARAMETER = tuple(
-    name
-    for name in gradient_loggers.LOGGERS
-    if name not in (gradient_loggers.BARE, "mp_agent", "get_total_norm")
-)
-TARGET_HEADER = ("target", "wanted", "measured", "")
+Measured = tuple[str, list[Target]]
+Expected = list[tuple[str, str]]
 
 
-class Size(NamedTuple):
-    """How much is measured."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large everything is that is measured, and how often and how long."""
 
-    turns: int = 20
-    rounds: int = 10
-    """Of all loggers; each starts wandb once more."""
-    elements: int = device_bandwidth.ELEMENTS
+    elements: int = 4 * device_bandwidth.ELEMENTS
+    """Far more than what a device's cache holds."""
+    model: Shape = GPT2_MEDIUM
+    small_model: Shape = SMALL
     cases: tuple[statistics_cost.Case, ...] = statistics_cost.CASES
-    small: Shape = SMALL
-    large: Shape = GPT2_MEDIUM
+    turns: int = 20
+    seconds: float = SECONDS
 
 
-class Target(NamedTuple):
-    """A target and what was measured of it, as the row of a table below `TARGET_HEADER`."""
-
-    what: str
-    wanted: str
-    measured: str
-    verdict: str
-
-
-class Part(NamedTuple):
-    """Markdown, and the targets that it has measured."""
+class Section(NamedTuple):
+    """A part of the report, in Markdown."""
 
     text: str
-    targets: tuple[Target, ...] = ()
+    failed: bool = False
 
 
-def parts(device: torch.device, size: Size) -> Iterator[tuple[str, Callable[[], Part]]]:
-    """Yield the name of each part of the report, and what measures it."""
-    yield "statistics", lambda: _statistics(device, size)
-    yield "bandwidth", lambda: _bandwidth(device, size)
-    yield "steps of a small model", lambda: _small_steps(device, size)
-    yield "steps in BF16", lambda: _large_steps(device, size, torch.bfloat16)
-    yield "steps in FP16", lambda: _large_steps(device, size, torch.float16)
-
-
-def report(device: torch.device, size: Size) -> bool:
-    """Print all parts, then the targets; return whether none of the parts failed."""
-    print(f"{describe(device)}, {datetime.now(timezone.utc):%Y-%m-%d}\n", flush=True)
-    targets: list[Target] = []
-    failed: list[str] = []
-    for name, measure in parts(device, size):
+def report(device: torch.device, sizes: Sizes) -> Iterator[Section]:
+    """Yield what each section measures, the targets last."""
+    until = monotonic() + sizes.seconds
+    found: list[Target] = []
+    for title, expected, section in _sections(device, sizes):
+        failed = False
         try:
-            part = measure()
-        except Exception:
-            failed.append(name)
-            print(f"## {name}: failed\n\n```\n{traceback.format_exc()}```\n", flush=True)
-            continue
-        print(f"## {name}\n\n{part.text}\n", flush=True)
-        targets += part.targets
-    print(f"## targets\n\n{markdown(TARGET_HEADER, targets)}", flush=True)
-    if failed:
-        print(f"\nNot measured, since it failed: {', '.join(failed)}.", flush=True)
-    return not failed
+            if monotonic() > until:
+                raise TimeoutError("no time was left")
+            text, reached = section()
+        except Exception as error:
+            failed = True
+            text = f"Failed:\n\n{format_exc()}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            reached = [targets.not_measured(*each, reason) for each in expected]
+        found += reached
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        yield Section(f"## {title}\n\n{text}\n", failed)
+    date = datetime.now(timezone.utc).date().isoformat()
+    yield Section(f"## Targets\n\n{describe(device)}, {date}\n\n{targets.table(found)}\n")
 
 
-def _statistics(device: torch.device, size: Size) -> Part:
-    costs = [statistics_cost.measure(case, device, size.turns) for case in size.cases]
-    return Part(statistics_cost.table(costs, device))
+def _sections(
+    device: torch.device, sizes: Sizes
+) -> Iterator[tuple[str, Expected, Callable[[], Measured]]]:
+    bandwidth = [(device_bandwidth.TARGET, device_bandwidth.LIMIT)]
+    yield "Reading, and copying", bandwidth, partial(_bandwidth, device, sizes)
+    for precision in PRECISIONS:
+        name = str(precision).removeprefix("torch.")
+        whole = [(f"added to a training step, {name}", step_overhead.LIMIT)]
+        yield f"Training in {name}", whole, partial(_overhead, device, sizes, precision)
+    for precision in PRECISIONS:
+        name = str(precision).removeprefix("torch.")
+        peers = [
+            (f"{each}, of mp_agent's: {name}", gradient_loggers.LIMIT)
+            for each in gradient_loggers.PER_PARAMETER
+        ]
+        yield f"Loggers in {name}", peers, partial(_loggers, device, sizes, precision)
+    yield "Statistics alone", [], partial(_statistics, device, sizes)
+    yield "A small model", [], partial(_small_model, device, sizes)
 
 
-def _bandwidth(device: torch.device, size: Size) -> Part:
-    measured = device_bandwidth.measure_all(device, size.elements, size.turns)
-    targets = tuple(
-        Target(
-            "statistics' bytes per second, of a copy's, FP32",
-            f"≥ {BANDWIDTH_SHARE_AT_LEAST:.0%}",
-            f"{each.share:.0%}",
-            _verdict(each.share >= BANDWIDTH_SHARE_AT_LEAST),
-        )
-        for each in measured
-        if each.dtype is torch.float32
-    )
-    return Part(device_bandwidth.table(measured, device), targets)
+def _bandwidth(device: torch.device, sizes: Sizes) -> Measured:
+    rates = [
+        device_bandwidth.measure(device, sizes.elements, dtype, sizes.turns)
+        for dtype in device_bandwidth.DTYPES
+    ]
+    return device_bandwidth.table(device, rates), [rates[0].target()]
 
 
-def _small_steps(device: torch.device, size: Size) -> Part:
-    measured = step_overhead.measure(make_training(device, size.small), device, size.turns)
-    return Part(step_overhead.table(measured, device))
-
-
-def _large_steps(device: torch.device, size: Size, precision: torch.dtype) -> Part:
-    """Measure the large model, in FP16 with GradScaler, with the probe and with other loggers."""
-    training = make_training(device, size.large, precision)
-    steps = step_overhead.measure(training, device, size.turns)
+def _overhead(device: torch.device, sizes: Sizes, precision: torch.dtype) -> Measured:
+    training = make_training(device, sizes.model, precision)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        seconds = gradient_loggers.measure(training, device, size.rounds, Path(directory))
-    loggers = f"{training.what}: {gradient_loggers.table(seconds, device)}"
-    return Part(
-        f"{step_overhead.table(steps, device)}\n\n{loggers}",
-        (_share_of_step(steps[0]), *_times_cheaper(training.what, seconds)),
-    )
+        row = step_overhead.compare_training(
+            training, device, Path(directory), 2 * sizes.turns, _PAIRS_SHARE * sizes.seconds
+        )
+    return markdown(step_overhead.HEADER, [row.cells()]), [row.target()]
 
 
-def _share_of_step(steps: step_overhead.Comparison) -> Target:
-    low, high = (bound - 1.0 for bound in step_overhead.interval(steps.ratios))
-    undecided = low <= STEP_SHARE_AT_MOST < high
-    return Target(
-        f"added to {steps.what}",
-        f"≤ {STEP_SHARE_AT_MOST:.1%}",
-        f"{median(steps.ratios) - 1.0:.2%} ({low:.2%} to {high:.2%})",
-        "undecided" if undecided else _verdict(high <= STEP_SHARE_AT_MOST),
-    )
+def _loggers(device: torch.device, sizes: Sizes, precision: torch.dtype) -> Measured:
+    training = make_training(device, sizes.model, precision)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        turns = gradient_loggers.measure(
+            training, device, sizes.turns, Path(directory), _LOGGERS_SHARE * sizes.seconds
+        )
+    found = gradient_loggers.targets(turns, training.what)
+    return gradient_loggers.table(turns, device), found
 
 
-def _times_cheaper(what: str, seconds: gradient_loggers.Turns) -> Iterator[Target]:
-    own = gradient_loggers.added(seconds, "mp_agent")
-    for name in PER_PARAMETER:
-        if name not in seconds:
-            times, verdict = "not installed", "not measured"
-        elif own <= 0.0:
-            times, verdict = "mp_agent adds nothing measurable", "undecided"
-        else:
-            ratio = gradient_loggers.added(seconds, name) / own
-            times, verdict = f"{ratio:.1f} times", _verdict(ratio >= TIMES_CHEAPER_AT_LEAST)
-        wanted = f"≥ {TIMES_CHEAPER_AT_LEAST:.0f} times"
-        yield Target(f"what {name} adds, of mp_agent's: {what}", wanted, times, verdict)
+def _statistics(device: torch.device, sizes: Sizes) -> Measured:
+    costs = [statistics_cost.measure(case, device, sizes.turns) for case in sizes.cases]
+    return statistics_cost.table(costs, device), []
 
 
-def _verdict(met: bool) -> str:
-    return "met" if met else "**missed**"
+def _small_model(device: torch.device, sizes: Sizes) -> Measured:
+    training = make_training(device, sizes.small_model)
+    return step_overhead.table(training, device, sizes.turns, sizes.turns), []
 
 
-def _run_tests() -> bool:
-    """Run tests/gpu, print how they ended, and return whether they passed.
+def run_tests() -> int:
+    """Run tests/gpu and return their exit status; what they print is seen at once.
 
     By path, and without the settings of the other tests: a machine with a GPU may have no more
     than torch, pytest and what mp_agent itself needs.
     """
     command = (sys.executable, "-m", "pytest", "tests/gpu", "--confcutdir=tests/gpu", "-q", "-rs")
-    tests = subprocess.run(command, check=False, capture_output=True, text=True)
-    if tests.returncode:
-        print(tests.stdout, tests.stderr, sep="\n")
-    verdict = tests.stdout.strip().rpartition("\n")[2].strip("= ")
-    print(f"tests/gpu (numerics, no host sync, crashes): {verdict}\n", flush=True)
-    return tests.returncode == 0
+    try:
+        return subprocess.run(command, check=False, timeout=TESTS_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        print(f"tests/gpu did not end within {TESTS_SECONDS} s.", flush=True)
+        return 1
 
 
 def main() -> int:
     """Run tests/gpu, then the benchmarks, and print all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--no-tests", action="store_true", help="measure only")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for measuring")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"Nothing to check: torch {torch.__version__} finds no CUDA device on this machine.")
         return 0
-    passed = _run_tests()
-    measured = report(torch.device("cuda", torch.cuda.current_device()), Size())
-    return 0 if passed and measured else 1
+    failed = not arguments.no_tests and run_tests() != 0
+    device = torch.device("cuda", torch.cuda.current_device())
+    for section in report(device, Sizes(seconds=arguments.seconds)):
+        print(section.text, flush=True)
+        failed = failed or section.failed
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -15,25 +15,27 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from math import inf, isnan, nan
 from pathlib import Path
+from random import Random
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
 from benchmarks.machine import describe, markdown
-from benchmarks.step_overhead import interval, make_probe
+from benchmarks.step_overhead import BOOTSTRAPS, PAIRS_AT_LEAST, interval, make_probe
+from benchmarks.targets import Target, not_measured, verdict
 from benchmarks.training import Training, add_arguments, chosen_training
 
 STEPS_PER_TURN = 3
 HEADER = ("a training step with", "step", "ratio to bare", "90 % interval", "added, of mp_agent's")
 
-
-Turns = dict[str, list[float]]
-"""Seconds per step of each way's turns."""
 
 Logger = Callable[[Training, Path], AbstractContextManager[Callable[[], None]]]
 """Yields what to call in each step."""
@@ -103,10 +105,8 @@ def _wandb(training: Training, directory: Path) -> Iterator[Callable[[], None]]:
         run.finish()
 
 
-BARE = "nothing"
-
 LOGGERS: dict[str, Logger] = {
-    BARE: _bare,
+    "nothing": _bare,
     "mp_agent": _mp_agent,
     "get_total_norm": _total_norm,
     "`grad.norm().item()` of each parameter": _items,
@@ -116,19 +116,64 @@ LOGGERS: dict[str, Logger] = {
 _NEEDS = {"Lightning's `grad_norm`": "lightning", "`wandb.watch(log_freq=1)`, offline": "wandb"}
 
 
+PER_PARAMETER = list(LOGGERS)[3:]
+TIMES_AT_LEAST = 10
+LIMIT = f"at least {TIMES_AT_LEAST} times"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Seconds per step of each way's turns, and why others have none."""
+
+    seconds: dict[str, list[float]]
+    left_out: dict[str, str]
+
+
 def _gradients(model: nn.Module) -> list[torch.Tensor]:
     return [each.grad for each in model.parameters() if each.grad is not None]
 
 
-def measure(training: Training, device: torch.device, rounds: int, directory: Path) -> Turns:
-    """Return the seconds per step of each way's turns; the first round warms up."""
+def measure(
+    training: Training,
+    device: torch.device,
+    rounds: int,
+    directory: Path,
+    limit_seconds: float = inf,
+) -> Turns:
+    """Time each way's turns; the first round warms up.
+
+    A logger that fails is left out. After `limit_seconds` no round begins but the first ones.
+    """
     ways = {name: logger for name, logger in LOGGERS.items() if _there(name)}
-    seconds: Turns = {name: [] for name in ways}
+    left_out = {name: "not installed" for name in LOGGERS if name not in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    until = monotonic() + limit_seconds
     for number in range(rounds + 1):
-        for name in list(ways) if number % 2 else reversed(ways):
-            with ways[name](training, directory) as log:
-                seconds[name].append(_turn(training, log, device))
-    return {name: turns[1:] for name, turns in seconds.items()}
+        if number >= PAIRS_AT_LEAST and monotonic() > until:
+            break
+        for name in list(ways) if number % 2 else list(reversed(ways)):
+            failures: list[str] = []
+            try:
+                with ways[name](training, directory) as log:
+                    seconds[name].append(_turn(training, partial(_noted, log, failures), device))
+            except Exception as error:
+                failures.append(_reason(error))
+            if failures:
+                left_out[name] = failures[0]
+                del ways[name]
+    return Turns({name: seconds[name][1:] for name in ways}, left_out)
+
+
+def _noted(log: Callable[[], None], failures: list[str]) -> None:
+    """Call a logger; a step in which it fails goes on, for the scaler to be ready for the next."""
+    try:
+        log()
+    except Exception as error:
+        failures.append(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 def _turn(training: Training, log: Callable[[], None], device: torch.device) -> float:
@@ -154,14 +199,43 @@ def _there(name: str) -> bool:
     return True
 
 
-def table(seconds: Turns, device: torch.device) -> str:
+def targets(turns: Turns, what: str) -> list[Target]:
+    """Return whether mp_agent adds as much less than each logger of parameters as is aimed at."""
+    return [_target(turns, name, f"{name}, of mp_agent's: {what}") for name in PER_PARAMETER]
+
+
+def _target(turns: Turns, name: str, what: str) -> Target:
+    missing = [each for each in ("nothing", "mp_agent", name) if each not in turns.seconds]
+    if missing:
+        return not_measured(what, LIMIT, turns.left_out[missing[0]])
+    bare, own, other = (turns.seconds[each] for each in ("nothing", "mp_agent", name))
+    rounds = list(zip(bare, own, other, strict=True))
+    chance = Random(0)
+    drawn = [chance.choices(rounds, k=len(rounds)) for _ in range(BOOTSTRAPS)]
+    ratios = sorted(map(_times_as_much, drawn), key=lambda ratio: (isnan(ratio), ratio))
+    low, high = ratios[BOOTSTRAPS // 20], ratios[-BOOTSTRAPS // 20]
+    result = verdict(lambda ratio: ratio >= TIMES_AT_LEAST, low, high)
+    text = f"{low:.1f} to {high:.1f}"
+    return Target(what, LIMIT, f"{_times_as_much(rounds):.1f} times", text, result)
+
+
+def _times_as_much(rounds: list[tuple[float, float, float]]) -> float:
+    """Return what a logger adds, of what mp_agent does; infinite where that adds nothing."""
+    own = median(own - bare for bare, own, _ in rounds)
+    other = median(other - bare for bare, _, other in rounds)
+    return max(other, 0.0) / own if own > 0.0 else inf if other > 0.0 else nan
+
+
+def table(turns_of: Turns, device: torch.device) -> str:
     """Return the turns as Markdown, with the machine's description."""
-    own = added(seconds, "mp_agent")
+    seconds = turns_of.seconds
+    bare = seconds["nothing"]
+    own = _added(seconds["mp_agent"], bare)
     rows = []
     for name, turns in seconds.items():
-        ratios = ratios_to_bare(seconds, name)
+        ratios = [turn / base for turn, base in zip(turns, bare, strict=True)]
         low, high = interval(ratios)
-        share = added(seconds, name) / own if own > 0 and name != BARE else None
+        share = _added(turns, bare) / own if own > 0 and name != "nothing" else None
         rows.append(
             (
                 name,
@@ -171,18 +245,12 @@ def table(seconds: Turns, device: torch.device) -> str:
                 "" if share is None else f"{share:.1f}",
             )
         )
-    rows += [(name, "not installed", "", "", "") for name in LOGGERS if name not in seconds]
+    rows += [(name, reason, "", "", "") for name, reason in turns_of.left_out.items()]
     return f"{describe(device)}\n\n{markdown(HEADER, rows)}"
 
 
-def ratios_to_bare(seconds: Turns, name: str) -> list[float]:
-    """Return what the turns of one way took, compared with the bare ones of their rounds."""
-    return [turn / bare for turn, bare in zip(seconds[name], seconds[BARE], strict=True)]
-
-
-def added(seconds: Turns, name: str) -> float:
-    """Return the seconds that one way adds to a step, as the median over the rounds."""
-    return median(turn - bare for turn, bare in zip(seconds[name], seconds[BARE], strict=True))
+def _added(turns: list[float], bare: list[float]) -> float:
+    return median(turn - base for turn, base in zip(turns, bare, strict=True))
 
 
 def main() -> None:
@@ -198,8 +266,8 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         training = chosen_training(arguments)
-        seconds = measure(training, arguments.device, arguments.rounds, Path(directory))
-    print(f"{training.what}: {table(seconds, arguments.device)}")
+        turns = measure(training, arguments.device, arguments.rounds, Path(directory))
+    print(f"{training.what}: {table(turns, arguments.device)}")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from benchmarks.machine import describe, markdown
+from benchmarks.targets import Target, verdict
 from benchmarks.training import Training, add_arguments, chosen_training
 from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.probe import Probe
@@ -29,7 +32,10 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
 STEPS_PER_TURN = 3
+ADDED_AT_MOST = 0.005
+LIMIT = f"at most {ADDED_AT_MOST:.1%}"
 BOOTSTRAPS = 2000
+PAIRS_AT_LEAST = 4
 _FIRST_STEPS = 10
 """In which the probe gets to know what it watches, and measures all layers twice."""
 
@@ -44,14 +50,9 @@ class Comparison:
     without: list[float]
     with_probe: list[float]
 
-    @property
-    def ratios(self) -> list[float]:
-        """Return what each pair took with the probe, compared with what it took without."""
-        return [b / a for a, b in zip(self.without, self.with_probe, strict=True)]
-
     def cells(self) -> tuple[str, ...]:
         """Return the row of a table, below `HEADER`."""
-        ratios = self.ratios
+        ratios = [b / a for a, b in zip(self.without, self.with_probe, strict=True)]
         low, high = interval(ratios)
         return (
             self.what,
@@ -60,6 +61,14 @@ class Comparison:
             f"**{median(ratios):.3f}**",
             f"{low:.3f} to {high:.3f}",
         )
+
+    def target(self) -> Target:
+        """Return whether the step takes no longer with the probe than is aimed at."""
+        added = [b / a - 1.0 for a, b in zip(self.without, self.with_probe, strict=True)]
+        low, high = interval(added)
+        result = verdict(lambda share: share <= ADDED_AT_MOST, low, high)
+        text = f"{low:.2%} to {high:.2%}"
+        return Target(f"added to {self.what}", LIMIT, f"{median(added):.2%}", text, result)
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -84,8 +93,13 @@ def compare(
     pairs: int,
     steps: int,
     finish: Callable[[], None],
+    limit_seconds: float = inf,
 ) -> Comparison:
-    """Time `step` with and without the probe; `finish` waits for the device."""
+    """Time `step` with and without the probe; `finish` waits for the device.
+
+    After `limit_seconds` no pair begins any more, but for the first ones.
+    """
+    until = monotonic() + limit_seconds
     without: list[float] = []
     with_probe: list[float] = []
 
@@ -103,6 +117,8 @@ def compare(
         return turn()
 
     for pair in range(pairs + 1):
+        if pair >= PAIRS_AT_LEAST and monotonic() > until:
+            break
         for watched in (False, True) if pair % 2 else (True, False):
             if not watched:
                 without.append(turn())
@@ -166,34 +182,35 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--pairs", type=int, default=24)
     arguments = parser.parse_args()
-    measured = measure(chosen_training(arguments), arguments.device, arguments.pairs)
-    print(table(measured, arguments.device))
+    print(table(chosen_training(arguments), arguments.device, arguments.pairs))
 
 
-def measure(training: Training, device: torch.device, pairs: int) -> list[Comparison]:
-    """Compare a training step with and without the probe, and the probe's time with a norm's."""
+def compare_training(
+    training: Training,
+    device: torch.device,
+    directory: Path,
+    pairs: int,
+    limit_seconds: float = inf,
+) -> Comparison:
+    """Time a step of `training` with and without the probe."""
 
     def finish() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        return [
-            compare(
-                f"a training step: {training.what}",
-                lambda: training.step(_nothing),
-                Path(directory),
-                pairs,
-                STEPS_PER_TURN,
-                finish,
-            ),
-            probe_against_norm(Path(directory), device, 2 * pairs),
-        ]
+    what = f"a training step: {training.what}"
+    step = partial(training.step, _nothing)
+    return compare(what, step, directory, pairs, STEPS_PER_TURN, finish, limit_seconds)
 
 
-def table(measured: list[Comparison], device: torch.device) -> str:
+def table(training: Training, device: torch.device, pairs: int, norm_turns: int = 50) -> str:
     """Return the measurements with the machine's description, as Markdown."""
-    return f"{describe(device)}\n\n{markdown(HEADER, (each.cells() for each in measured))}"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        rows = [
+            compare_training(training, device, Path(directory), pairs),
+            probe_against_norm(Path(directory), device, norm_turns),
+        ]
+    return f"{describe(device)}\n\n{markdown(HEADER, (row.cells() for row in rows))}"
 
 
 if __name__ == "__main__":

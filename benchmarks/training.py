@@ -28,7 +28,15 @@ class Shape:
 
 TINY = Shape("0.1 M parameters", 64, 2, 4, 64, 2, 16)
 SMALL = Shape("5 M parameters", 256, 6, 8, 512, 16, 256)
-GPT2_MEDIUM = Shape("GPT-2 medium, 355 M parameters", 1024, 24, 16, 50_257, 8, 1024)
+GPT2_MEDIUM = Shape(
+    "the layers of GPT-2 medium, 405 M parameters (embeddings not tied)",
+    1024,
+    24,
+    16,
+    50_257,
+    8,
+    1024,
+)
 MIXTURE = Shape("30 M parameters, 8 experts in each of 6 layers", 256, 6, 8, 512, 4, 256, 8)
 SHAPES = {"tiny": TINY, "mixture": MIXTURE, "small": SMALL, "gpt2-medium": GPT2_MEDIUM}
 EXPERTS_CHOSEN = 2

@@ -1,99 +1,103 @@
-"""The report for machines with a GPU is whole on any device, and survives a part that fails."""
-
-import re
-import subprocess
-import sys
-from types import SimpleNamespace
+"""The report of a GPU, on the processor with tiny sizes: it is run where nobody can mend it."""
 
 import pytest
 import torch
 
-from benchmarks import device_bandwidth, gpu_check, gradient_loggers, statistics_cost
-from benchmarks.step_overhead import Comparison
-from benchmarks.training import TINY
+from benchmarks import device_bandwidth, gpu_check, gradient_loggers, step_overhead
+from benchmarks.gradient_loggers import PER_PARAMETER, Turns
+from benchmarks.statistics_cost import Case
+from benchmarks.targets import verdict
+from benchmarks.training import Shape, make_training
 
 CPU = torch.device("cpu")
-SIZE = gpu_check.Size(
-    turns=2,
-    rounds=1,
-    elements=1000,
-    cases=(statistics_cost.Case("a few", lambda device: [torch.ones(9, device=device)]),),
-    small=TINY,
-    large=TINY,
+MODEL = Shape("a tiny model", 16, 1, 2, 32, 2, 4)
+CASE = Case("3 tensors", lambda device: [torch.ones(8, device=device) for _ in range(3)])
+SIZES = gpu_check.Sizes(
+    elements=1000, model=MODEL, small_model=MODEL, cases=(CASE,), turns=1, seconds=1e6
 )
 
 
-@pytest.fixture
-def without_installed_loggers(monkeypatch):
-    """Leave out Lightning and wandb, as on a machine that lacks them."""
-    monkeypatch.setattr(
-        gradient_loggers, "_there", lambda name: name not in gradient_loggers._NEEDS
-    )
+@pytest.fixture(autouse=True)
+def _without_packages(monkeypatch):
+    """No process of wandb's; what is not installed is part of the report."""
+    monkeypatch.setattr(gradient_loggers, "_there", lambda name: not _needs_package(name))
 
 
-@pytest.mark.usefixtures("without_installed_loggers")
-def test_every_part_and_every_target_is_in_the_report(capsys):
-    assert gpu_check.report(CPU, SIZE)
-    printed = capsys.readouterr().out
-    for name, _ in gpu_check.parts(CPU, SIZE):
-        assert f"## {name}\n" in printed
-    targets = printed.partition("## targets")[2]
-    assert targets.count("| statistics' bytes per second") == 1
-    for dtype in ("BF16", "FP16"):
-        (added,) = re.findall(rf"\| added to a training step: .*{dtype}.*\|", targets)
-        assert re.search(r"-?[0-9.]+% \(-?[0-9.]+% to -?[0-9.]+%\)", added)
-        for name in gpu_check.PER_PARAMETER:
-            assert len(re.findall(rf"\| what {re.escape(name)} adds.*{dtype}", targets)) == 1
-    assert targets.count("not installed | not measured") == 4
-    assert "not installed" in printed.partition("## targets")[0]
+def _needs_package(name: str) -> bool:
+    return name in gradient_loggers._NEEDS
 
 
-@pytest.mark.usefixtures("without_installed_loggers")
-def test_a_part_that_fails_is_named_and_leaves_the_others(capsys, monkeypatch):
-    def fails(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def targets_in(report: str) -> list[list[str]]:
+    lines = report.rpartition("## Targets")[2].strip().splitlines()[4:]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
 
-    monkeypatch.setattr(device_bandwidth, "measure_all", fails)
-    assert not gpu_check.report(CPU, SIZE)
-    printed = capsys.readouterr().out
-    assert "CUDA out of memory" in printed
-    assert printed.endswith("Not measured, since it failed: bandwidth.\n")
-    assert "statistics' bytes per second" not in printed
-    assert printed.count("added to a training step") == 2
+
+@pytest.mark.slow
+def test_the_whole_report_ends_with_every_target_and_its_verdict():
+    sections = [each.text for each in gpu_check.report(CPU, SIZES) if not each.failed]
+    assert len(sections) == len(list(gpu_check._sections(CPU, SIZES))) + 1
+    rows = targets_in(sections[-1])
+    assert len(rows) == 1 + 2 + 2 * len(PER_PARAMETER)
+    assert "not measured: CpuStatistics" in rows[0][-1]
+    assert all(row[-1].strip("*") in ("met", "missed", "undecided") for row in rows[1:3])
+    assert [row[-1] for row in rows].count("**not installed**") == 4
+
+
+@pytest.mark.slow
+def test_a_section_that_fails_leaves_the_others_and_its_targets_are_not_measured(monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(device_bandwidth, "measure", fail)
+    monkeypatch.setattr(step_overhead, "compare_training", fail)
+    report = list(gpu_check.report(CPU, SIZES))
+    assert sum(each.failed for each in report) == 4  # the small model's steps, too
+    sections = [each.text for each in report]
+    rows = targets_in(sections[-1])
+    assert [row[2] for row in rows[:3]] == ["not measured"] * 3
+    assert all("out of memory" in row[-1] for row in rows[:3])
+    assert "grad.norm().item()" in "".join(sections[3:5])
+
+
+def test_what_no_time_is_left_for_is_not_measured(monkeypatch):
+    sizes = gpu_check.Sizes(model=MODEL, seconds=-1.0)
+    *_, targets = gpu_check.report(CPU, sizes)
+    rows = targets_in(targets.text)
+    assert {row[2] for row in rows} == {"not measured"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_a_logger_that_fails_is_left_out_and_training_goes_on(monkeypatch, tmp_path, precision):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(gradient_loggers, "get_total_norm", fail)
+    training = make_training(CPU, MODEL, precision)
+    turns = gradient_loggers.measure(training, CPU, 2, tmp_path)
+    assert "out of memory" in turns.left_out["get_total_norm"]
+    assert {len(each) for each in turns.seconds.values()} == {2}
+    assert set(turns.seconds) == {"nothing", "mp_agent", PER_PARAMETER[0]}
 
 
 @pytest.mark.parametrize(
-    ("ratios", "verdict"),
-    [([1.001] * 9, "met"), ([1.02] * 9, "**missed**"), ([1.0, 1.02] * 9, "undecided")],
+    ("own", "other", "measured", "expected"),
+    [
+        (1.01, 1.2, "20.0 times", "met"),
+        (1.01, 1.05, "5.0 times", "missed"),
+        (1.0, 1.05, "inf times", "met"),
+        (1.0, 1.0, "nan times", "undecided"),
+    ],
 )
-def test_a_share_of_the_step_is_judged_by_its_interval(ratios, verdict):
-    compared = Comparison("a step", [1.0] * len(ratios), ratios)
-    assert gpu_check._share_of_step(compared).verdict == verdict
+def test_how_many_times_cheaper_than_a_logger(own, other, measured, expected):
+    turns = {"nothing": [1.0] * 5, "mp_agent": [own] * 5, PER_PARAMETER[0]: [other] * 5}
+    target = gradient_loggers.targets(Turns(turns, dict.fromkeys(PER_PARAMETER, "")), "x")[0]
+    assert (target.measured, target.verdict) == (measured, expected)
 
 
-def test_a_bandwidth_is_that_of_the_statistics_compared_with_the_copy():
-    measured = device_bandwidth.Bandwidth(
-        elements=10**6, dtype=torch.float32, copy=[10.0, 20.0], statistics=[9.0, 18.0], stock=[1, 2]
-    )
-    assert measured.share == pytest.approx(0.9)
-    assert measured.cells()[3] == "**90%**" and measured.cells()[5] == "**10%**"
-
-
-@pytest.mark.parametrize("code", [0, 1])
-def test_tests_that_fail_fail_the_check_and_are_printed(capsys, monkeypatch, code):
-    done = SimpleNamespace(returncode=code, stdout="a failure\n== 3 passed ==\n", stderr="")
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: done)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(gpu_check, "report", lambda *_: True)
-    assert gpu_check.main() == code
-    printed = capsys.readouterr().out
-    assert "crashes): 3 passed" in printed
-    assert ("a failure" in printed) == bool(code)
-
-
-def test_without_a_gpu_there_is_nothing_to_check(capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_check"])
-    assert gpu_check.main() == 0
-    assert capsys.readouterr().out.startswith("Nothing to check")
+def test_an_interval_around_the_limit_decides_nothing():
+    assert [verdict(lambda x: x <= 1.0, *ends) for ends in [(0, 1), (0, 2), (2, 3)]] == [
+        "met",
+        "undecided",
+        "missed",
+    ]

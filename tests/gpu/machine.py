@@ -1,5 +1,6 @@
 """The device that these tests run on: a GPU, or where there is none a simulated one."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,8 +41,11 @@ class Machine:
         if self.simulated is not None:
             yield
             return
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings():
+                # torch says once that the mode is a prototype, raised after the mode is set.
+                warnings.simplefilter("ignore", UserWarning)
+                torch.cuda.set_sync_debug_mode("error")
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -1,5 +1,7 @@
 """FSDP1, which torch runs on GPUs alone: merged numbers are those of one process."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,11 @@ RELATIVE_ERROR = 1e-6
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("fsdp1")
-    spawn(fsdp_job.run, args=(directory,), nprocs=WORLD)
-    return directory
+def trained() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        directory = Path(name)
+        spawn(fsdp_job.run, args=(directory,), nprocs=WORLD)
+        yield directory
 
 
 @pytest.fixture

@@ -207,9 +207,10 @@ os.kill(os.getpid(), signal.SIGABRT if sys.argv[2] == "abort" else signal.SIGKIL
 def test_finished_steps_survive_the_end_of_the_process(tmp_path: Path, end: str) -> None:
     path = tmp_path / "rings" / "rank0.ring"
     path.parent.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # pytest alone knows where the package lies.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = (sys.executable, "-c", CRASH, str(path), end)
-    done = subprocess.run(command, env=environment, check=False)
+    done = subprocess.run(command, check=False, env=environment)
     assert done.returncode < 0
     reader = RingReader.open(path)
     assert reader.schema is not None
