@@ -1,7 +1,7 @@
 """How the elements of one layer's gradient are distributed, and what FP16 would lose of them.
 
 Stock operations in pieces of bounded size, without waiting for a device; on sampled steps only.
-Kernels for it are in `fused/distribution.py`.
+Kernels for it are in `fused/distribution`.
 """
 
 from collections.abc import Sequence
