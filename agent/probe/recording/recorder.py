@@ -74,7 +74,7 @@ class StepRecorder:
         self._schedule = LayerSchedule(
             settings.layer_interval,
             resolve(settings.thresholds),
-            OverheadBudget(settings.overhead_budget),
+            OverheadBudget(settings.overhead_budget, settings.layer_interval),
         )
         self._measures = Measurement(
             registry.note_unsupported,
