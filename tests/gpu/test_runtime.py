@@ -243,3 +243,17 @@ def test_a_host_that_is_many_steps_ahead_of_the_gpu_loses_none(tmp_path):
     timed = [seconds for seconds in contents.column("probe_device_seconds") if not isnan(seconds)]
     assert len(timed) == 30
     assert all(seconds > 0.0 for seconds in timed)
+
+
+def test_a_timer_begins_when_the_device_comes_to_it():
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    timer = accelerator.start_timer(torch.device("cuda"))
+    assert timer is not None
+    timer.stop()
+    assert not timer.has_begun()
+    assert timer.seconds() is None
+    torch.cuda.synchronize()
+    assert timer.has_begun()
+    seconds = timer.seconds()
+    assert seconds is not None and seconds >= 0.0
