@@ -171,6 +171,14 @@ class DeviceTimer:
         """Set the second point here."""
         self._end.record(torch.cuda.current_stream(self._device))
 
+    def has_begun(self) -> bool:
+        """Return whether the device has come past the first point, or has failed."""
+        try:
+            passed: bool = self._begin.query()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return True
+        return passed
+
     def seconds(self) -> float | None:
         """Return the time; None until the device has come past the second point, or has failed."""
         try:

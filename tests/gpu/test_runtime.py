@@ -220,21 +220,40 @@ def test_finished_steps_survive_the_end_of_the_process(tmp_path: Path, end: str)
     assert tables[-1].sequence == 12
 
 
-def test_a_model_for_which_the_gpu_is_the_bound_runs_ahead_of_nothing(watched):
-    """The host gets many steps ahead of the device; every one of them arrives."""
-    probe, writer = watched
+def test_a_host_that_is_many_steps_ahead_of_the_gpu_loses_none(tmp_path):
+    """Of layers no more are due than there are slots, however far ahead it is."""
+    writer = RingWriter.create(tmp_path / "rings" / "rank0.ring", make_identity())
+    probe = Probe(lambda: writer, Settings(layer_interval=100, overhead_budget=1.0))
+    probe.attach()
     model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     inputs = torch.randn(4096, 4096, device="cuda")
-    for _ in range(40):
+    for _ in range(30):
         model(inputs).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.cuda.synchronize()
     probe.flush()
+    probe.detach()
     contents = read_ring(writer.path)
-    assert len(contents.records) == 40
+    writer.close()
+    assert len(contents.records) == 30
+    assert [table.sequence for table in contents.layers] == [1, 10, 20, 30]
     assert contents.state.records_dropped == 0
     timed = [seconds for seconds in contents.column("probe_device_seconds") if not isnan(seconds)]
-    assert len(timed) == 40
+    assert len(timed) == 30
     assert all(seconds > 0.0 for seconds in timed)
+
+
+def test_a_timer_begins_when_the_device_comes_to_it():
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    timer = accelerator.start_timer(torch.device("cuda"))
+    assert timer is not None
+    timer.stop()
+    assert not timer.has_begun()
+    assert timer.seconds() is None
+    torch.cuda.synchronize()
+    assert timer.has_begun()
+    seconds = timer.seconds()
+    assert seconds is not None and seconds >= 0.0

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mp_agent.probe.statistics import GradientStatistics, for_device
+from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, _say_once, launchable
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
@@ -29,9 +30,14 @@ def statistics(machine: Machine) -> GradientStatistics:
 
 @pytest.mark.gpu
 @on_a_gpu
-def test_the_kernels_are_used_where_triton_is_installed(statistics: GradientStatistics) -> None:
+def test_the_kernels_are_used_where_triton_is_installed(caplog: pytest.LogCaptureFixture) -> None:
+    """Else the log has the reason, and most of the tests below are of stock operations."""
     pytest.importorskip("triton", reason="without Triton stock operations do")
-    assert isinstance(statistics, FusedStatistics)
+    launchable.cache_clear()  # an earlier test may have been told, and the reason logged there
+    _say_once.cache_clear()
+    device = torch.device("cuda")
+    assert isinstance(for_device(device), FusedStatistics), caplog.text
+    assert launchable(device, DISTRIBUTION_KERNELS) is not None, caplog.text
 
 
 @pytest.mark.gpu

@@ -74,7 +74,7 @@ class StepRecorder:
         self._schedule = LayerSchedule(
             settings.layer_interval,
             resolve(settings.thresholds),
-            OverheadBudget(settings.overhead_budget),
+            OverheadBudget(settings.overhead_budget, settings.layer_interval),
         )
         self._measures = Measurement(
             registry.note_unsupported,
@@ -101,6 +101,7 @@ class StepRecorder:
         self._local_gradients = local_gradients
         self._local_only_after_trouble = settings.measure_local_gradients == "after_trouble"
         self._logprobs = StepLogprobs(registry.note_unsupported)
+        self._host_is_ahead = False
         self._writer: RingWriter | None = None
         self._digest = DigestRecorder(self._measures, registry.note_unsupported)
 
@@ -262,9 +263,15 @@ class StepRecorder:
             self._forward_pass.close()
 
     def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
-        """Record what measuring costs, and by which intervals it is kept within the budget."""
+        """Record what measuring costs, and by which intervals it is kept within the budget.
+
+        Host time costs nothing while the device has not come to what was measured: the host then
+        waits for room in the device's queue, in the probe's launches as in any others.
+        """
         budget = self._schedule.budget
-        budget.note_step(step_seconds, probe_seconds)
+        if step.timers:
+            self._host_is_ahead = not step.timers[0].has_begun()
+        budget.note_step(step_seconds, 0.0 if self._host_is_ahead else probe_seconds)
         step.scalars["measuring_interval_steps"] = float(budget.stride)
         step.scalars["layer_interval_steps"] = float(self._schedule.interval_steps)
         if budget.host_ratio is not None:

@@ -47,7 +47,8 @@ COMMON_STEP_COLUMNS = (
     Column(
         "host_overhead_ratio",
         Algebra.OWN,
-        "share of the time of recent steps that the probe took on the host",
+        "share of the time of recent steps that the probe took on the host, and the device may "
+        "have waited for",
     ),
     Column(
         "device_overhead_ratio",

@@ -31,6 +31,8 @@ class SimulatedDevice:
         """Which stream waited for which."""
         self.seconds_per_measurement: float | None = None
         """Device time that measuring takes."""
+        self.is_behind = False
+        """Whether it has not come to what is measured when the host ends the step."""
         self.stuck = False
         """Whether it does nothing while the host waits."""
         self.refuses = False
@@ -123,6 +125,9 @@ class SimulatedTimer:
 
     def stop(self) -> None:
         pass
+
+    def has_begun(self) -> bool:
+        return not self._device.is_behind
 
     def seconds(self) -> float | None:
         return self._device.seconds_per_measurement

@@ -62,7 +62,7 @@ RANK_METRICS = (
         scope=Scope.RANK,
         labels=("resource",),
         help="Share of the time of recent steps that the rank's probe took, on the host and on "
-        "the device.",
+        "the device. Host time is left out while the host is ahead of the device.",
         read=_overhead,
     ),
     Metric(

@@ -50,3 +50,22 @@ def test_the_intervals_in_force_and_the_cost_are_recorded(contents):
 def test_the_loss_of_steps_that_are_not_measured_is_recorded_all_the_same(contents):
     ring, _ = contents
     assert not any(isnan(loss) for loss in ring.column("loss"))
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_the_hosts_time_costs_nothing_while_the_device_is_behind(
+    watch, device, monkeypatch, behind
+):
+    """The host waits then wherever it launches something, in the probe as anywhere else."""
+    monkeypatch.setattr(overhead_budget, "WINDOW_STEPS", 10)
+    device.is_behind = behind
+    watched, loop = watch(overhead_budget=1e-9), Loop()
+    for _ in range(60):
+        loop.step(device)
+    watched.probe.flush()
+    ring = watched.read()
+    ratios = [value for value in ring.column("host_overhead_ratio") if not isnan(value)]
+    assert len(ratios) == 50
+    assert all(ratio == 0.0 for ratio in ratios) == behind
+    assert (max(ring.column("layer_interval_steps")) > 100.0) != behind
+    assert ring.state.probe_seconds > 0.0
