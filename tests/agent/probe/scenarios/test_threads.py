@@ -83,6 +83,7 @@ class EndingTraining(Training):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch):
     watched, together = watch(), threading.Barrier(2)
     threads = [Training(seed, together) for seed in range(2)]
@@ -101,6 +102,7 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_training_that_outlives_the_first_goes_on_with_norms_of_before_clipping(watch):
     watched, together = watch(), threading.Barrier(2)
     first = EndingTraining(0, together)
