@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
+from tests.gloo import end_process_group
 
 HEARD_WITHIN_SECONDS = 60.0
 STEP_PAUSE_SECONDS = 0.02
@@ -56,8 +57,7 @@ def main() -> None:
         time.sleep(STEP_PAUSE_SECONDS)
         if time.monotonic() - begun > USUAL_SECONDS:
             scale = 1e6
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
+from tests.gloo import end_process_group
 
 STEPS = 200
 
@@ -57,10 +58,7 @@ def main() -> None:
             half_way(options)
     if dist.get_rank() == 0:
         print(f"digest {digest(model)}", flush=True)
-    # When a DDP model goes within a few milliseconds of its last backward, its destructor, which
-    # holds the GIL, can wait for ever for a thread of gloo that wants it (torch 2.13).
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def half_way(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import mp_agent
+from tests.gloo import end_process_group
 
 STEPS_PER_EPOCH = 8
 
@@ -66,9 +67,7 @@ def main() -> None:
     while not options.gate.exists():
         time.sleep(0.02)
     dist.barrier()
-    # See counting_job.py.
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def child_end() -> int:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
+from tests.gloo import end_process_group
 
 FEATURES, CLASSES, BATCH_SIZE = 16, 4, 32
 STEP_PAUSE_SECONDS = 0.01
@@ -36,10 +37,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     KINDS[kind]()
-    # When a DDP model goes within a few milliseconds of its last backward, its destructor, which
-    # holds the GIL, can wait for ever for a thread of gloo that wants it (torch 2.13).
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def wait_until_watched() -> None:

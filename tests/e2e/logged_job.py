@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
 from tests.e2e.job import FEATURES, wait_until_watched
+from tests.gloo import end_process_group
 
 STEPS = 260
 PAUSE_SECONDS = 0.03
@@ -37,9 +38,7 @@ def main() -> None:
             loss, norm = make_step(model, optimizer)
             log.writerow((step, time.time(), loss, norm, LEARNING_RATE))
             time.sleep(PAUSE_SECONDS)
-    # As in job.py: a DDP model must not go right after its last backward.
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from tests.frameworks.deepspeed_variants import (
     batch,
     make_model,
 )
+from tests.gloo import end_process_group
 
 
 def config_of(variant: Variant) -> dict[str, object]:
@@ -161,8 +162,7 @@ def main(directory: Path, names: list[str]) -> None:
         if dist.get_rank() == 0:
             print(f"{variant.name}: {time.perf_counter() - begun:.2f} s", flush=True)
     dist.barrier()
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

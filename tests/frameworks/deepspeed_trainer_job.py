@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 STEPS, MICRO_BATCHES, CLIP = 4, 2, 0.3
 
@@ -29,8 +29,7 @@ def main(directory: Path) -> None:
         if dist.get_rank() == 0:
             (place / "history.json").write_text(json.dumps(history))
     dist.barrier()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def train(stage: int, place: Path) -> list[dict[str, float]]:

@@ -1,7 +1,6 @@
 """`torchrun -m tests.frameworks.drift_job DIRECTORY`: ranks that drift, on purpose and not."""
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 STEPS = 12
 PERIOD = 3
@@ -223,8 +223,7 @@ def main(directory: Path) -> None:
         with watched(place, dist.get_rank(), dist.get_world_size()):
             train_it(accelerator)
     dist.barrier()
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

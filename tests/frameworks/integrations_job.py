@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from mp_agent.ring.conditions_file import ConditionNews, write_conditions
 from mp_agent.ring.locations import run_directory
 from tests.agent.records.samples import make_event
 from tests.frameworks.phases_seen import PhasesSeen
+from tests.gloo import end_process_group
 
 STEPS, SAVED_STEP = 6, 3
 RANK = int(os.environ["RANK"])
@@ -156,7 +156,7 @@ def train_with_accelerate(directory: Path) -> None:
         mp_agent.shutdown()
         if accelerator.is_main_process:
             (directory / f"{run}.json").write_text(json.dumps(theirs.lines))
-    accelerator.end_training()
+    end_process_group(accelerator.end_training)
 
 
 @contextmanager
@@ -175,5 +175,4 @@ if __name__ == "__main__":
     with conditions_polled_at_every_step():
         train(Path(sys.argv[2]))
     if dist.is_initialized():
-        time.sleep(0.1)  # see tests/e2e/counting_job.py
-        dist.destroy_process_group()
+        end_process_group()

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from tests.agent.probe.watching import watched
 from tests.frameworks.phases_seen import PhasesSeen
+from tests.gloo import end_process_group
 
 STEPS, ACCUMULATED = 4, 3
 RANK = int(os.environ["RANK"])
@@ -187,5 +187,4 @@ def main(directory: Path) -> None:
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
     if dist.is_initialized():
-        time.sleep(0.1)  # see tests/e2e/counting_job.py
-        dist.destroy_process_group()
+        end_process_group()

@@ -16,7 +16,7 @@ from mp_agent.ring.reader import RingReader
 pytestmark = pytest.mark.long
 
 _SPAWNED = """
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+import time, torch, torch.distributed as dist, torch.multiprocessing as mp
 
 def train(rank, directory):
     dist.init_process_group("gloo", init_method=f"file://{directory}", rank=rank, world_size=2)
@@ -26,6 +26,7 @@ def train(rank, directory):
         optimizer.zero_grad()
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
+    time.sleep(0.3)  # as in tests/gloo.py
     dist.destroy_process_group()
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from tests.agent.probe.watching import watched
 from tests.frameworks.phases_seen import PhasesSeen
+from tests.gloo import end_process_group
 
 STEPS, SAVED_STEP, ACCUMULATED = 6, 3, 4
 
@@ -128,5 +128,4 @@ if __name__ == "__main__":
     train(place, own)
     train_one_after_the_other(place / "successive", own)
     train_with_accelerate(place, own)
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()

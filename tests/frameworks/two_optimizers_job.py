@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import sqrt
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 STEPS, POISONED_STEP, LIMIT = 6, 5, 0.05
 RANK = int(os.environ["RANK"])
@@ -239,5 +239,4 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     main(Path(sys.argv[1]))
     if dist.is_initialized():
-        time.sleep(0.1)  # see tests/e2e/counting_job.py
-        dist.destroy_process_group()
+        end_process_group()

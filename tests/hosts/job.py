@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
+from tests.gloo import end_process_group
 
 
 def main() -> None:
@@ -48,9 +49,7 @@ def main() -> None:
     while options.gate is not None and not options.gate.exists():
         time.sleep(0.05)
     dist.barrier()
-    # See tests/e2e/counting_job.py: gloo's threads need a moment before the model goes.
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def global_norm(model: nn.Module, *, sharded: bool) -> float:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
+from tests.gloo import end_process_group
 
 
 def main() -> None:
@@ -47,9 +48,7 @@ def main() -> None:
             last = last_step(step, options)
     _print(f"rank {dist.get_rank()} done {step}")
     dist.barrier()
-    # See tests/e2e/counting_job.py: gloo's threads need a moment before the model goes.
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

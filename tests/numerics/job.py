@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tests.gloo import end_process_group
 from tests.numerics.variants import VARIANTS
 
 
@@ -24,8 +25,7 @@ def main(directory: Path, names: list[str]) -> None:
         dist.barrier()
         if rank == 0:
             print(f"{variant.name}: {time.perf_counter() - begun:.2f} s", flush=True)
-    time.sleep(0.1)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

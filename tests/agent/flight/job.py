@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
+from tests.gloo import end_process_group
 
 FEATURES, CLASSES, BATCH_SIZE = 16, 4, 32
 NAN_STEP, BACKWARD_STEP, STORM_STEP, KILL_STEP = 41, 37, 50, 43
@@ -164,11 +165,11 @@ def main() -> None:
         mp_agent.shutdown()
         if dist.get_rank() == 0:
             (facts / f"{kind}.json").write_text(json.dumps(found))
-        # Gloo's threads need a moment after the last backward: see tests/e2e/job.py.
+        # Gloo's threads need a moment after the last backward: see tests/gloo.py.
         time.sleep(0.1)
     if not kinds:
         endless()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

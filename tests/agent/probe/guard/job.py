@@ -1,6 +1,5 @@
 """Trains on two ranks with a guard; on one step the gradients of one rank alone are bad."""
 
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mp_agent.settings import Settings
 from tests.agent.probe.fully_shard import runs
 from tests.agent.probe.rings import make_identity
 from tests.agent.probe.small_model import make_loss, make_model
+from tests.gloo import end_process_group
 
 POISONED, SPIKING, STEPS = 24, 27, 30
 STRATEGIES = ("ddp", "fsdp2", "replicas")
@@ -35,8 +35,7 @@ def run(rank: int, world_size: int, directory: Path) -> None:
     for strategy in filter(runs, STRATEGIES):
         torch.save(_train(rank, world_size, strategy, directory), _path(directory, strategy, rank))
     dist.barrier()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def weights_of(directory: Path, strategy: str, rank: int) -> list[torch.Tensor]:

@@ -1,6 +1,5 @@
 """Trains on two ranks with a GradScaler and a guard; the loss scale collapses."""
 
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.agent.probe.fully_shard import runs
 from tests.agent.probe.small_model import make_loss, make_model
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 CALM, COLLAPSE, STEPS = 5, range(6, 18), 30
 RESET = {"reset_loss_scale": {"calm_steps": CALM}}
@@ -45,8 +45,7 @@ def run(rank: int, world_size: int, directory: Path) -> None:
             course = _train(rank, strategy, is_apart=is_apart)
         torch.save(course, directory / name / f"{rank}.pt")
     dist.barrier()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def course_of(directory: Path, name: str, rank: int) -> tuple[list[float], torch.Tensor]:

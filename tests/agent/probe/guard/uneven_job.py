@@ -1,6 +1,5 @@
 """Trains on two ranks with a guard where they do not act alike of themselves."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +14,7 @@ from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
 from mp_agent.probe.probe import Probe
 from tests.agent.probe.small_model import fail, make_loss, make_model
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 STEPS, TROUBLED = 16, 2
 
@@ -85,5 +85,4 @@ def _job(rank: int, world_size: int, directory: Path) -> Iterator[Probe]:
     with watched(directory, rank, world_size, guard=True) as probe:
         yield probe
     dist.barrier()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()

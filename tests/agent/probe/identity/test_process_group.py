@@ -63,6 +63,7 @@ _SCRIPT = """
 import faulthandler, os, sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 import mp_agent
+from tests.gloo import end_process_group
 faulthandler.dump_traceback_later(60, exit=True)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -80,7 +81,7 @@ for _ in range(3):
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
 dist.barrier()
-dist.destroy_process_group()
+end_process_group()
 """
 
 
@@ -93,7 +94,7 @@ def test_two_groups_of_a_job_are_two_runs_and_others_do_nothing(tmp_path):
         [*torchrun, "--rdzv-id=job", str(script), str(tmp_path / "shm")],
         check=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".editable"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / '.editable'}:{ROOT}", "OMP_NUM_THREADS": "1"},
     )
     found: dict[str, dict[int, RingReader]] = {}
     for run_dir in locations.find_runs(tmp_path / "shm"):

@@ -1,7 +1,6 @@
 """Shares: who holds what, told alike by all ranks. Wrapped ones are tested in real jobs too."""
 
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.probe.placement.survey import PARTIAL
 from mp_agent.records.schema import Share
 from tests.agent.probe.ranks import run_ranks
+from tests.gloo import end_process_group
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,7 @@ def _shares_of_rank(rank: int, directory: Path) -> None:
         found[f"declared {name}"] = verdict(module.weight)
     torch.save(found, directory / f"shares{rank}.pt")
     dist.barrier()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from mp_agent.settings import Settings
 from tests.agent.probe.fully_shard import runs
 from tests.agent.probe.rings import make_identity
 from tests.agent.probe.small_model import make_loss, make_model
+from tests.gloo import end_process_group
 
 STEPS, POISONED = 8, 4
 STRATEGIES = ("ddp", "fsdp2", "hsdp", "tp", "replicas", "apart")
@@ -38,8 +38,7 @@ def run(rank: int, world_size: int, directory: Path) -> None:
         found = _train(rank, world_size, strategy, directory)
         path_of(directory, strategy, rank).write_bytes(pickle.dumps(found))
     dist.barrier()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def run_until_death(rank: int, world_size: int, directory: Path) -> None:

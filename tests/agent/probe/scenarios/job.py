@@ -5,7 +5,6 @@ else touches them, gathers them over the ranks, and computes in float64 with num
 """
 
 import contextlib
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from mp_agent.settings import Settings
 from tests.agent.probe.reference import row_of
 from tests.agent.probe.rings import make_identity
 from tests.agent.probe.scenarios.variants import POISONED_STEP, Variant, variants_of
+from tests.gloo import end_process_group
 
 LAYER_INTERVAL = 2
 """Steps 1, 2, 4, … look at layers and derive totals from them; the others measure totals."""
@@ -67,8 +67,7 @@ def run(rank: int, world_size: int, strategy: str, directory: Path) -> None:
         _train(rank, world_size, strategy, variant, directory / variant.name)
     if world_size > 1:
         dist.barrier()
-        time.sleep(0.1)  # see tests/e2e/counting_job.py
-        dist.destroy_process_group()
+        end_process_group()
 
 
 def _train(rank: int, world_size: int, strategy: str, variant: Variant, directory: Path) -> None:

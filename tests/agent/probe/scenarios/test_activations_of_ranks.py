@@ -1,6 +1,5 @@
 """Outputs of modules on two ranks, merged: every rank has those of its part of the batch."""
 
-import time
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.agent.node.nodes import merge_node_layers, merge_nodes
 from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +61,7 @@ def train(rank: int, wrapper: str, directory: Path) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.parametrize("wrapper", strategies(["ddp", "fsdp2"]))
@@ -138,8 +137,7 @@ def train_with_bad_backward(rank: int, directory: Path) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

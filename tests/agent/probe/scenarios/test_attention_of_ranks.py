@@ -1,6 +1,5 @@
 """Attention and output logits on two ranks, merged: every rank has those of its own batch."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_node_layers, merge_nodes
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -68,8 +68,7 @@ def train(rank: int, without_loss: int, directory: Path) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.parametrize(("nodes", "without_loss"), [(1, -1), (2, 0)])

@@ -1,7 +1,6 @@
 """After a NaN on one rank, all ranks sample the same steps more densely, and merges are whole."""
 
 import copy
-import time
 from math import nan
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.agent.node.nodes import merge_node_layers
 from tests.agent.probe.fully_shard import strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +54,7 @@ def train(rank: int, wrapper: str, directory: Path) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.parametrize("wrapper", strategies(["ddp", "fsdp2"]))

@@ -1,6 +1,5 @@
 """FP8 operands on two ranks, merged: every rank has the inputs of its own batch."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.agent.probe.fp8.fp8_reference import by_cast
 from tests.agent.probe.fp8.scaled_layers import ScaledLinear
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +60,7 @@ def train(rank: int, directory: Path, *, sharded: bool = False) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def train_sharded(rank: int, directory: Path) -> None:

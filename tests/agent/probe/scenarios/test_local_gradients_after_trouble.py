@@ -3,7 +3,6 @@
 Its updates are skipped, by GradScaler or by the guard, so that the weights stay as they are.
 """
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.agent.node.nodes import merge_nodes
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +80,7 @@ def train(rank: int, directory: Path) -> None:
             assert hooked == (case.measured if value else [])
         for own, other in zip(*weights.values(), strict=True):
             np.testing.assert_array_equal(own.numpy(), other.numpy())
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def _weights_after_training(rank: int, case: Case) -> tuple[list[torch.Tensor], list[int]]:

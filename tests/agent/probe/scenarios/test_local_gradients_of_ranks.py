@@ -6,7 +6,6 @@ the rank's own batches, and numpy adds their squares up in float64.
 
 import contextlib
 import copy
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tests.agent.probe.scenarios.own_gradients import (
     assert_rank_1_is_named,
 )
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +98,7 @@ def train(rank: int, directory: Path) -> None:
     )
     for case in CASES:
         _train_case(rank, case, directory / case.name)
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def _train_case(rank: int, case: Case, directory: Path) -> None:

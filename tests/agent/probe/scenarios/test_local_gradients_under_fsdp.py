@@ -4,7 +4,6 @@ The reference is a plain copy of the model on each rank, with the gathered weigh
 gradients are those of the rank's own batches, and numpy adds their squares up in float64.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.agent.probe.scenarios.own_gradients import (
     assert_rank_1_is_named,
 )
 from tests.agent.probe.watching import watched
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -122,8 +122,7 @@ def train(rank: int, ranks: int, directory: Path) -> None:
     for case in CASES:
         if case.ranks == ranks:
             _train_case(rank, case, directory / case.name)
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def _train_case(rank: int, case: Case, directory: Path) -> None:

@@ -1,6 +1,5 @@
 """Log-probabilities of two ranks' tokens, merged: exactly those of all tokens together."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from tests.agent.node.nodes import merge_nodes
 from tests.agent.probe.logprobs.reference import expected_of
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +59,7 @@ def train(rank: int, directory: Path) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -1,6 +1,5 @@
 """Routers on two ranks under DDP, merged: every rank has the tokens of its own batch."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
 from tests.agent.probe.routers.test_statistics import reference
 from tests.agent.probe.scenarios.test_routers import Model
+from tests.gloo import end_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +52,7 @@ def train(rank: int, directory: Path) -> None:
     probe.flush()
     probe.detach()
     writer.close()
-    time.sleep(0.1)  # see tests/e2e/counting_job.py
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def test_the_merge_adds_tokens_and_takes_the_largest_load(tmp_path):

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[4]
 LOSS_SCALE = 2.0**18
 
 SCRIPT = """
-import sys, time
+import sys
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +31,7 @@ import mp_agent
 from tests.agent.probe.scenarios.test_tensor_collections_of_ranks import (
     LOSS_SCALE, batch_of, loss_of, make_model
 )
+from tests.gloo import end_process_group
 
 split, place = sys.argv[1:]
 mp_agent.collection("attention", include="attn")
@@ -48,8 +49,7 @@ for step in (1, 2, 3):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-time.sleep(0.1)  # see tests/e2e/counting_job.py
-dist.destroy_process_group()
+end_process_group()
 """
 
 

@@ -22,11 +22,12 @@ RANKS = 2
 ROOT = Path(__file__).parents[4]
 
 SCRIPT = """
-import sys, time
+import sys
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import mp_agent
 from tests.agent.probe.scenarios.test_watched_tensors_of_ranks import inputs_of
+from tests.gloo import end_process_group
 
 mp_agent.init(node_agent="none", dir=sys.argv[1])
 dist.init_process_group("gloo")
@@ -41,8 +42,7 @@ for step in (1, 2, 3):
     model(inputs.float()).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-time.sleep(0.1)  # see tests/e2e/counting_job.py
-dist.destroy_process_group()
+end_process_group()
 """
 
 
