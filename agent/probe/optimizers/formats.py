@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.records.schema import Layer
 from mp_agent.ring.interruptions import pass_on
 
 SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -16,27 +17,55 @@ def format_name(dtype: torch.dtype) -> str:
     return SHORT_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
+class GradientFormats:
+    """How many elements of each format the gradients of each plan have.
+
+    They are counted as a plan is measured, by the thread that makes its gradients: to read `grad`
+    while the backward of another thread writes it would end the process.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Sequence[Layer], Counter[torch.dtype]]] = {}
+        """By label, with the layers of the plan that it was of."""
+
+    def note(self, plan: MeasurementPlan) -> None:
+        """Count the gradients of a plan, unless that is done."""
+        layers, elements = self._found.get(plan.label, ((), Counter()))
+        if layers is not plan.layers or not elements:
+            gradients = (slot.parameter.grad for slot in plan.slots)
+            found = _elements(each for each in gradients if each is not None)
+            self._found[plan.label] = plan.layers, found
+
+    def of(self, plans: Sequence[MeasurementPlan]) -> Counter[torch.dtype]:
+        """Return how many elements of each format the gradients of several plans have."""
+        found = (self._found[plan.label][1] for plan in plans if plan.label in self._found)
+        return sum(found, start=Counter[torch.dtype]())
+
+
 def formats_of(
-    plans: Sequence[MeasurementPlan], autocast: torch.dtype | None
+    plans: Sequence[MeasurementPlan], gradients: GradientFormats, autocast: torch.dtype | None
 ) -> tuple[tuple[str, str], ...]:
     """Return facts: formats of autocast, parameters, gradients, and of FP32 matrix products.
 
     Several formats of one kind are joined by a plus sign, that of most elements first.
     """
-    tensors = [slot.parameter for plan in plans for slot in plan.slots]
-    gradients = [each.grad for each in tensors if each.grad is not None]
+    parameters = _elements(slot.parameter for plan in plans for slot in plan.slots)
     return (
         ("autocast_format", "" if autocast is None else format_name(autocast)),
-        ("parameter_format", _formats(tensors)),
-        ("gradient_format", _formats(gradients)),
+        ("parameter_format", _formats(parameters)),
+        ("gradient_format", _formats(gradients.of(plans))),
         ("matmul_format", _matmul_format()),
     )
 
 
-def _formats(tensors: Iterable[torch.Tensor]) -> str:
+def _elements(tensors: Iterable[torch.Tensor]) -> Counter[torch.dtype]:
     elements: Counter[torch.dtype] = Counter()
     for tensor in tensors:
         elements[tensor.dtype] += tensor.numel()
+    return elements
+
+
+def _formats(elements: Counter[torch.dtype]) -> str:
     return "+".join(format_name(dtype) for dtype, _ in elements.most_common())
 
 

@@ -1,5 +1,6 @@
 """Which optimizers of this process are watched, and which of them train the run's model."""
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -187,6 +188,13 @@ class OptimizerRegistry:
             self.note_unsupported("optimizers on several devices")
         return usable
 
+    def trains_in_several_threads(self) -> bool:
+        """Return whether other threads, which still run, train what is watched as well."""
+        used = {each.thread for each in self.roles.watched if each.thread is not None}
+        if len(used) <= 1:
+            return False
+        return len(used & {thread.ident for thread in threading.enumerate()}) > 1
+
     def _watch(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Watch a new optimizer, unless all of its parameters are watched already."""
         self.roles.drop_gone()
@@ -228,7 +236,8 @@ class OptimizerRegistry:
 
     def _add_candidates(self) -> None:
         """Watch those that are about to train a part of the run's model."""
-        for optimizer in self._new.pop_ready(each.optimizer for each in self.roles.watched):
+        known = [each.optimizer for each in self.roles.watched]
+        for optimizer in self._new.pop_ready(known, self.root):
             if any(watched.is_of(optimizer) for watched in self.roles.watched):
                 continue
             if len(self.roles.watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):

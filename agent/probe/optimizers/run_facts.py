@@ -3,11 +3,11 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from mp_agent.probe.optimizers.formats import format_name, formats_of
+from mp_agent.probe.optimizers.formats import GradientFormats, format_name, formats_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 
@@ -19,6 +19,7 @@ class ObservedTraits:
     """Facts of the run that the hooks have observed."""
 
     autocast_dtype: torch.dtype | None = None
+    gradient_formats: GradientFormats = field(default_factory=GradientFormats)
     scaler_name: str = ""
     measuring_point: str = "optimizer_step"
     reduced_by_ddp: bool = False
@@ -47,7 +48,7 @@ def facts_of(
         ("gpu_uuid", _gpu_uuid(first.device)),
         *script,
         *collections,
-        *formats_of(plans, traits.autocast_dtype),
+        *formats_of(plans, traits.gradient_formats, traits.autocast_dtype),
         ("fp8_library", traits.fp8_library),
     )
 

@@ -49,6 +49,8 @@ class WatchedOptimizer:
         """Number of the last backward before its last step."""
         self.idle_steps = 0
         """Steps of the run since it became a candidate."""
+        self.thread: int | None = None
+        """The one in which its gradients were measured last."""
         self._make_plan = make_plan
         self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)

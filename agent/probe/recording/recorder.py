@@ -1,6 +1,7 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
 from collections.abc import Mapping, Sequence
+from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple
 
@@ -124,15 +125,15 @@ class StepRecorder:
             self._admit_definitions()
         if any(watched.of_run for watched, _ in scaled):
             self.add_local_gradients(step)
-        plans = [(watched.plan(), inverse_scale) for watched, inverse_scale in scaled]
+        plans: list[tuple[MeasurementPlan, Scalar]] = []
+        for watched, inverse_scale in scaled:
+            watched.thread = get_ident()
+            if (plan := watched.plan()) is not None:
+                self._traits.gradient_formats.note(plan)
+                plans.append((plan, inverse_scale))
         if (ready := self._prepare()) is None:
             return
-        usable = [
-            (plan, scale) for plan, scale in plans if plan is not None and plan in ready.plans
-        ]
-        if not usable:
-            return
-        usable = [each for each in usable if self._is_measurable(each[0])]
+        usable = [each for each in plans if each[0] in ready.plans and self._is_measurable(each[0])]
         if not usable:
             return
         of_run = any(plan.of_run for plan, _ in usable)
@@ -281,12 +282,19 @@ class StepRecorder:
 
     def publish(self, step: OpenStep) -> None:
         """Write the step as complete; publish what has come from the device meanwhile."""
-        if (ready := self._prepare()) is None:
+        if (ready := self._prepare_to_tell()) is None:
             return
-        if self._schedule.due(step.sequence):
-            self._digest.add(step, ready.plans)
+        if ready.plans and self._schedule.due(step.sequence):
+            self._add_digest(step, ready.plans)
         self._offer(step, ready, complete=True)
         ready.delivery.collect()
+
+    def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Add the digest of the weights, unless another thread may be changing them meanwhile."""
+        if self._registry.trains_in_several_threads():
+            self._registry.note_unsupported("digests of weights that several threads train")
+        else:
+            self._digest.add(step, plans)
 
     def lost_a_step(self) -> None:
         """Count a step whose end was not seen: something was raised in the middle of it."""
@@ -305,7 +313,9 @@ class StepRecorder:
         """
         worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
         try:
-            if (worthwhile or step.loss_is_unread) and (ready := self._prepare()) is not None:
+            if (worthwhile or step.loss_is_unread) and (
+                ready := self._prepare_to_tell()
+            ) is not None:
                 self._offer(step, ready, complete=False, only_if_nonfinite=not worthwhile)
         finally:
             if self._schema.delivery is not None:
@@ -315,7 +325,7 @@ class StepRecorder:
         self, step: OpenStep, ready: _Ready, *, complete: bool, only_if_nonfinite: bool = False
     ) -> None:
         observed = observed_step(
-            step, self.trainer_lead, ready.plans, only_if_nonfinite=only_if_nonfinite
+            step, self.trainer_lead, self._schema.optimizers, only_if_nonfinite=only_if_nonfinite
         )
         ready.delivery.offer(observed, complete=complete)
 
@@ -333,6 +343,17 @@ class StepRecorder:
             return None
         self._schema.own_families = self._own_families()
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
+
+    def _prepare_to_tell(self) -> _Ready | None:
+        """Return what is needed to write a step that was measured before.
+
+        It is told as it was measured where the optimizers are gone since, or have other parameters:
+        the last step of a loop may have waited for another optimizer, and its function returned.
+        """
+        delivery, plans = self._schema.delivery, self._registry.plans()
+        if self._writer is None or delivery is None or not self._schema.outlives(plans):
+            return self._prepare()
+        return _Ready([], self._writer, delivery)
 
     def _admit_definitions(self) -> None:
         """Let the schema have all that the script names; no record of the step is written yet."""

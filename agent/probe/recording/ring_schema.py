@@ -12,6 +12,7 @@ from mp_agent.probe.delivery.succession import SucceedingDelivery
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.observed_step import OptimizerRows
 from mp_agent.records.columns import (
     DISTRIBUTION,
     FAMILIES,
@@ -53,6 +54,8 @@ class RingSchema:
         self._note_unsupported = note_unsupported
         self.own_families: Mapping[str, tuple[str, ...]] = {}
         """The layers, or none, of each family that is not of parameters, for the next schema."""
+        self.optimizers: tuple[OptimizerRows, ...] = ()
+        """Those that the schema in the ring has rows of, in their order."""
         self._layers: tuple[tuple[Layer, ...], ...] = ()
         """Of the plans that the schema in the ring was made of."""
         self._own_layers: Mapping[str, tuple[str, ...]] = {}
@@ -68,6 +71,11 @@ class RingSchema:
     def written(self) -> bool:
         """Whether there is a schema in the ring that has layers."""
         return bool(self._layers)
+
+    def outlives(self, plans: Sequence[MeasurementPlan]) -> bool:
+        """Return whether all that the schema in the ring was made of is gone; `plans` are left."""
+        known = {id(layers) for layers in self._layers}
+        return self.written and known.isdisjoint(id(plan.layers) for plan in plans)
 
     def delivery_for(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
         """Return the delivery of records of `plans`, once their schema is in the ring."""
@@ -103,8 +111,7 @@ class RingSchema:
         device, order = plans[0].device, _module_order(plans)
         before, begun = self.delivery, (schema, device, order)
         if before is not None and begun == self._begun:
-            self._layers, self._own_layers = tuple(plan.layers for plan in plans), own
-            self._collections = collections
+            self._note_made_of(plans, own, collections)
             return before
         begin = _Beginning(writer, schema, self._schedule, device, order)
         if before is not None:
@@ -120,9 +127,22 @@ class RingSchema:
         for plan in plans:
             for feature in plan.unsupported:
                 self._note_unsupported(feature)
-        self._layers, self._own_layers = tuple(plan.layers for plan in plans), own
-        self._collections = collections
+        self._note_made_of(plans, own, collections)
         return following
+
+    def _note_made_of(
+        self,
+        plans: Sequence[MeasurementPlan],
+        own: Mapping[str, tuple[str, ...]],
+        collections: str,
+    ) -> None:
+        self.optimizers = tuple(
+            OptimizerRows(label=plan.label, shares=len(plan.shares), layers=len(plan.layers))
+            for plan in plans
+        )
+        self._layers = tuple(plan.layers for plan in plans)
+        self._own_layers = own
+        self._collections = collections
 
     def _begin_now(self, begun: _Begun, begin: "_Beginning") -> Delivery:
         """Begin a schema, or go on where its delivery could not be made the last time."""

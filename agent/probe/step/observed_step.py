@@ -9,12 +9,20 @@ import numpy as np
 import torch
 
 from mp_agent.probe.accelerator import DeviceTimer
-from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
 from mp_agent.records.scalars import step_values
 from mp_agent.records.steps import FloatArray, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRows:
+    """How many rows of a schema are of one optimizer: per share, and per layer."""
+
+    label: str
+    shares: int
+    layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +65,16 @@ class ObservedStep:
 def observed_step(
     step: OpenStep,
     trainer_lead: int,
-    plans: Sequence[MeasurementPlan],
+    optimizers: Sequence[OptimizerRows],
     *,
     only_if_nonfinite: bool = False,
 ) -> ObservedStep:
     """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count.
 
-    Its rows stand in the order of the plans.
+    Its rows stand in the order of the optimizers.
     """
-    shares = {plan.label: len(plan.shares) for plan in plans}
-    layers = {plan.label: len(plan.layers) for plan in plans}
+    shares = {each.label: each.shares for each in optimizers}
+    layers = {each.label: each.layers for each in optimizers}
     return ObservedStep(
         sequence=step.sequence,
         step=step.sequence + trainer_lead,

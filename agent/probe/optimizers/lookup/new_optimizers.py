@@ -8,9 +8,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
+from mp_agent.probe.optimizers.lookup.module_trees import holds_any
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
     has_gradient,
     holders,
+    optimizer_parameters,
     trains_part_of,
 )
 from mp_agent.probe.optimizers.lookup.walk_budget import alive, distinct
@@ -28,6 +30,8 @@ class NewOptimizers:
         self._candidates_at_most = candidates_at_most
         self._candidates: list[weakref.ref[Optimizer]] = []
         """Those that may train a part of the run's model."""
+        self._unexamined: list[weakref.ref[Optimizer]] = []
+        """Those made since the first one's plan, of this model or of any other."""
         self._made: list[weakref.ref[Optimizer]] = []
         """The latest, for a clipping of parameters that none of the watched ones holds."""
 
@@ -36,7 +40,7 @@ class NewOptimizers:
         reference = weakref.ref(optimizer)
         self._made = [*self._made, reference][-_MADE_AT_MOST:]
         if candidate:
-            self._candidates = [*self._candidates, reference][-self._candidates_at_most :]
+            self._unexamined = [*self._unexamined, reference][-self._candidates_at_most :]
 
     def find_candidates(
         self,
@@ -57,19 +61,33 @@ class NewOptimizers:
             for each in others
             if root is None or trains_part_of(each, root, identities)
         ][-self._candidates_at_most :]
+        self._unexamined = []
         self._made = list(map(weakref.ref, others[-_MADE_AT_MOST:]))
 
     @property
     def any_candidates(self) -> bool:
         """Whether any may still train a part of the run's model."""
-        return bool(self._candidates)
+        return bool(self._candidates or self._unexamined)
 
-    def pop_ready(self, watched: Iterable[Optimizer | None]) -> list[Optimizer]:
-        """Remove and return the candidates that have gradients and are not `watched` already."""
+    def pop_ready(
+        self, watched: Iterable[Optimizer | None], root: nn.Module | None
+    ) -> list[Optimizer]:
+        """Remove and return the candidates that have gradients and are not `watched` already.
+
+        root: the run's model. Gradients of another one, which another thread may be training, are
+        not read.
+        """
         known = {id(each) for each in watched if each is not None}
+        self._candidates += [
+            weakref.ref(each)
+            for each in alive(self._unexamined)
+            if root is None or holds_any(root, optimizer_parameters(each))
+        ]
+        self._unexamined = []
         new = [each for each in alive(self._candidates) if id(each) not in known]
         ready = {id(each) for each in new if has_gradient(each)}
-        self._candidates = [weakref.ref(each) for each in new if id(each) not in ready]
+        waiting = [weakref.ref(each) for each in new if id(each) not in ready]
+        self._candidates = waiting[-self._candidates_at_most :]
         return [each for each in new if id(each) in ready]
 
     def pop_holders(self, parameters: Sequence[torch.Tensor]) -> list[Optimizer]:

@@ -34,6 +34,28 @@ def two(kind=torch.optim.SGD, **options):
     return models, [kind(model.parameters(), lr=1e-3, **options) for model in models]
 
 
+def train_two_that_are_gone_then(last) -> list[float]:
+    """Return the sums of squares of the first one's steps; the fourth has no second one.
+
+    last: returns the fourth step's loss; no optimizer steps after one that is not finite.
+    """
+    (first, second), (one, other) = two()
+    expected = []
+    for seed in range(4):
+        one.zero_grad()
+        loss = make_loss(first, seed) if seed < 3 else last(first, seed)
+        loss.backward()
+        if loss.isnan():
+            break
+        expected.append(sum_squares(first))
+        one.step()
+        if seed < 3:
+            other.zero_grad()
+            make_loss(second, seed).backward()
+            other.step()
+    return expected
+
+
 class TestOneAfterTheOther:
     def test_each_is_measured_at_its_own_step(self, watch):
         watched, ((first, second), (one, other)) = watch(), two()
@@ -116,6 +138,37 @@ class TestOneAfterTheOther:
         seen = Seen(watched)
         assert watched.steps_told == 4
         assert {share.optimizer for share in seen.contents.schema.shares} == {""}
+
+    def test_the_last_step_is_told_although_they_are_gone_before_the_one_that_it_awaits(
+        self, watch
+    ):
+        watched = watch()
+        expected = train_two_that_are_gone_then(last=make_loss)
+        watched.probe.flush()
+        assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
+        assert watched.steps_told == len(expected)
+
+    def test_the_last_step_of_a_fold_keeps_its_numbers_when_the_next_fold_begins(self, watch):
+        watched = watch()
+        expected = train_two_that_are_gone_then(last=make_loss)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for seed in range(2):
+            optimizer.zero_grad()
+            make_loss(model, seed).backward()
+            expected.append(sum_squares(model))
+            optimizer.step()
+        watched.probe.flush()
+        assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
+
+    def test_a_loss_that_ended_the_loop_is_told_although_they_are_gone(self, watch):
+        watched = watch()
+        train_two_that_are_gone_then(last=lambda model, seed: make_loss(model, seed) * nan)
+        watched.probe.flush()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        assert contents.open_record is not None
+        assert contents.open_record.sequence == 4
+        assert contents.open_record.values[1] == 1.0
 
     @pytest.mark.slow
     def test_a_ninth_one_is_told_to_be_left_out(self, watch):

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.records.columns import GRADIENT_POSITIONS
@@ -52,6 +55,7 @@ class Training(threading.Thread):
         self.squares: list[float] = []
         self.losses: list[float] = []
         self._model = make_model(seed)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._together = together
         self._after = after
 
@@ -61,29 +65,28 @@ class Training(threading.Thread):
         self._together.wait()
 
     def _train(self) -> None:
-        optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._together.wait()
         for seed in range(_STEPS):
             if self._after is not None and seed == _STEPS // 2:
                 self._after.join()
-            optimizer.zero_grad()
+            self._optimizer.zero_grad()
             loss = make_loss(self._model, seed)
             loss.backward()
             self.losses.append(loss.item())
             self.squares.append(sum_squares(self._model))
             clip_grad_norm_(self._model.parameters(), 1e-3)
-            optimizer.step()
+            self._optimizer.step()
 
 
 class EndingTraining(Training):
-    """Ends at once after its last step."""
+    """Ends at once after its last step, and its optimizer with it."""
 
     def run(self) -> None:
         self._train()
+        del self._optimizer
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch):
     watched, together = watch(), threading.Barrier(2)
     threads = [Training(seed, together) for seed in range(2)]
@@ -102,7 +105,6 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_training_that_outlives_the_first_goes_on_with_norms_of_before_clipping(watch):
     watched, together = watch(), threading.Barrier(2)
     first = EndingTraining(0, together)
@@ -132,6 +134,63 @@ def test_another_threads_first_backward_leaves_what_was_measured_before_clipping
     other.join()
     optimizer.step()
     assert watched.read().gradients(0)["sum_squares"] == pytest.approx(before, rel=1e-6)
+
+
+_GRADIENT: Any = torch.Tensor.grad
+
+
+class _OwnedParameter(nn.Parameter):
+    """Notes in which threads its gradient is read."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        _readers.setdefault(id(self), set()).add(threading.get_ident())
+        gradient: torch.Tensor | None = _GRADIENT.__get__(self)
+        return gradient
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        _GRADIENT.__set__(self, value)
+
+
+_readers: dict[int, set[int]] = {}
+
+
+def test_no_thread_reads_gradients_that_another_one_makes(watch):
+    """Nor weights: to do so while that one writes them ends the process, or gives torn numbers."""
+    watched, models = watch(layer_interval=1), [make_model(seed) for seed in range(2)]
+    _readers.clear()
+    for model in models:
+        for module in model:
+            for name, parameter in list(module.named_parameters()):
+                setattr(module, name, _OwnedParameter(parameter.detach().clone()))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    def take_turn(own: int, do: Callable[[], object]) -> None:
+        turns[own].acquire()
+        do()
+        turns[1 - own].release()
+
+    def train(own: int) -> None:
+        for seed in range(3):
+            take_turn(own, make_loss(models[own], seed).backward)
+            take_turn(own, optimizers[own].step)
+            optimizers[own].zero_grad()
+
+    threads = [threading.Thread(target=train, args=(own,)) for own in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    watched.probe.flush()
+    assert [_readers[id(each)] for model in models for each in model.parameters()] == [
+        {thread.ident} for thread in threads for _ in range(4)
+    ]
+    contents = read_ring(watched.writer.path, one_schema=False)
+    assert len(contents.records) == 3
+    assert contents.values(0)["weight_digest"]
+    assert "weight_digest" not in contents.values(1)
 
 
 @pytest.mark.slow
