@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import mp_agent
-from tests.gloo import end_process_group
 
 STEPS_PER_EPOCH = 8
 
@@ -67,7 +66,8 @@ def main() -> None:
     while not options.gate.exists():
         time.sleep(0.02)
     dist.barrier()
-    end_process_group()
+    time.sleep(0.3)  # see tests/gloo.py
+    dist.destroy_process_group()
 
 
 def child_end() -> int:

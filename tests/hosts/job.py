@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
-from tests.gloo import end_process_group
 
 
 def main() -> None:
@@ -49,7 +48,8 @@ def main() -> None:
     while options.gate is not None and not options.gate.exists():
         time.sleep(0.05)
     dist.barrier()
-    end_process_group()
+    time.sleep(0.3)  # see tests/gloo.py
+    dist.destroy_process_group()
 
 
 def global_norm(model: nn.Module, *, sharded: bool) -> float:

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
-from tests.gloo import end_process_group
 
 
 def main() -> None:
@@ -48,7 +47,8 @@ def main() -> None:
             last = last_step(step, options)
     _print(f"rank {dist.get_rank()} done {step}")
     dist.barrier()
-    end_process_group()
+    time.sleep(0.3)  # see tests/gloo.py
+    dist.destroy_process_group()
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -18,7 +18,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
-from tests.gloo import end_process_group
 
 FEATURES, CLASSES, BATCH_SIZE = 16, 4, 32
 NAN_STEP, BACKWARD_STEP, STORM_STEP, KILL_STEP = 41, 37, 50, 43
@@ -169,7 +168,8 @@ def main() -> None:
         time.sleep(0.1)
     if not kinds:
         endless()
-    end_process_group()
+    time.sleep(0.3)  # see tests/gloo.py
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
