@@ -347,8 +347,9 @@ class StepRecorder:
     def _prepare_to_tell(self) -> _Ready | None:
         """Return what is needed to write a step that was measured before.
 
-        It is told as it was measured where the optimizers are gone since, or have other parameters:
-        the last step of a loop may have waited for another optimizer, and its function returned.
+        Where the optimizers are gone since, or have other parameters, it keeps the schema that it
+        was measured by: the last step of a loop may have waited for another optimizer, and the
+        function that held both has returned.
         """
         delivery, plans = self._schema.delivery, self._registry.plans()
         if self._writer is None or delivery is None or not self._schema.outlives(plans):
