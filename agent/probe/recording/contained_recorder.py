@@ -93,9 +93,9 @@ class ContainedRecorder(StepRecorder):
         """See `StepRecorder.add_tensors`."""
         self._contain("adding watched tensors", super().add_tensors, step)
 
-    def publish(self, step: OpenStep) -> None:
+    def publish(self, step: OpenStep, *, relabelled: bool = False) -> None:
         """See `StepRecorder.publish`."""
-        self._contain("writing a step", super().publish, step)
+        self._contain("writing a step", super().publish, step, relabelled=relabelled)
 
     def collect(self) -> None:
         """See `StepRecorder.collect`."""

@@ -280,9 +280,12 @@ class StepRecorder:
         if budget.device_ratio is not None:
             step.scalars["device_overhead_ratio"] = budget.device_ratio
 
-    def publish(self, step: OpenStep) -> None:
-        """Write the step as complete; publish what has come from the device meanwhile."""
-        if (ready := self._prepare_to_tell()) is None:
+    def publish(self, step: OpenStep, *, relabelled: bool = False) -> None:
+        """Write the step as complete; publish what has come from the device meanwhile.
+
+        relabelled: the optimizers have other labels than when it was measured, in the step as well.
+        """
+        if (ready := self._prepare() if relabelled else self._prepare_to_tell()) is None:
             return
         if ready.plans and self._schedule.due(step.sequence):
             self._add_digest(step, ready.plans)

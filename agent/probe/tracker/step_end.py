@@ -22,10 +22,10 @@ class StepEnd:
         self._guard = guard
         self._on_step = on_step
 
-    def publish(self, steps: Iterable[OpenStep]) -> None:
-        """Publish complete steps, in order."""
+    def publish(self, steps: Iterable[OpenStep], *, relabelled: bool = False) -> None:
+        """Publish complete steps, in order; `relabelled` ones are as of the optimizers now."""
         for step in steps:
-            self._context.recorder.publish(step)
+            self._context.recorder.publish(step, relabelled=relabelled)
 
     def begin_next_pass(self) -> None:
         """Publish the step before once the pass that is over has shown which optimizers made it."""

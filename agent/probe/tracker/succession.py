@@ -42,6 +42,6 @@ class Succession:
         self._step_end.publish(context.boundaries.close_ended())
         made_one = context.boundaries.has_lone_step(label)
         context.note_trainer_step(watched, context.step.sequence + made_one)
-        self._step_end.publish(context.boundaries.restart_with(label, labels))
+        self._step_end.publish(context.boundaries.restart_with(label, labels), relabelled=True)
         if made_one:
             self._step_end.after_step()

@@ -161,6 +161,30 @@ class TestOneAfterTheOther:
         watched.probe.flush()
         assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
 
+    def test_a_successors_first_step_has_the_layers_of_its_own_model(self, watch):
+        watched = watch(layer_interval=1)
+        models = nn.ModuleDict({"old": nn.Linear(4, 2)}), nn.ModuleDict({"new": nn.Linear(4, 2)})
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
+        expected = []
+        for model, name, optimizer in zip(models, ("old", "new"), optimizers, strict=True):
+            for seed in range(4):
+                optimizer.zero_grad()
+                make_loss(model[name], seed).backward()
+                gradients = (parameter.grad for parameter in model.parameters())
+                expected.append(
+                    [float(each.pow(2).sum()) for each in gradients if each is not None]
+                )
+                optimizer.step()
+        watched.probe.flush()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        names = [
+            {layer.name.split(".")[0] for layer in schema.layers}
+            for schema in contents.layer_schemas
+        ]
+        assert names == [{"old"}] * 4 + [{"new"}] * 4
+        seen = [table.gradients[:, 0].tolist() for table in contents.layers]
+        assert seen == [pytest.approx(each, rel=1e-6) for each in expected]
+
     def test_a_loss_that_ended_the_loop_is_told_although_they_are_gone(self, watch):
         watched = watch()
         train_two_that_are_gone_then(last=lambda model, seed: make_loss(model, seed) * nan)
