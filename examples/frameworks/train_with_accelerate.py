@@ -5,6 +5,7 @@ needed; the loop is then numbered by the optimizer's state.
 """
 
 import json
+import time
 
 import torch
 from accelerate import Accelerator
@@ -46,6 +47,9 @@ def main() -> None:
             logged = {"step": step, "loss": float(total), "grad_norm": float(norm)}
             accelerator.print(json.dumps(logged), flush=True)
             total = torch.zeros(())
+    # Gloo's threads may still hold tensors of the last collective: the end would wait for them, and
+    # they for the GIL (torch 2.13).
+    time.sleep(0.3)
     accelerator.end_training()
 
 

@@ -5,6 +5,7 @@ micro-batches, clips, and prints what it logs.
 """
 
 import json
+import time
 from contextlib import nullcontext
 
 import torch
@@ -40,6 +41,9 @@ def main() -> None:
         if rank == 0:
             logged = {"step": step, "loss": float(total) / world_size, "grad_norm": float(norm)}
             print(json.dumps(logged), flush=True)
+    # Gloo's threads may still hold tensors of the last collective: the end would wait for them, and
+    # they for the GIL (torch 2.13).
+    time.sleep(0.3)
     dist.destroy_process_group()
 
 
