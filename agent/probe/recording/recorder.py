@@ -285,7 +285,7 @@ class StepRecorder:
 
         relabelled: the optimizers have other labels than when it was measured, in the step as well.
         """
-        if (ready := self._prepare() if relabelled else self._prepare_to_tell()) is None:
+        if (ready := self._prepare() if relabelled else self._prepare_to_write()) is None:
             return
         if ready.plans and self._schedule.due(step.sequence):
             self._add_digest(step, ready.plans)
@@ -317,7 +317,7 @@ class StepRecorder:
         worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
         try:
             if (worthwhile or step.loss_is_unread) and (
-                ready := self._prepare_to_tell()
+                ready := self._prepare_to_write()
             ) is not None:
                 self._offer(step, ready, complete=False, only_if_nonfinite=not worthwhile)
         finally:
@@ -347,7 +347,7 @@ class StepRecorder:
         self._schema.own_families = self._own_families()
         return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
 
-    def _prepare_to_tell(self) -> _Ready | None:
+    def _prepare_to_write(self) -> _Ready | None:
         """Return what is needed to write a step that was measured before.
 
         Where the optimizers are gone since, or have other parameters, it keeps the schema that it

@@ -139,7 +139,7 @@ class TestOneAfterTheOther:
         assert watched.steps_told == 4
         assert {share.optimizer for share in seen.contents.schema.shares} == {""}
 
-    def test_the_last_step_is_told_although_they_are_gone_before_the_one_that_it_awaits(
+    def test_the_last_step_is_recorded_although_all_are_gone_before_the_one_that_it_awaits(
         self, watch
     ):
         watched = watch()
@@ -159,7 +159,13 @@ class TestOneAfterTheOther:
             expected.append(sum_squares(model))
             optimizer.step()
         watched.probe.flush()
-        assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
+        seen = Seen(watched)
+        assert seen.of("") == pytest.approx(expected, rel=1e-6)
+        own = [
+            sum(not schema.shares[layer.share].optimizer for layer in schema.layers)
+            for schema in seen.contents.record_schemas
+        ]
+        assert own == [4, 4, 4, 4, 2, 2], "a step's layers are those of its own model"
 
     def test_a_successors_first_step_has_the_layers_of_its_own_model(self, watch):
         watched = watch(layer_interval=1)
@@ -185,7 +191,7 @@ class TestOneAfterTheOther:
         seen = [table.gradients[:, 0].tolist() for table in contents.layers]
         assert seen == [pytest.approx(each, rel=1e-6) for each in expected]
 
-    def test_a_loss_that_ended_the_loop_is_told_although_they_are_gone(self, watch):
+    def test_a_loss_that_ended_the_loop_is_recorded_although_they_are_gone(self, watch):
         watched = watch()
         train_two_that_are_gone_then(last=lambda model, seed: make_loss(model, seed) * nan)
         watched.probe.flush()
