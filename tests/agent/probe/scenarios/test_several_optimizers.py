@@ -148,6 +148,13 @@ class TestOneAfterTheOther:
         assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
         assert watched.steps_told == len(expected)
 
+    def test_the_last_step_on_a_device_is_recorded_although_all_are_gone(self, watch, device):
+        watched = watch()
+        expected = train_two_that_are_gone_then(last=make_loss)
+        device.run()
+        watched.probe.flush()
+        assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
+
     def test_the_last_step_of_a_fold_keeps_its_numbers_when_the_next_fold_begins(self, watch):
         watched = watch()
         expected = train_two_that_are_gone_then(last=make_loss)
