@@ -36,6 +36,9 @@ $(FRAMEWORKS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet setuptools wheel ninja py-cpuinfo
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) \
 		--no-build-isolation deepspeed
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) \
+		fastcore fasttransform 'fastprogress<1.1' cloudpickle matplotlib pandas pillow scipy
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-deps fastai fastdownload
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the alerts arrive
