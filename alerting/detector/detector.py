@@ -38,7 +38,7 @@ class Finding:
     since_seconds: float
     """When it began to hold, which is `hold` before it was found."""
     since_step: int
-    """The run's last step then."""
+    """The first step on which it held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class _Watch:
     keep_seconds: float
     reach_seconds: float
     """How far back the level looks at most."""
+    names: frozenset[str]
+    """The metrics that the level looks at, as they are exposed."""
     holding: dict[Kept, _Holding] = field(default_factory=dict)
     failed: bool = False
 
@@ -152,7 +154,8 @@ class Detector:
     def evaluate(self, now_seconds: float, step: int = 0) -> list[Change]:
         """Judge what was read up to now, after the run's last `step`; return what that changes.
 
-        A level that fails is logged once and stays as it was.
+        What begins to hold does so since the first step of the readings that make it hold, which
+        may be one before the last. A level that fails is logged once and stays as it was.
         """
         moment, changes = Moment(now_seconds), []
         for watch in self._watches:
@@ -201,7 +204,20 @@ class Detector:
             hold_seconds=seconds[level.hold.name] if level.hold else 0.0,
             keep_seconds=seconds[level.keep.name] if level.keep else 0.0,
             reach_seconds=_reach_seconds(level, self._values),
+            names=frozenset(metric.prometheus_name for metric in level.metrics),
         )
+
+    def _first_step(self, watch: _Watch, key: Kept, now_seconds: float, step: int) -> int:
+        """Return the first step on which a level that holds now did, of those since it was judged.
+
+        It is the last one where time alone has made it hold.
+        """
+        for earlier in sorted(self.readings.moved_steps(watch.names)):
+            if 0 < earlier < step:
+                value = watch.evaluate(Moment(now_seconds, earlier)).get(key)
+                if value is not None and isfinite(value):
+                    return earlier
+        return step
 
     def _carry_on(
         self, watch: _Watch, vector: Vector, now_seconds: float, step: int
@@ -214,7 +230,8 @@ class Detector:
             if holding is None:
                 if len(watch.holding) >= FINDINGS_PER_LEVEL:
                     continue
-                holding = watch.holding[key] = _Holding(now_seconds, step, value)
+                first_step = self._first_step(watch, key, now_seconds, step)
+                holding = watch.holding[key] = _Holding(now_seconds, first_step, value)
             holding.value, holding.absent_since_seconds = value, None
             holding.keep_seconds = watch.keep_seconds
             if holding.found is None and now_seconds - holding.since_seconds >= watch.hold_seconds:

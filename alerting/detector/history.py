@@ -6,6 +6,8 @@ from math import ceil, floor
 from typing import NamedTuple
 
 _FORGOTTEN_AT_ONCE = 64
+_MOVES_AT_MOST = 512
+"""Changes of a series between two judgements whose steps are known."""
 
 
 class Stretch:
@@ -40,6 +42,16 @@ class Stretch:
         self.ended = False
 
 
+class Move(NamedTuple):
+    """A reading that differed from the one before, or was the first."""
+
+    step: int
+    """The run's last step then."""
+    value: float
+    rise: float
+    """By how much the series had risen since it was first seen."""
+
+
 class Standing(NamedTuple):
     """What a series had done from when it was first seen up to a moment."""
 
@@ -66,10 +78,13 @@ class History:
         "_period_seconds",
         "_resets",
         "_rise",
+        "_rise_before",
         "_round",
+        "_value_before",
         "alive",
         "high",
         "low",
+        "moves",
         "stretches",
         "update_number",
         "value",
@@ -94,12 +109,26 @@ class History:
         """Number of the last complete reading that held it."""
         self.value = self.low = self.high = known_value or 0.0
         """Last reading, and the extremes of the present round."""
+        self.moves: list[Move] = []
+        """The changes of the present round, the oldest first."""
+        self._value_before: float | None = None
+        self._rise_before = 0.0
 
-    def add(self, value: float, now_seconds: float, round_: int) -> None:
-        """Take a reading. Extremes start again with each `round_`; times never go back."""
+    def add(self, value: float, now_seconds: float, round_: int, step: int = 0) -> None:
+        """Take a reading. Extremes start again with each `round_`; times never go back.
+
+        step: the run's last step.
+        """
         if not self.stretches and not self._known_before:
             self._born_seconds, self._born_value = now_seconds, value
+        moved = not self.alive or value != self.value
+        if round_ != self._round:
+            self.moves = []
+            self._value_before = self.value if self.alive else None
+            self._rise_before = self._rise
         self._count(value)
+        if moved and len(self.moves) < _MOVES_AT_MOST:
+            self.moves.append(Move(step, value, self._rise))
         if round_ != self._round:
             self._round = round_
             self.low = self.high = value
@@ -130,6 +159,25 @@ class History:
         stretch = self.stretches[index]
         gone = stretch.ended and time_seconds > stretch.last_seconds
         return None if gone else stretch.value
+
+    def extremes_until(self, step: int) -> tuple[float, float] | None:
+        """Return the lowest and highest value of the present round up to a step.
+
+        None where the series was not there yet.
+        """
+        values = [move.value for move in self.moves if move.step <= step]
+        if values:
+            return min(values), max(values)
+        return None if self._value_before is None else (self._value_before, self._value_before)
+
+    def rise_after(self, step: int) -> float:
+        """Return by how much the series rose in the present round after a step."""
+        known = self._rise_before
+        for move in self.moves:
+            if move.step > step:
+                break
+            known = move.rise
+        return self._rise - known
 
     def within(self, start_seconds: float, end_seconds: float) -> list[Stretch]:
         """Return the stretches of which something lies in the time given, both ends included."""

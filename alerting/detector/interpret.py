@@ -92,6 +92,8 @@ class Interpreter:
         read = self._instant(node, before_seconds)
         if node.over:
             read = self._range(*node.over, before_seconds)
+        of_round = not node.over and not before_seconds
+        lowest = node.aggregate == "min"
         window_seconds = self._seconds(node.over[1] if node.over else SCRAPE_GAP)
         name = node.metric.prometheus_name
         self._readings.need(name, window_seconds + before_seconds)
@@ -101,7 +103,14 @@ class Interpreter:
         def evaluate(moment: Moment) -> Vector:
             found: dict[Kept, float] = {}
             for labels, history in select():
-                value = read(history, moment.now_seconds)
+                if moment.until_step is None or not history.alive:
+                    value = read(history, moment.now_seconds)
+                elif (extremes := history.extremes_until(moment.until_step)) is None:
+                    continue
+                elif of_round:
+                    value = extremes[0 if lowest else 1]
+                else:
+                    value = read(history, moment.now_seconds)
                 if value is not None:
                     key = kept_values(labels, kept)
                     found[key] = combine(found[key], value) if key in found else value
@@ -161,6 +170,8 @@ class Interpreter:
                     value = _since_birth(window)
                 else:
                     value = window.rise() - history.born_with(start_seconds)
+                if moment.until_step is not None and not before_seconds:
+                    value -= history.rise_after(moment.until_step)
                 key = kept_values(labels, own_labels)
                 found[key] = max(found.get(key, 0.0), value)
             return {(): sum(found.values())} if found else NOTHING

@@ -54,10 +54,10 @@ class Readings:
         self._horizons[name] = max(known, horizon_seconds + self.period_seconds)
         self._series.setdefault(name, {})
 
-    def update(self, readings: Iterable[Reading], now_seconds: float) -> None:
-        """Take a complete reading; a series that is not in it has ended."""
+    def update(self, readings: Iterable[Reading], now_seconds: float, step: int = 0) -> None:
+        """Take a complete reading, after a step; a series that is not in it has ended."""
         self._updates += 1
-        self._add(readings, now_seconds)
+        self._add(readings, now_seconds, step)
         for series in self._series.values():
             for labels in [
                 key for key, history in series.items() if history.update_number != self._updates
@@ -68,13 +68,23 @@ class Readings:
                     del series[labels]
                     self._count -= 1
 
-    def update_some(self, readings: Iterable[Reading], now_seconds: float) -> None:
-        """Take readings of a few series; nothing is said of the others."""
-        self._add(readings, now_seconds)
+    def update_some(self, readings: Iterable[Reading], now_seconds: float, step: int = 0) -> None:
+        """Take readings of a few series, after a step; nothing is said of the others."""
+        self._add(readings, now_seconds, step)
 
     def begin_round(self) -> None:
         """Restart the extremes: what was read so far has been judged."""
         self._round += 1
+
+    def moved_steps(self, names: Iterable[str]) -> set[int]:
+        """Return the steps of this round on which a series of one of the metrics changed."""
+        return {
+            move.step
+            for name in names
+            for history in self.series(name).values()
+            if history.alive
+            for move in history.moves
+        }
 
     def series(self, name: str) -> Mapping[Labels, History]:
         """Return all series of a metric, those that have ended included."""
@@ -86,7 +96,7 @@ class Readings:
             if history.alive:
                 yield labels, history.value
 
-    def _add(self, readings: Iterable[Reading], now_seconds: float) -> None:
+    def _add(self, readings: Iterable[Reading], now_seconds: float, step: int) -> None:
         round_, update, all_series = self._round, self._updates, self._series
         for (name, labels), value in readings:
             series = all_series.get(name)
@@ -101,5 +111,5 @@ class Readings:
                 history = History(self.period_seconds, self._horizons[name], known_value)
                 series[labels] = history
                 self._count += 1
-            history.add(value, now_seconds, round_)
+            history.add(value, now_seconds, round_, step)
             history.update_number = update

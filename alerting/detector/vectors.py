@@ -22,9 +22,13 @@ NOTHING: Vector = {}
 
 @dataclass(slots=True, eq=False)
 class Moment:
-    """One evaluation: its time."""
+    """One evaluation: its time.
+
+    until_step: readings of later steps are left out, of those since the last evaluation.
+    """
 
     now_seconds: float
+    until_step: int | None = None
 
 
 class Interpreted(NamedTuple):

@@ -41,6 +41,7 @@ class CounterStore:
         self._histograms = {(name, labels): list(cells) for name, labels, cells in histograms}
         self._metrics = {scope: _counting(own) for scope, own in metrics.items()}
         self._failed: set[str] = set()
+        self._risen: set[tuple[str, Labels]] = set()
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
         """Update every counted metric of `scope`, of a layer those of its family, with one step.
@@ -72,6 +73,12 @@ class CounterStore:
         for (name, labels), value in self._totals.items():
             if name in names and value:
                 yield name, labels, value
+
+    def pop_risen(self) -> list[Total]:
+        """Return the counters that have risen since the last call."""
+        risen = [(name, labels, self._totals[name, labels]) for name, labels in self._risen]
+        self._risen.clear()
+        return risen
 
     def later(self, metric: Metric) -> list[Labels]:
         """Return the labels of a metric's series that are not known beforehand."""
@@ -105,6 +112,7 @@ class CounterStore:
         elif value > 0 or metric.has_later_series:
             # A series with labels that were unknown before starts at 0 and stays.
             self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
+            self._risen.add(key)
 
     def _cells(self, metric: Metric, labels: Labels) -> list[float]:
         """Return a histogram's cells; all 0 if there are none for the catalog's bounds."""

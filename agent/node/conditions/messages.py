@@ -11,7 +11,7 @@ from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
-from mp_agent.alerting.first_line.triage import headline
+from mp_agent.alerting.first_line.triage import NAN_UPDATES, headline
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
@@ -107,11 +107,18 @@ def log_event(event: StoredConditionEvent) -> None:
 def _place(
     finding: Finding, view: RunView, labels: Mapping[str, str]
 ) -> tuple[dict[str, str], int]:
-    """Return rank, layer and phase, as far as they are known, and the first step."""
+    """Return rank, layer and phase, as far as they are known, and the first step.
+
+    Alerts of one incident have its step. That of updates has the step of the first of them: before
+    it, weights are intact.
+    """
     first = view.first_nonfinite
     if first is not None and metrics.FIRST_NONFINITE.prometheus_name in _named(finding.level):
-        return {"rank": first.rank, "layer": first.layer, "phase": first.phase}, first.step
-    return {name: labels.get(name, "") for name in ("rank", "layer", "phase")}, finding.since_step
+        place = {"rank": first.rank, "layer": first.layer, "phase": first.phase}
+        updated = finding.condition.name == NAN_UPDATES
+        return place, finding.since_step if updated else min(first.step, finding.since_step)
+    place = {name: labels.get(name, "") for name in ("rank", "layer", "phase")}
+    return place, int(labels.get("step", finding.since_step))
 
 
 def _named(level: Level) -> Iterable[str]:

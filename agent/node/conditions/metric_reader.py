@@ -28,6 +28,11 @@ class MetricReader:
             for metric in metrics
             if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
         ]
+        self._by_name = {
+            metric.name: metric
+            for metric in metrics
+            if metric.count and metric.kind is Kind.COUNTER and metric.scope is Scope.RUN
+        }
 
     def all_series(self, export: RunExport) -> Iterator[Reading]:
         """Yield every series of the metrics, without the label `run` and empty labels."""
@@ -47,8 +52,16 @@ class MetricReader:
                 else:
                     yield (metric.prometheus_name, labels), sample.value
 
-    def gauges(self, view: RunView) -> Iterator[Reading]:
-        """Yield the run's gauges: unlike counters, they do not retain earlier values."""
+    def moved(self, view: RunView, counters: CounterStore) -> Iterator[Reading]:
+        """Yield the run's gauges, which do not retain earlier values, and the counters that rose.
+
+        Those that rose since the last call: a condition holds since the step on which one did.
+        """
+        for name, labels, value in counters.pop_risen():
+            if (counted := self._by_name.get(name)) is not None:
+                pairs = zip(counted.label_names[1:], labels, strict=False)
+                own = tuple((label, text) for label, text in pairs if text)
+                yield (counted.prometheus_name, own), value
         for metric, read in self._gauges:
             names = metric.label_names[1:]
             for texts, value in labelled(read(view)):

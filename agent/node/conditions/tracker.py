@@ -31,7 +31,7 @@ JUDGE_INTERVAL_SECONDS = 1.0
 class ConditionTracker:
     """Judges a run on every step, or less often if that would exceed the budget.
 
-    Counters and extreme values of skipped steps still count in the next judgement.
+    What counters and gauges did on the steps between two judgements counts in the next one.
     """
 
     def __init__(
@@ -95,8 +95,11 @@ class ConditionTracker:
         if perf_counter() >= self._resume_seconds:
             self._judge(now_seconds, read)
         elif self._view is not None:
-            view = replace(self._view, **account.view_of_step())
-            self._detector.readings.update_some(self._reader.gauges(view), now_seconds)
+            health = account.health(self._view.health.laggards)
+            view = replace(self._view, **account.view_of_step(), health=health)
+            moved = self._reader.moved(view, account.counters)
+            step = view.last.step if view.last else 0
+            self._detector.readings.update_some(moved, now_seconds, step)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
         """Judge steps that were skipped, and regularly while no step arrives.
@@ -124,11 +127,12 @@ class ConditionTracker:
 
     def _judge_run(self, export: RunExport, view: RunView, now_seconds: float) -> None:
         self._view = view
-        self._detector.readings.update(self._reader.all_series(export), now_seconds)
+        observation = Observation(view, now_seconds, time.time())
+        series = self._reader.all_series(export)
+        self._detector.readings.update(series, now_seconds, observation.step)
         if self._remembered is not None:
             self._restore(self._remembered, now_seconds)
             self._remembered = None
-        observation = Observation(view, now_seconds, time.time())
         changes = self._detector.evaluate(now_seconds, observation.step)
         self._refresh(observation)
         if not changes:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mp_agent.alerting.values import values_in_force
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.conditions import tracker as module
 from mp_agent.records.conditions import StoredConditionEvent
@@ -224,3 +225,62 @@ class TestSuccessor:
     ):
         training.step(norm=5_000.0)
         assert succeed(training).tracker.memory == training.tracker.memory
+
+
+class TestFirstStep:
+    """Of steps that are judged together, the condition names the one that met it."""
+
+    @pytest.fixture(autouse=True)
+    def no_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let a judgement be followed by a rest that outlasts the test."""
+        monkeypatch.setattr(module, "PROCESSOR_SHARE", 1e-9)
+
+    @pytest.fixture
+    def begun(self, training: Training) -> int:
+        """Return the last step that was judged."""
+        training.wait(1.0)
+        return training.sequence
+
+    def _since(self, training: Training) -> dict[str, int]:
+        training.wait(0.2)
+        return {
+            event.condition.name: event.condition.since_step
+            for event in training.events
+            if event.condition.severity == "critical"
+        }
+
+    def test_of_a_counter_it_is_the_step_on_which_it_rose(self, training: Training, begun: int):
+        for number in range(1, 200):
+            training.step(norm=5_000.0 if number >= 130 else 1.0)
+        assert self._since(training) == {EXPLOSION: begun + 130}
+
+    def test_of_a_gauge_it_is_the_step_on_which_it_crossed_its_limit(
+        self, training: Training, begun: int
+    ):
+        training.train(3, loss_scale=64.0)
+        training.wait(1.0)
+        begun = training.sequence
+        for number in range(1, 200):
+            training.step(loss_scale=64.0 if number < 77 else 0.5, skipped=float(number == 77))
+        assert self._since(training)["MpAgentLossScaleAtFloor"] == begun + 77
+
+    def test_of_consecutive_steps_it_is_the_one_that_completes_them(
+        self, training: Training, begun: int
+    ):
+        limit = values_in_force().limits["untrained_steps"]
+        for _ in range(int(limit) + 100):
+            training.step(norm=0.0)
+        assert self._since(training)["MpAgentNothingTrained"] == begun + limit
+
+    def test_all_conditions_of_a_nan_name_the_same_step(self, training: Training, begun: int):
+        for number in range(1, 200):
+            bad = float(number >= 70)
+            training.step(loss_nonfinite=bad, nan_elements=3 * bad)
+        assert self._since(training) == {UPDATE: begun + 70, "MpAgentLossNonFinite": begun + 70}
+
+    def test_an_update_is_not_dated_to_a_loss_that_was_not_finite_before_it(
+        self, training: Training, begun: int
+    ):
+        for number in range(1, 200):
+            training.step(loss_nonfinite=float(number >= 20), nan_elements=float(number >= 90))
+        assert self._since(training) == {UPDATE: begun + 90, "MpAgentLossNonFinite": begun + 20}
