@@ -3,7 +3,7 @@
 Kept apart from the records: what follows from what is one picture, in one place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "MpAgentRankStalled": (),
@@ -104,3 +104,13 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
 }
 """Condition to those that it can follow from, the likeliest first; a condition that is not named
 follows from none."""
+
+_WITHOUT_UPDATE = frozenset(("MpAgentRankNonFinite", "MpAgentActivationNonFinite"))
+
+
+def causes_with_update(causes: Iterable[str]) -> list[str]:
+    """Return the causes that changed the weights, whose steps are those to roll back to.
+
+    The others say where a value was NaN or Inf first, not that an update had it.
+    """
+    return [name for name in causes if name not in _WITHOUT_UPDATE]

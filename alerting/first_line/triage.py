@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.first_line.causes import FOLLOWS_FROM, causes_with_update
 
 NAN_UPDATES = "MpAgentNonFiniteUpdate"
 """The condition whose start proves that the weights were updated with NaN or Inf."""
@@ -14,6 +15,8 @@ _ARGUMENTS = " ".join(f"$labels.{label}" for label in _RUN_IDENTITY)
 _REMEMBERED = "<cause_window>"
 """A run that has ended takes its series along before its alert fires, and a cause may be over
 before its effect."""
+_INCIDENT = "<incident_window>"
+"""Weights with NaN count for no longer: a run that was resumed from a checkpoint has others."""
 _UNKNOWN = "it began"
 
 
@@ -21,23 +24,27 @@ _UNKNOWN = "it began"
 class Triage:
     """What someone who is woken needs first. Phrases without a full stop.
 
-    weights: whether they are damaged. weights_updated: the same, where NaN or Inf has reached them
-    for certain. now: the one thing to do.
+    weights: whether they are damaged. now: the one thing to do. updated: both, once NaN or Inf was
+    written into the weights, as the count of such updates shows; None if that changes nothing.
     `{since}` stands for the step at which the condition began, `{first}` for that at which the
-    first of its causes did, and `{rank}` for the alert's rank.
+    first of its causes did, and `{rank}` for the alert's rank. In `updated`, `{first}` is the step
+    of the first such update, or of what led to it.
     """
 
     weights: str
     now: str
-    weights_updated: str = ""
+    updated: "Triage | None" = None
 
     @property
     def texts(self) -> tuple[str, ...]:
         """All phrases."""
-        return tuple(filter(None, (self.weights, self.now, self.weights_updated)))
+        return self.weights, self.now, *(self.updated.texts if self.updated else ())
 
 
 ROLL_BACK = "stop, and resume from the last checkpoint before {first}"
+NAN_WRITTEN = "damaged, since NaN or Inf was written into them"
+NO_NAN_COUNTED = "not known to be damaged, since no update with NaN or Inf was counted"
+UPDATED = Triage(weights=NAN_WRITTEN, now=ROLL_BACK)
 
 
 def headline(
@@ -54,38 +61,38 @@ def headline(
     since_step: 0 if it is not known. causes: conditions that this one can follow from.
     active: the run's active conditions, with the steps at which they began.
     """
-    updated = bool(triage.weights_updated) and NAN_UPDATES in active
-    known = [step for name, step in active.items() if name in causes and 0 < step <= since_step]
+    began = since_step
+    if triage.updated is not None and NAN_UPDATES in active:
+        triage, began = triage.updated, active[NAN_UPDATES]
+        causes = FOLLOWS_FROM[NAN_UPDATES]
+    harmful = causes_with_update(causes)
+    known = [active[name] for name in harmful if 0 < active.get(name, 0) <= began]
     marks = {
         "{since}": _step(since_step),
-        "{first}": _step(min([*known, since_step])),
+        "{first}": _step(min([*known, began])),
         "{rank}": labels.get("rank", ""),
     }
     return _line(
         summary,
         f", since step {since_step}" if since_step else "",
-        _filled(triage.weights_updated if updated else triage.weights, marks),
+        _filled(triage.weights, marks),
         _filled(triage.now, marks),
     )
 
 
 def headline_template(condition: str, summary: str, triage: Triage, causes: Collection[str]) -> str:
     """Return the first line as a template of Prometheus."""
-    marks = {
-        "{since}": _or_unknown("$since"),
-        "{first}": _or_unknown("$first"),
-        "{rank}": "{{ $labels.rank }}",
-    }
-    weights = _filled(triage.weights, marks)
-    if triage.weights_updated:
-        damaged = _filled(triage.weights_updated, marks)
-        updated = f'printf "{_series(NAN_UPDATES)}" {_ARGUMENTS} | query'
-        weights = f"{{{{ if {updated} }}}}{damaged}{{{{ else }}}}{weights}{{{{ end }}}}"
-    since = "{{ with $since }}, since step {{ . }}{{ end }}"
     variables = _variable("$since", _began(condition))
-    if any("{first}" in text for text in triage.texts):
+    if any("{first}" in text for text in (triage.weights, triage.now)):
         variables += _variable("$first", _first(condition, causes))
-    return variables + _line(summary, since, weights, _filled(triage.now, marks))
+    weights, now = _template(triage.weights, "$first"), _template(triage.now, "$first")
+    if triage.updated is not None:
+        causes = FOLLOWS_FROM[NAN_UPDATES]
+        variables += _variable("$updated", _first(NAN_UPDATES, causes, _INCIDENT))
+        weights = _if_updated(_template(triage.updated.weights, "$updated"), weights)
+        now = _if_updated(_template(triage.updated.now, "$updated"), now)
+    since = "{{ with $since }}, since step {{ . }}{{ end }}"
+    return variables + _line(summary, since, weights, now)
 
 
 def since_step_template(condition: str) -> str:
@@ -122,6 +129,21 @@ def _filled(text: str, marks: Mapping[str, str]) -> str:
     return text
 
 
+def _template(text: str, first: str) -> str:
+    marks = {
+        "{since}": _or_unknown("$since"),
+        "{first}": _or_unknown(first),
+        "{rank}": "{{ $labels.rank }}",
+    }
+    return _filled(text, marks)
+
+
+def _if_updated(text: str, otherwise: str) -> str:
+    if text == otherwise:
+        return text
+    return f"{{{{ if $updated }}}}{text}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+
 def _or_unknown(variable: str) -> str:
     return f"{{{{ with {variable} }}}}step {{{{ . }}}}{{{{ else }}}}{_UNKNOWN}{{{{ end }}}}"
 
@@ -141,17 +163,16 @@ def _series(*conditions: str) -> str:
     return f'{_SINCE}{{condition{operator}\\"{"|".join(conditions)}\\",{matchers}}}'
 
 
-def _began(condition: str) -> str:
+def _began(condition: str, remembered: str = _REMEMBERED) -> str:
     series = _series(condition)
-    return f"min({series}) or min(last_over_time({series}[{_REMEMBERED}]))"
+    return f"min({series}) or min(last_over_time({series}[{remembered}]))"
 
 
-def _earlier(condition: str, causes: Collection[str]) -> str:
+def _earlier(condition: str, causes: Collection[str], remembered: str = _REMEMBERED) -> str:
     causes_began = f"min by (condition) (last_over_time({_series(*causes)}[{_REMEMBERED}]))"
-    return f"{causes_began} <= scalar({_began(condition)})"
+    return f"{causes_began} <= scalar({_began(condition, remembered)})"
 
 
-def _first(condition: str, causes: Collection[str]) -> str:
-    if not causes:
-        return _began(condition)
-    return f"min({_earlier(condition, causes)}) or {_began(condition)}"
+def _first(condition: str, causes: Collection[str], remembered: str = _REMEMBERED) -> str:
+    harmful, began = causes_with_update(causes), _began(condition, remembered)
+    return f"min({_earlier(condition, harmful, remembered)}) or {began}" if harmful else began

@@ -112,7 +112,8 @@ class CounterStore:
         elif value > 0 or metric.has_later_series:
             # A series with labels that were unknown before starts at 0 and stays.
             self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
-            self._risen.add(key)
+            if value > 0:
+                self._risen.add(key)
 
     def _cells(self, metric: Metric, labels: Labels) -> list[float]:
         """Return a histogram's cells; all 0 if there are none for the catalog's bounds."""

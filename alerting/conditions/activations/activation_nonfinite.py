@@ -7,7 +7,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.signals import Count
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import NAN_WRITTEN, NO_NAN_COUNTED, ROLL_BACK, Triage
 from mp_agent.alerting.severity import Severity
 
 _ELEMENTS = Count(metric=metrics.ACTIVATION_NONFINITE, window=duration("incident_window"))
@@ -60,10 +60,11 @@ ACTIVATION_NONFINITE = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="damaged, unless every such step was skipped",
-                weights_updated="damaged, since NaN or Inf was written into them",
-                now="stop, and resume from the last checkpoint before {first} with the module "
-                "that is named in FP32",
+                weights=NO_NAN_COUNTED,
+                now="save a checkpoint, and run the module that is named in FP32",
+                updated=Triage(
+                    weights=NAN_WRITTEN, now=f"{ROLL_BACK} with the module that is named in FP32"
+                ),
             ),
             when=happened(_ELEMENTS),
             description="Modules of run {run} returned {value|count} NaN or Inf element(s) on the "

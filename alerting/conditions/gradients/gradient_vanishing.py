@@ -8,7 +8,7 @@ from mp_agent.alerting.examples.healthy import noisy
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, Predicate, all_of, unless
 from mp_agent.alerting.expressions.signals import Either, Limit, Number, Series, Where, limit
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
 
@@ -205,6 +205,7 @@ GRADIENT_VANISHING = Condition(
             triage=Triage(
                 weights="intact, but no longer changing",
                 now="save a checkpoint, and stop: the run learns nothing",
+                updated=UPDATED,
             ),
             when=unless(*_below(_VANISHED), loss_falling(), _small_by_nature()),
             hold=_HOLD,

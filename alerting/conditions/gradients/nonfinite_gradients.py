@@ -7,7 +7,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.signals import Count
-from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
+from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 
 _STEPS = Count(metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident_window"))
@@ -61,7 +61,8 @@ GRADIENT_NONFINITE = Condition(
             severity=Severity.CRITICAL,
             triage=Triage(
                 weights="intact so far, since the trainer skips these steps",
-                now=ROLL_BACK,
+                now="stop, and find the operation, since no step trains the model",
+                updated=UPDATED,
             ),
             when=happened(_STEPS),
             description="The gradients of run {run} were NaN or Inf on <nonfinite_gradients> "

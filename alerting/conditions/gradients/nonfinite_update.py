@@ -7,7 +7,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.signals import Count
-from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
+from mp_agent.alerting.first_line.triage import UPDATED
 from mp_agent.alerting.severity import Severity
 
 _UPDATES = Count(metric=metrics.NONFINITE_UPDATES, window=duration("incident_window"))
@@ -104,10 +104,7 @@ NONFINITE_UPDATE = Condition(
     levels=(
         Level(
             severity=Severity.CRITICAL,
-            triage=Triage(
-                weights="damaged, since NaN or Inf was written into them",
-                now=ROLL_BACK,
-            ),
+            triage=UPDATED,
             when=happened(_UPDATES),
             description="Run {run} stepped its optimizer "
             "{value|count} time(s) with NaN or Inf gradients in the last "

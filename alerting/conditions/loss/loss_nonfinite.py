@@ -7,7 +7,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.signals import Count
-from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
+from mp_agent.alerting.first_line.triage import NO_NAN_COUNTED, UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("incident_window")
@@ -93,9 +93,9 @@ LOSS_NONFINITE = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="damaged, unless every such step was skipped",
-                weights_updated="damaged, since NaN or Inf was written into them",
-                now=ROLL_BACK,
+                weights=NO_NAN_COUNTED,
+                now="save a checkpoint, and find the operation before an update has its result",
+                updated=UPDATED,
             ),
             when=happened(_STEPS),
             description="The loss of run {run} was NaN or Inf on "

@@ -8,7 +8,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, all_of, any_of
 from mp_agent.alerting.expressions.signals import Count, Series, limit
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 
 _FLOOR = limit("loss_scale_floor")
@@ -90,6 +90,7 @@ LOSS_SCALE_AT_FLOOR = Condition(
             triage=Triage(
                 weights="intact, since skipped steps do not change them",
                 now="stop, and resume from the last checkpoint with BF16 or a lower learning rate",
+                updated=UPDATED,
             ),
             when=any_of(
                 Compare(_SCALE, "<", _FLOOR),

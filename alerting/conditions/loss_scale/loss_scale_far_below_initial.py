@@ -8,7 +8,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, halving, ra
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, all_of, unless
 from mp_agent.alerting.expressions.signals import limit
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 
 _BOUND = limit("loss_scale_share_of_initial") * INITIAL
@@ -110,6 +110,7 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
             triage=Triage(
                 weights="intact, since skipped steps do not change them",
                 now="save a checkpoint, before the scale reaches its floor",
+                updated=UPDATED,
             ),
             when=unless(
                 all_of(Compare(SCALE, "<", _BOUND), FALLEN),

@@ -15,7 +15,7 @@ from mp_agent.alerting.expressions.predicates import (
     unless,
 )
 from mp_agent.alerting.expressions.signals import Arithmetic, Count, Limit, Recorded, Signal, limit
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
 
@@ -250,6 +250,7 @@ OVERFLOW_RATIO_HIGH = Condition(
             triage=Triage(
                 weights="intact, since skipped steps do not change them",
                 now="save a checkpoint, before the loss scale collapses",
+                updated=UPDATED,
             ),
             when=_above(limit("overflow_critical")),
             description=_DESCRIPTION,

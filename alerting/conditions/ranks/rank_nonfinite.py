@@ -8,7 +8,7 @@ from mp_agent.alerting.examples.example import Example, Track, Value, flat
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Seen, all_of, unless
 from mp_agent.alerting.expressions.signals import Count, Series, Where
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import NAN_WRITTEN, NO_NAN_COUNTED, ROLL_BACK, Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("incident_window")
@@ -129,10 +129,12 @@ RANK_NONFINITE = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="damaged, unless every such step was skipped",
-                weights_updated="damaged, since NaN or Inf was written into them",
-                now="stop, and resume from the last checkpoint before {first}, without the GPU of "
-                "rank {rank} if it reports errors",
+                weights=NO_NAN_COUNTED,
+                now="save a checkpoint, and check the batch and the GPU of rank {rank}",
+                updated=Triage(
+                    weights=NAN_WRITTEN,
+                    now=f"{ROLL_BACK}, without the GPU of rank {{rank}} if it reports errors",
+                ),
             ),
             when=unless(
                 all_of(Seen(_INCIDENT), Seen(_SEVERAL_RANKS), happened(_LOSSES)), Seen(_KNOWN)

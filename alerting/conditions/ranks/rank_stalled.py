@@ -7,7 +7,7 @@ from mp_agent.alerting.examples.example import Example, Track, Value, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, all_of
 from mp_agent.alerting.expressions.signals import Number, Series
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import NAN_WRITTEN, Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("rank_stall_window")
@@ -154,6 +154,11 @@ RANK_STALLED = Condition(
                 weights="intact, but not saved since the last checkpoint",
                 now="do not wait: restart from the last checkpoint, without the node of the ranks "
                 "that are behind",
+                updated=Triage(
+                    weights=NAN_WRITTEN,
+                    now="do not wait: restart from the last checkpoint before {first}, without the "
+                    "node of the ranks that are behind",
+                ),
             ),
             when=all_of(Compare(_LAGGING, ">", Number(0)), stopped(_WINDOW), active()),
             description="{value|count} rank(s) of run {run} are behind the others, and no step "

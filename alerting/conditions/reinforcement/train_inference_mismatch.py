@@ -83,7 +83,7 @@ TRAIN_INFERENCE_MISMATCH = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="trained on biased gradients since step {since}",
+                weights="trained on biased gradients since {since}",
                 now="stop, and compare weights and sampling settings of trainer and sampler",
             ),
             when=_mismatch(_EXTREME),

@@ -9,7 +9,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, Joined, Seen, all_of, any_of
 from mp_agent.alerting.expressions.signals import Length, Series, Where, limit
-from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import NAN_WRITTEN, Triage
 from mp_agent.alerting.severity import Severity
 from mp_agent.records.steps import Phase
 
@@ -262,6 +262,11 @@ RUN_STALLED = Condition(
                 weights="intact, but not saved since the last checkpoint",
                 now="do not wait: dump the stacks with py-spy, then restart from the last "
                 "checkpoint",
+                updated=Triage(
+                    weights=NAN_WRITTEN,
+                    now="do not wait: dump the stacks with py-spy, then restart from the last "
+                    "checkpoint before {first}",
+                ),
             ),
             when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
             description=_description(_LONG),

@@ -26,7 +26,9 @@ _CRITICAL = [
     if level.severity is Severity.CRITICAL
 ]
 _TRIAGE = Triage(
-    weights="intact since {since}", weights_updated="damaged", now=f"{ROLL_BACK} on rank {{rank}}"
+    weights="intact since {since}",
+    now=f"{ROLL_BACK} on rank {{rank}}",
+    updated=Triage(weights="damaged", now=ROLL_BACK),
 )
 
 
@@ -61,6 +63,29 @@ def test_a_step_that_is_not_known_is_left_out() -> None:
 
 def test_weights_are_damaged_for_certain_once_they_were_updated_with_nan() -> None:
     assert "Weights: damaged. " in _line(812, MpAgentNonFiniteUpdate=812)
+
+
+def test_the_step_to_roll_back_to_is_that_of_the_first_update_with_nan() -> None:
+    """A loss of NaN on a step that was skipped, or whose gradients were finite, damages nothing."""
+    assert _line(70, MpAgentNonFiniteUpdate=90, MpAgentRankNonFinite=70).endswith("before step 90.")
+    assert _line(70, MpAgentNonFiniteUpdate=90, MpAgentGradientExplosion=80).endswith("step 80.")
+
+
+@pytest.mark.parametrize(("condition", "level"), _CRITICAL, ids=[c.name for c, _ in _CRITICAL])
+@pytest.mark.parametrize("nan_step", [0, 584])
+def test_no_two_conditions_contradict_each_other_on_the_weights(condition, level, nan_step) -> None:
+    """Those that say "intact" without updates with NaN say "damaged" with them."""
+    line = headline(
+        condition.summary,
+        level.triage,
+        since_step=584,
+        labels={"rank": "3"},
+        causes=(),
+        active={"MpAgentNonFiniteUpdate": nan_step} if nan_step else {},
+    )
+    weights = line.partition("Weights: ")[2]
+    assert not (nan_step and ("intact" in weights or "not known" in weights)), line
+    assert "step step" not in line
 
 
 @pytest.mark.parametrize(("condition", "level"), _CRITICAL, ids=[c.name for c, _ in _CRITICAL])

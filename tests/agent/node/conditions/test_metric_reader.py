@@ -37,4 +37,7 @@ def test_between_two_judgements_the_counters_that_rose_are_read_once_and_no_othe
     assert read["mp_agent_grad_nan_elements_total", ()] == 3.0
     assert read["mp_agent_nonfinite_updates_total", ()] == 1.0
     assert ("mp_agent_grad_inf_elements_total", ()) not in read
-    assert not any(name.endswith("_total") for name, _ in dict(reader.moved(view, counters)))
+    assert read.keys() - dict(reader.moved(view, counters)).keys() >= {
+        ("mp_agent_grad_nan_elements_total", ()),
+        ("mp_agent_nonfinite_updates_total", ()),
+    }
