@@ -112,8 +112,13 @@ class RunView:
     sampled_steps: Mapping[str, int] = field(default_factory=dict)
     """The trainer's step of which sampled columns, and layers, are; by family."""
     loss: float | None = None
-    """Last finite merged loss."""
+    """Last merged loss that was finite on all ranks."""
     learning_rate: float | None = None
+    value_steps: Mapping[str, int] = field(default_factory=dict)
+    """The trainer's step of which `loss`, `loss_scale` and `learning_rate` are."""
+    nonfinite_since: Mapping[str, int] = field(default_factory=dict)
+    """`loss` and `gradients`, where the last one was NaN or Inf, to the first step from which on
+    every one was."""
     loss_scale: float | None = None
     loss_scale_initial: float | None = None
     loss_scale_calibrated: float | None = None
@@ -169,6 +174,20 @@ class LayerView:
     judged: bool
     """Whether the sampled step's norms count (complete, finite, not skipped)."""
     family: str = GRADIENTS.name
+    step: int = 0
+    """The trainer's step of which `values` are."""
+    later: "LayerView | None" = None
+    """The latest sample, where it is later than `values` since its norms do not count."""
+
+    @property
+    def latest(self) -> "LayerView":
+        """The latest sample, whether its norms count or not."""
+        return self.later or self
+
+    @property
+    def nonfinite_elements(self) -> float:
+        """NaN and Inf elements of gradients in the latest sample."""
+        return GRADIENTS.nonfinite_elements(self.latest.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

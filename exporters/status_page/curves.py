@@ -14,6 +14,11 @@ Facts = Mapping[str, Any]
 """A part of the JSON of docs/api.md."""
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "blue"}
 """How rich shows a severity."""
+NONFINITE = {
+    "loss": "loss",
+    **dict.fromkeys(("grad_norm", "grad_abs_max", "clip_coefficient"), "gradients"),
+}
+"""By value, the quantity that has to be finite for it."""
 _BARS = "▁▂▃▄▅▆▇█"
 _LOWEST = 2.0**-24
 """FP16's smallest number: lower values are drawn at its height."""
@@ -47,9 +52,20 @@ class Curves:
             known = [value for value in self.history[name] if value is not None]
             if known:
                 shown = _worst_of_groups(self.history[name], characters, worst)
-                ends = map(short, (min(known), max(known), known[-1]))
+                ends = *map(short, (min(known), max(known))), self._now(name, known[-1])
                 table.add_row(name.replace("_", " "), self._curve(name, shown, is_log), *ends)
         yield table
+
+    def _now(self, name: str, last_known: float) -> Text:
+        """Return the last value, unless it is NaN or Inf now; an older agent does not say so."""
+        broken = self.history.get(f"{NONFINITE.get(name)}_nonfinite", ())
+        seen = zip(self.history[name], broken, strict=False)
+        flags = [bad for value, bad in seen if bad or value is not None]
+        return (
+            Text("NaN, Inf", STYLES["critical"])
+            if flags[-1:] == [True]
+            else Text(short(last_known))
+        )
 
     def _curve(self, name: str, values: Sequence[float | None], is_log: bool) -> Text:
         heights = [None if value is None else _height(value, is_log) for value in values]

@@ -7,7 +7,11 @@ from mp_agent.records.merged import MergedStep
 
 STEPS_KEPT = 1000
 
-Point = tuple[int, float, float | None, float | None, float | None, bool]
+_NAMES = (
+    *("step", "time_unix_seconds", "loss", "loss_scale", "grad_norm", "skipped"),
+    *("loss_nonfinite", "gradients_nonfinite"),
+)
+Point = tuple[int, float, float | None, float | None, float | None, bool, bool, bool]
 
 
 class StepHistory:
@@ -17,15 +21,21 @@ class StepHistory:
         self._points: deque[Point] = deque(maxlen=STEPS_KEPT)
 
     def add(self, step: MergedStep) -> None:
-        """Add a closed step. A norm that does not count (skipped, partial) is omitted."""
+        """Add a closed step. A norm that does not count (skipped, partial) is omitted.
+
+        So is a loss that was NaN or Inf on a rank.
+        """
+        loss_nonfinite = step.flag("loss_nonfinite")
         self._points.append(
             (
                 step.step,
                 step.time_unix_seconds,
-                step.get("loss"),
+                None if loss_nonfinite else step.get("loss"),
                 step.get("loss_scale"),
                 step.grad_norm if step.gradients_judged else None,
                 step.skipped,
+                loss_nonfinite,
+                step.gradient_nonfinite_elements > 0,
             )
         )
 
@@ -36,5 +46,4 @@ class StepHistory:
     def columns(self, *, after_step: int | None = None) -> Mapping[str, list[object]]:
         """Return the steps as columns of equal length, oldest first; None for "not observed"."""
         points = [p for p in self._points if after_step is None or p[0] > after_step]
-        names = ("step", "time_unix_seconds", "loss", "loss_scale", "grad_norm", "skipped")
-        return {name: [point[at] for point in points] for at, name in enumerate(names)}
+        return {name: [point[at] for point in points] for at, name in enumerate(_NAMES)}

@@ -59,7 +59,7 @@ def _run(source: RunSources) -> dict[str, Any]:
         "verdict": verdict(source),
         "summary": None if view is None else _summary(view),
         "conditions": [] if view is None else [_condition(c) for c in _by_severity(view)],
-        "layers": _layers(layers),
+        "layers": _layers(layers, _first_layer(view)),
         "layers_omitted": max(len(layers) - LAYERS_AT_MOST, 0),
         "ranks": _ranks(source.ranks),
         "agent": _agent(source.agent),
@@ -110,6 +110,7 @@ def _by_severity(view: RunView) -> list[ActiveCondition]:
 
 def _summary(view: RunView) -> dict[str, Any]:
     judged, first, level = view.judged, view.first_nonfinite, view.health.loss
+    norm_step = judged.step if judged else None
     return {
         "attempt": view.identity.attempt,
         "world_size": view.identity.world_size,
@@ -122,14 +123,22 @@ def _summary(view: RunView) -> dict[str, Any]:
         "step": view.last.step if view.last else None,
         "last_step_time_unix_seconds": view.last.time_unix_seconds if view.last else None,
         "loss": view.loss,
+        "loss_step": view.value_steps.get("loss"),
+        "loss_nonfinite_since_step": view.nonfinite_since.get("loss"),
         "loss_median": level.median if level else None,
         "loss_spike_bound": level.spike_bound if level else None,
         "learning_rate": view.learning_rate,
+        "learning_rate_step": view.value_steps.get("learning_rate"),
         "loss_scale": view.loss_scale,
+        "loss_scale_step": view.value_steps.get("loss_scale"),
         "loss_scale_initial": view.loss_scale_initial,
         "grad_norm": judged.grad_norm if judged else None,
+        "grad_norm_step": norm_step,
         "grad_abs_max": judged.get("abs_max") if judged else None,
+        "grad_abs_max_step": norm_step,
         "clip_coefficient": judged.clip_coefficient if judged else None,
+        "clip_coefficient_step": norm_step,
+        "gradients_nonfinite_since_step": view.nonfinite_since.get("gradients"),
         "coverage": view.coverage,
         "missing_ranks": list(view.missing_ranks),
         "trackers": [
@@ -154,28 +163,43 @@ def _condition(condition: ActiveCondition) -> dict[str, Any]:
     return {name: getattr(condition, name) for name in names}
 
 
-def _layers(layers: Sequence[LayerView]) -> list[dict[str, Any]]:
-    """Return the layers in module order; only the worst if there are too many."""
-    rows = [_layer(layer) for layer in layers]
-    if len(rows) <= LAYERS_AT_MOST:
-        return rows
+def _first_layer(view: RunView | None) -> str:
+    """Return the layer with the first NaN or Inf of an incident that goes on; "" if not known."""
+    first = view.first_nonfinite if view and view.nonfinite_since else None
+    return first.layer if first else ""
+
+
+def _layers(layers: Sequence[LayerView], first: str) -> list[dict[str, Any]]:
+    """Return the layers in module order; only the worst if there are too many.
+
+    first: the layer with the first NaN or Inf, which comes first here too.
+    """
+    rows = [_layer(layer, first) for layer in layers]
     badness = sorted(
         range(len(rows)),
-        key=lambda at: (rows[at]["nonfinite_elements"], rows[at]["grad_norm"] or 0.0),
+        key=lambda at: (
+            rows[at]["first_nonfinite"],
+            rows[at]["nonfinite_elements"],
+            rows[at]["grad_norm"] or 0.0,
+        ),
         reverse=True,
     )
-    return [rows[at] for at in sorted(badness[:LAYERS_AT_MOST])]
+    kept = [rows[at] for at in sorted(badness[:LAYERS_AT_MOST])]
+    return sorted(kept, key=lambda row: not row["first_nonfinite"])
 
 
-def _layer(layer: LayerView) -> dict[str, Any]:
+def _layer(layer: LayerView, first: str) -> dict[str, Any]:
     values = layer.values
     elements = values.get("elements", 0.0)
     return {
         "layer": layer.name,
+        "step": layer.latest.step,
+        "first_nonfinite": layer.name == first,
         "grad_norm": sqrt(values["sum_squares"]) if layer.judged else None,
+        "grad_norm_step": layer.step if layer.judged else None,
         "grad_abs_max": values.get("abs_max") if layer.judged else None,
         "zero_ratio": values["zero_elements"] / elements if layer.judged and elements else None,
-        "nonfinite_elements": values.get("nan_elements", 0.0) + values.get("inf_elements", 0.0),
+        "nonfinite_elements": layer.nonfinite_elements,
         "elements": elements,
     }
 

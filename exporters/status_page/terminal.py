@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.exporters.status_page.curves import STYLES, Curves, Facts, short
+from mp_agent.exporters.status_page.curves import NONFINITE, STYLES, Curves, Facts, short
 
 LAYER_SORTS = ("layer", "grad_norm", "grad_abs_max", "zero_ratio", "nonfinite_elements")
 
@@ -53,15 +53,32 @@ def run_panel(
 def _numbers(summary: Facts, now_unix_seconds: float) -> Text:
     names = ("step", "phase", "loss", "loss_scale", "grad_norm", "clip_coefficient")
     shown = [
-        f"{name.replace('_', ' ')} {short(summary[name])}"
+        f"{name.replace('_', ' ')} {_present(summary, name)}"
         for name in (*names, "learning_rate")
-        if summary[name] is not None
+        if summary[name] is not None or _nonfinite_since(summary, name) is not None
     ]
     shown.append(f"coverage {summary['coverage']:.0%}")
     if (last := summary["last_step_time_unix_seconds"]) is not None:
         shown.append(f"last step {max(now_unix_seconds - last, 0.0):.0f} s ago")
     shown.append(f"{_count(summary['world_size'], 'rank')} on {_count(summary['nodes'], 'node')}")
-    return Text("   ".join(shown))
+    text = Text("   ".join(shown))
+    text.highlight_regex(r"NaN or Inf since step \d+", STYLES["critical"])
+    return text
+
+
+def _nonfinite_since(summary: Facts, name: str) -> int | None:
+    """Return since which step a value is NaN or Inf; older agents do not say so."""
+    quantity = NONFINITE.get(name)
+    return None if quantity is None else summary.get(f"{quantity}_nonfinite_since_step")
+
+
+def _present(summary: Facts, name: str) -> str:
+    """Return a value, or that there is none now, and the step of one that is not of the last."""
+    value, step = short(summary[name]), summary.get(f"{name}_step")
+    if (since := _nonfinite_since(summary, name)) is not None:
+        last = "" if summary[name] is None else f" (last {value})"
+        return f"NaN or Inf since step {since}{last}"
+    return value if step in (None, summary["step"]) else f"{value} (step {step})"
 
 
 def _count(number: int, noun: str) -> str:
@@ -106,12 +123,18 @@ def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table
     known = [row for row in rows if row[sort] is not None]
     unknown = [row for row in rows if row[sort] is None]
     known.sort(key=lambda row: row[sort], reverse=sort != "layer")
-    shown = (*known, *unknown)[:count]
+    # Where gradients are not finite, norms are old, and the layer that was so first matters.
+    found = sorted(
+        (*known, *unknown),
+        key=lambda row: (not row.get("first_nonfinite"), not row["nonfinite_elements"]),
+    )
+    shown = found[:count]
     by = _LAYER_TITLES[LAYER_SORTS.index(sort)]
     table = Table(box=None, pad_edge=False)
     table.title = f"{len(shown)} of {len(rows) + omitted} layers, by {by}"
     table.title_justify = "left"
-    for title in _LAYER_TITLES:
+    stale = any(_norm_is_old(row) for row in shown)
+    for title in (*_LAYER_TITLES, *(("norm of step",) if stale else ())):
         table.add_column(title, justify="left" if title == "layer" else "right")
     for row in shown:
         values = (
@@ -119,9 +142,17 @@ def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table
             short(row["grad_abs_max"]),
             "–" if row["zero_ratio"] is None else f"{row['zero_ratio']:.1%}",
             short(row["nonfinite_elements"]),
+            *((short(row["grad_norm_step"]),) if stale else ()),
         )
-        table.add_row(escape(row["layer"]), *values)
+        style = STYLES["critical"] if row["nonfinite_elements"] else ""
+        table.add_row(escape(row["layer"]), *values, style=style)
     return table
+
+
+def _norm_is_old(row: Facts) -> bool:
+    """Return whether a layer's norm is of an earlier step than its latest sample."""
+    step = row.get("grad_norm_step")
+    return step is not None and step != row["step"]
 
 
 def _ranks(rows: Sequence[Facts]) -> Table:

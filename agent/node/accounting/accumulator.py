@@ -1,6 +1,7 @@
 """Updates a run's counters and derived state with each closed step."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mp_agent.catalog.metric import Scope
@@ -31,7 +32,8 @@ class Accumulator:
         self._follow(progress)
         self.counters = counters
         self.layers: dict[str, dict[str, LayerView]] = {}
-        """By family, the latest view of each layer whose norms count, else the latest view."""
+        """By family, the latest view of each layer whose norms count, with a later one that does
+        not; the latest view of a layer of which none counts."""
 
     def fold_step(self, step: MergedStep) -> None:
         """Update trackers and counters with a closed step."""
@@ -65,14 +67,18 @@ class Accumulator:
         shown = self.layers.setdefault(layers.family.name, {})
         for name in layers.retired:
             shown.pop(name, None)
-        views = layers.views(step_judged=step_judged)
+        step = sequence if step is None else step
+        views = layers.views(step_judged=step_judged, step=step)
         for view in views:
             self.counters.count(Scope.LAYER, (view.name,), view)
-            if view.judged or not (view.name in shown and shown[view.name].judged):
+            known = shown.get(view.name)
+            if view.judged or known is None or not known.judged:
                 shown[view.name] = view
+            else:
+                shown[view.name] = replace(known, later=view)
         sample = LayerObservation(
             sequence=sequence,
-            step=sequence if step is None else step,
+            step=step,
             layers=layers,
             views=views,
             collections=collections,

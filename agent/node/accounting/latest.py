@@ -15,6 +15,7 @@ class LatestStep(Tracker):
     """The last step, the last one whose norms count, and the last finite loss and learning rate.
 
     What is not measured on every step keeps its last value: gauges do not vanish between samples.
+    Of which step a value is, and whether there were only NaN and Inf since, is kept with it.
     """
 
     every_step: ClassVar[bool] = True
@@ -28,19 +29,34 @@ class LatestStep(Tracker):
     """The trainer's step of which those sampled values, or the layers, are; by family."""
     loss: float | None = None
     learning_rate: float | None = None
+    value_steps: dict[str, int] = field(default_factory=dict)
+    """The trainer's step of which loss, loss scale and learning rate are."""
+    nonfinite_since: dict[str, int] = field(default_factory=dict)
+    """`loss` and `gradients`, while they are NaN or Inf, to the first step on which they were."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step."""
         self.last = step
-        self.loss = _newer(step.get("loss"), self.loss)
-        self.learning_rate = _newer(step.get("learning_rate"), self.learning_rate)
+        broken = step.flag("loss_nonfinite")
+        loss = None if broken else step.get("loss")
+        rate = step.get("learning_rate")
+        self.loss = _newer(loss, self.loss)
+        self.learning_rate = _newer(rate, self.learning_rate)
+        values = (("loss", loss), ("learning_rate", rate), ("loss_scale", step.loss_scale))
+        self.value_steps |= {name: step.step for name, value in values if value is not None}
+        if broken or loss is not None:
+            self._note_nonfinite("loss", step.step, nonfinite=broken)
+        if GRADIENTS.nonfinite[0] in step.gradients:
+            nonfinite = step.gradient_nonfinite_elements > 0
+            self._note_nonfinite("gradients", step.step, nonfinite=nonfinite)
         for family in FAMILIES:
             if family.name in step.complete and step.counts(family):
                 self._add(family, step)
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
-        """Note on which step the layers were measured."""
-        self._note_sample(sample.layers.family, sample.step)
+        """Note on which step the layers were measured, unless no norm of it counts."""
+        if any(view.judged for view in sample.views):
+            self._note_sample(sample.layers.family, sample.step)
 
     def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
         """Return the values as they are."""
@@ -51,6 +67,8 @@ class LatestStep(Tracker):
             "sampled_steps": self.sampled_steps,
             "loss": self.loss,
             "learning_rate": self.learning_rate,
+            "value_steps": dict(self.value_steps),
+            "nonfinite_since": dict(self.nonfinite_since),
             "coverage": self.last.coverage if self.last else 1.0,
             "missing_ranks": self.last.missing_ranks if self.last else (),
         }
@@ -65,6 +83,12 @@ class LatestStep(Tracker):
             if values is not own:
                 step = replace(step, families={**step.families, family.name: values})
             self.judged = step
+
+    def _note_nonfinite(self, name: str, step: int, *, nonfinite: bool) -> None:
+        if nonfinite:
+            self.nonfinite_since.setdefault(name, step)
+        else:
+            self.nonfinite_since.pop(name, None)
 
     def _note_sample(self, family: ColumnFamily, step: int) -> None:
         self.sampled_steps = {**self.sampled_steps, family.name: step}

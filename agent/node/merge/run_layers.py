@@ -48,12 +48,14 @@ class MergedLayers:
         counts = np.array([optimizer in judged for optimizer in self.optimizers], dtype=np.bool_)
         return replace(self, sound=self.sound & counts)
 
-    def views(self, *, step_judged: bool) -> tuple[LayerView, ...]:
+    def views(self, *, step_judged: bool, step: int = 0) -> tuple[LayerView, ...]:
         """Return one view per layer; norms count only where those of the step do."""
         columns, family = self.family.names, self.family.name
         judged = (self.sound & (step_judged and self.complete)).tolist()
         return tuple(
-            LayerView(name=name, values=by_name(columns, row), judged=counts, family=family)
+            LayerView(
+                name=name, values=by_name(columns, row), judged=counts, family=family, step=step
+            )
             for name, row, counts in zip(self.names, self.values.tolist(), judged, strict=True)
         )
 

@@ -34,4 +34,7 @@ def union(name: str, layers: Sequence[LayerView], family: ColumnFamily = GRADIEN
     of = judged or layers
     values = family.merged([[each.values.get(own, nan) for own in family.names] for each in of])
     sound = all(column in values for column in family.required)
-    return LayerView(name=name, values=values, judged=bool(judged) and sound, family=family.name)
+    step = min(each.step for each in of)
+    return LayerView(
+        name=name, values=values, judged=bool(judged) and sound, family=family.name, step=step
+    )

@@ -113,10 +113,18 @@ const newCharts = (source) => {
     }, [[], []], box);
   };
 
-  const describe = (id, steps, seen) => {
+  // Whether the last step that had a value had NaN or Inf.
+  const isBroken = (column, history) => {
+    const broken = history[`${column === "grad_norm" ? "gradients" : column}_nonfinite`] ?? [];
+    const last = history[column].findLastIndex((value, at) => isKnown(value) || broken[at]);
+    return Boolean(broken[last]);
+  };
+
+  const describe = (id, history, seen) => {
     let low = Infinity, high = -Infinity;
     for (const value of seen) { low = Math.min(low, value); high = Math.max(high, value); }
-    return `${CHARTS[id].label} over steps ${steps[0]} to ${steps.at(-1)}: now ${number(seen.at(-1))}, `
+    const steps = history.step, now = isBroken(CHARTS[id].column, history) ? "NaN or Inf" : number(seen.at(-1));
+    return `${CHARTS[id].label} over steps ${steps[0]} to ${steps.at(-1)}: now ${now}, `
       + `smallest ${number(low)}, largest ${number(high)}`;
   };
 
@@ -132,7 +140,7 @@ const newCharts = (source) => {
       plot.setData([history.step, values], !isZoomed);
       if (isZoomed) plot.redraw();
       showLast(plot);
-      box.setAttribute("aria-label", describe(id, history.step, seen));
+      box.setAttribute("aria-label", describe(id, history, seen));
     }
   };
 

@@ -22,6 +22,11 @@ const number = (value, digits = 4) => {
   if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
   return String(Number(value.toPrecision(digits)));
 };
+// A value of the last step; an older one with its step, or that it is NaN or Inf by now.
+const present = (value, step, lastStep, since) => {
+  if (isKnown(since)) return `NaN or Inf since step ${since}${isKnown(value) ? ` (last ${number(value)})` : ""}`;
+  return isKnown(step) && step !== lastStep ? `${number(value)} (step ${step})` : number(value);
+};
 const percent = (value) => (isKnown(value) ? `${Number((100 * value).toPrecision(4))} %` : "–");
 const milliseconds = (value) => (isKnown(value) ? `${number(1000 * value, 3)} ms` : "–");
 const ago = (seconds) => {
@@ -41,5 +46,5 @@ const fillFacts = (list, pairs) => {
   const shown = pairs.filter(([, text]) => text !== null && text !== "");
   list.replaceChildren(...shown.map(([name, text]) =>
     element("div", { class: text.length > LONG_TEXT ? "wide" : "" },
-      element("dt", {}, name), element("dd", {}, text))));
+      element("dt", {}, name), element("dd", text.startsWith("NaN") ? { class: "bad" } : {}, text))));
 };

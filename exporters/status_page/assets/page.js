@@ -53,18 +53,20 @@ const showNow = (run) => {
     fillFacts(byId("facts"), run ? [["Run as a whole", "reported by the root agent"]] : []);
     return;
   }
-  const optional = (value) => (isKnown(value) ? number(value) : null);
+  const norms = now.gradients_nonfinite_since_step;
+  const kept = (name, since) => present(now[name], now[`${name}_step`], now.step, since);
+  const optional = (text) => (text === "–" ? null : text);
   const lastStep = now.last_step_time_unix_seconds;
   fillFacts(byId("facts"), [
     ["Step", number(now.step)],
     ["Last step", isKnown(lastStep) ? ago(state.answer.time_unix_seconds - lastStep) : "–"],
     ["Phase", now.phase],
-    ["Loss", number(now.loss)],
-    ["Loss scale", optional(now.loss_scale)],
-    ["Gradient norm", number(now.grad_norm)],
-    ["Largest gradient", number(now.grad_abs_max)],
-    ["Clip coefficient", optional(now.clip_coefficient)],
-    ["Learning rate", optional(now.learning_rate)],
+    ["Loss", kept("loss", now.loss_nonfinite_since_step)],
+    ["Loss scale", optional(kept("loss_scale"))],
+    ["Gradient norm", kept("grad_norm", norms)],
+    ["Largest gradient", kept("grad_abs_max", norms)],
+    ["Clip coefficient", isKnown(now.clip_coefficient) ? kept("clip_coefficient", norms) : null],
+    ["Learning rate", optional(kept("learning_rate"))],
     ["Coverage", percent(now.coverage)],
     ["Missing ranks", now.missing_ranks.join(", ")],
     ["First non-finite", firstNonfinite(now.first_nonfinite)],

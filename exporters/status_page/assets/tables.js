@@ -6,7 +6,10 @@ const ROWS_SHOWN = 200;
 const COLUMNS = {
   layers: [
     { key: "layer", title: "Layer", text: (row) => row.layer, isText: true },
-    { key: "grad_norm", title: "Norm", text: (row) => number(row.grad_norm) },
+    {
+      key: "grad_norm", title: "Norm", text: (row) => present(row.grad_norm, row.grad_norm_step, row.step),
+      look: (row) => (isKnown(row.grad_norm) && row.grad_norm_step !== row.step ? "notable" : ""),
+    },
     { key: "grad_abs_max", title: "Largest", text: (row) => number(row.grad_abs_max) },
     { key: "zero_ratio", title: "Zeros", text: (row) => percent(row.zero_ratio) },
     {
@@ -40,11 +43,13 @@ const stateOf = (rank) => (rank.up ? "up" : rank.phase === "ended" ? "ended" : "
 
 const compare = (a, b) => (a === b ? 0 : a < b ? -1 : 1);
 
-// Rows by a column; those that lack it come last, whatever the direction.
+// Rows by a column; those that lack it come last, whatever the direction, and the layer in which
+// NaN or Inf was first comes first: the norms are old then.
 const sortedRows = (rows, key, direction) => {
   const known = rows.filter((row) => isKnown(row[key]));
   const unknown = rows.filter((row) => !isKnown(row[key]));
-  return [...known.sort((a, b) => direction * compare(a[key], b[key])), ...unknown];
+  const sorted = [...known.sort((a, b) => direction * compare(a[key], b[key])), ...unknown];
+  return sorted.sort((a, b) => Number(b.first_nonfinite ?? false) - Number(a.first_nonfinite ?? false));
 };
 
 const newTable = (name, firstSort, onSort) => {

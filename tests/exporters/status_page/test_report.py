@@ -211,3 +211,51 @@ def test_the_history_gives_only_what_is_new_and_nothing_after_it_was_cleared() -
     assert history.columns(after_step=2)["step"] == [3]
     history.clear()
     assert history.columns()["step"] == []
+
+
+def broken() -> Any:
+    """Return a run 264 steps after its loss and gradients became NaN."""
+    whole = with_view(
+        last=merged_step(848, loss_nonfinite=1.0, nan_elements=1_408.0),
+        judged=merged_step(583, norm=2.0, elements=4.0),
+        loss=0.0732,
+        value_steps={"loss": 583},
+        nonfinite_since={"loss": 584, "gradients": 584},
+        first_nonfinite=FirstNonfinite(step=584, rank="", layer="b", phase="backward"),
+    )
+    (layer,) = whole.layers
+    now = replace(layer, step=840, judged=False, values={**layer.values, "nan_elements": 704.0})
+    layers = [replace(layer, name=name, step=580, later=now) for name in ("a", "b")]
+    return replace(whole, layers=layers)
+
+
+def test_a_value_from_before_a_nan_has_its_step_and_since_when_there_is_none() -> None:
+    summary = report(broken())["summary"]
+    assert (summary["loss"], summary["loss_step"]) == (0.0732, 583)
+    assert (summary["grad_norm"], summary["grad_norm_step"]) == (2.0, 583)
+    assert summary["clip_coefficient_step"] == summary["grad_abs_max_step"] == 583
+    assert summary["loss_nonfinite_since_step"] == 584
+    assert summary["gradients_nonfinite_since_step"] == 584
+
+
+def test_layers_have_the_counts_of_the_latest_sample_and_the_step_of_their_norm() -> None:
+    rows = report(broken())["layers"]
+    assert sum(row["nonfinite_elements"] for row in rows) == 1_408
+    assert {(row["step"], row["grad_norm_step"]) for row in rows} == {(840, 580)}
+
+
+def test_the_layer_with_the_first_nan_comes_first_while_there_are_any() -> None:
+    assert [row["layer"] for row in report(broken())["layers"]] == ["b", "a"]
+    over = broken()
+    healed = replace(over, view=replace(over.view, nonfinite_since={}))
+    assert [row["layer"] for row in report(healed)["layers"]] == ["a", "b"]
+
+
+def test_a_curve_ends_where_the_values_are_not_finite() -> None:
+    kept = StepHistory()
+    kept.add(merged_step(1, loss=2.0, nan_elements=0.0))
+    kept.add(merged_step(2, loss=3.0, loss_nonfinite=1.0, nan_elements=1.0))
+    columns = kept.columns()
+    assert (columns["loss"], columns["loss_nonfinite"]) == ([2.0, None], [False, True])
+    assert columns["grad_norm"][1] is None
+    assert columns["gradients_nonfinite"] == [False, True]

@@ -1,5 +1,6 @@
 """A run in a terminal has what the page has, and shows names as they are."""
 
+import re
 from dataclasses import replace
 from io import StringIO
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from mp_agent.exporters.status_page.report import snapshot_report
 from mp_agent.exporters.status_page.terminal import run_panel
 from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
-from tests.exporters.status_page.test_report import CONDITION, TRACKER, with_view
+from tests.exporters.status_page.test_report import CONDITION, TRACKER, broken, with_view
 
 
 def printed(drawn: RenderableType, *, color: bool = False) -> str:
@@ -104,3 +105,42 @@ def test_a_curve_of_many_steps_keeps_the_one_that_stands_out() -> None:
 def test_a_constant_curve_and_one_of_a_single_step_are_drawn() -> None:
     assert "▅" in printed(Curves(history(1.0), DEFAULTS))
     assert "▅▅" in printed(Curves(history(1.0, 1.0), DEFAULTS))
+
+
+def test_a_run_with_nan_shows_no_earlier_value_as_the_present_one() -> None:
+    text = drawn(broken())
+    assert "loss NaN or Inf since step 584 (last 0.0732)" in " ".join(text.split())
+    assert "grad norm NaN or Inf since step 584 (last 2)" in " ".join(
+        text.replace("│", " ").split()
+    )
+
+
+def test_the_layer_with_the_first_nan_is_on_top_and_norms_have_their_step() -> None:
+    lines = drawn(broken(), layers=1).splitlines()
+    (head,) = (at for at, line in enumerate(lines) if "1 of 2 layers" in line)
+    assert "norm of step" in lines[head + 1]
+    assert re.search(r"\bb\b.*\b704\b.*\b580\b", lines[head + 2])
+
+
+def test_the_present_value_of_a_curve_that_ended_in_nan_is_none() -> None:
+    kept = StepHistory()
+    for number in range(1, 9):
+        bad = float(number > 5)
+        kept.add(merged_step(number, loss=1.0, norm=2.0, loss_nonfinite=bad, nan_elements=bad))
+    lines = printed(Curves(dict(kept.columns()), DEFAULTS)).splitlines()
+    ends = [line for line in lines if line.startswith(("loss", "grad norm"))]
+    assert len(ends) == 2 and all(line.rstrip().endswith("NaN, Inf") for line in ends)
+
+
+def test_an_answer_of_an_older_agent_is_drawn() -> None:
+    (run,) = snapshot_report([with_view()], {}, 12.0)["runs"]
+    added = re.compile(r"_step$|^first_nonfinite$|^step$")
+    older = {
+        **run,
+        "summary": {k: v for k, v in run["summary"].items() if k == "step" or not added.search(k)},
+        "layers": [{k: v for k, v in row.items() if not added.search(k)} for row in run["layers"]],
+    }
+    older["summary"]["first_nonfinite"] = None
+    kept = {k: v for k, v in history(1.0, 2.0).items() if not k.endswith("_nonfinite")}
+    panel = run_panel(older, kept, DEFAULTS, sort="grad_norm", layers=3, now_unix_seconds=12.0)
+    assert "grad norm 2" in printed(panel)

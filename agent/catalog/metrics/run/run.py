@@ -199,6 +199,17 @@ RUN_METRICS = (
         read=lambda run: run.loss,
     ),
     Metric(
+        name="mp_agent.nonfinite.since_step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("quantity",),
+        help="First step from which on every loss, or all gradients that were measured, were NaN "
+        "or Inf. Absent while they are finite. The gauges of loss, norm and layers keep their last "
+        "finite values meanwhile.",
+        read=lambda run: {(name,): float(step) for name, step in run.nonfinite_since.items()},
+    ),
+    Metric(
         name="mp_agent.loss.nonfinite.steps",
         unit="{step}",
         kind=Kind.COUNTER,

@@ -131,3 +131,57 @@ def test_a_new_attempt_starts_without_samples(account):
 
     assert judged(account).get(SAMPLED) is None
     assert sampled_step(account) == {}
+
+
+def since(account: Accumulator) -> object:
+    read = BY_PROMETHEUS_NAME["mp_agent_nonfinite_since_step"].read
+    assert read is not None
+    return read(view(account))
+
+
+def test_a_value_that_stays_has_the_step_of_which_it_is(account):
+    account.fold_step(step(1, 1.0, loss=0.5, learning_rate=0.1, loss_scale=64.0))
+    account.fold_step(step(2, 1.0, learning_rate=0.2))
+    assert view(account).value_steps == {"loss": 1001, "learning_rate": 1002, "loss_scale": 1001}
+
+
+def test_what_is_not_finite_says_since_when_until_it_is_again(account):
+    account.fold_step(step(1, 1.0, loss=0.5, nan_elements=0.0))
+    assert since(account) == {}
+    account.fold_step(step(2, 1.0, loss_nonfinite=1.0, nan_elements=0.0))
+    account.fold_step(step(3, 1.0, loss_nonfinite=1.0, nan_elements=4.0))
+    account.fold_step(step(4, 1.0, loss_nonfinite=1.0, inf_elements=4.0))
+    assert since(account) == {("loss",): 1002.0, ("gradients",): 1003.0}
+    account.fold_step(step(5, 1.0, loss=0.4, nan_elements=0.0))
+    assert since(account) == {}
+
+
+def test_a_step_without_loss_and_gradients_says_nothing_of_them(account):
+    """Evaluation between steps, or gradients that are measured on every second step."""
+    account.fold_step(step(1, 1.0, loss_nonfinite=1.0, nan_elements=4.0))
+    account.fold_step(replace(step(2, 1.0), families={}, columns={}))
+    assert since(account) == {("loss",): 1001.0, ("gradients",): 1001.0}
+
+
+def test_the_mean_of_the_ranks_whose_loss_was_finite_is_not_the_loss_of_the_run(account):
+    account.fold_step(step(1, 1.0, loss=0.5))
+    account.fold_step(step(2, 1.0, loss=9.0, loss_nonfinite=1.0))
+    assert view(account).loss == 0.5
+
+
+def test_layers_of_which_none_counts_leave_the_step_of_those_that_did(account):
+    def table(**columns: float) -> MergedLayers:
+        return MergedLayers(
+            family=GRADIENTS,
+            names=("w",),
+            values=np.stack([gradient_row(elements=4.0, **columns)]),
+            sound=np.array([not columns]),
+            complete=True,
+        )
+
+    account.fold_layers(3, table(), step_judged=True, step=1003)
+    account.fold_layers(4, table(nan_elements=2.0), step_judged=False, step=1004)
+    assert sampled_step(account) == {("gradients",): 1003.0}
+    (layer,) = account.layers[GRADIENTS.name].values()
+    assert (layer.judged, layer.step, layer.latest.step) == (True, 1003, 1004)
+    assert (layer.nonfinite_elements, layer.values["nan_elements"]) == (2.0, 0.0)
