@@ -37,6 +37,21 @@ def by_run(
     return aggregated(series(name, where), aggregate, keep=keep)
 
 
+def nonfinite_since(quantity: str) -> str:
+    """Return since which step loss or gradients are NaN or Inf, of the runs where they are."""
+    return by_run("mp_agent_nonfinite_since_step", "min", where=f'quantity="{quantity}"')
+
+
+def while_finite(expression: str, quantity: str) -> str:
+    """Return an expression where loss or gradients are finite: gauges keep their last value."""
+    return f"({expression}) unless on ({', '.join(RUN)}) {nonfinite_since(quantity)}"
+
+
+def last_finite(expression: str, quantity: str) -> str:
+    """Return the rest of the same: the last value of runs whose present one is NaN or Inf."""
+    return f"({expression}) and on ({', '.join(RUN)}) {nonfinite_since(quantity)}"
+
+
 def rate(name: str, *, keep: tuple[str, ...] = (), where: str = "") -> str:
     """Return how often per second a counter grew, one per run (and per `keep`)."""
     return aggregated(f"rate({series(name, where)}[$__rate_interval])", "sum", keep=keep)

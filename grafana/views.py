@@ -161,9 +161,16 @@ def _stat(panel: Panel) -> Any:
     made.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
     made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     made.no_value(panel.nothing or "–")
+    _color(made, panel)
     if panel.label:
         made.text_mode(BigValueTextMode.NAME)
     return made
+
+
+def _color(made: Any, panel: Panel) -> None:
+    for name, color in panel.colors.items():
+        fixed = {"mode": "fixed", "fixedColor": color}
+        made.override_by_name(name, [DynamicConfigValue(id_val="color", value=fixed)])
 
 
 def _timeseries(panel: Panel) -> Any:
@@ -171,9 +178,7 @@ def _timeseries(panel: Panel) -> Any:
     made.line_width(1).fill_opacity(0)
     made.show_points(VisibilityMode.AUTO if panel.sparse else VisibilityMode.NEVER)
     made.legend(_legend(shown=True, many=_has_many_series(panel)).calcs(["lastNotNull", "max"]))
-    for name, color in panel.colors.items():
-        fixed = {"mode": "fixed", "fixedColor": color}
-        made.override_by_name(name, [DynamicConfigValue(id_val="color", value=fixed)])
+    _color(made, panel)
     made.tooltip(
         common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     )

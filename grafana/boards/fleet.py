@@ -1,7 +1,17 @@
 """Fleet: every run of a cluster at a glance."""
 
 from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, help_of
-from grafana.queries import FIRST_OPTIMIZER, RUN, aggregated, by_run, rate, series, share_of_steps
+from grafana.queries import (
+    FIRST_OPTIMIZER,
+    RUN,
+    aggregated,
+    by_run,
+    nonfinite_since,
+    rate,
+    series,
+    share_of_steps,
+    while_finite,
+)
 from grafana.style import (
     ALERT_STATE,
     ANY_IS_BAD,
@@ -44,12 +54,24 @@ _CHANGES = aggregated(f"changes({series('mp_agent_step')}[10m])", "max")
 
 _NOTHING = f"0 * {by_run('mp_agent_run_active')}"
 """0 for every run, so that one without an alert sorts below all that have one."""
+
+
+def _or_nan(name: str, quantity: str, where: str = "") -> str:
+    """Return a gauge, or NaN where the run has no finite value now."""
+    finite = while_finite(by_run(name, where=where), quantity)
+    return f"({finite}) or NaN * {nonfinite_since(quantity)}"
+
+
+_LOSS = _or_nan("mp_agent_loss", "loss")
+_NORM = _or_nan("mp_agent_grad_norm", "gradients", FIRST_OPTIMIZER)
 _LOSS_LEVEL = (
+    f"0 * {nonfinite_since('loss')} + 2 or "
     f"({by_run('mp_agent_loss_lost_steps')} > 0) * 0 + 2"
     f" or ({by_run('mp_agent_loss')} > {by_run('mp_agent_loss_spike_bound')}) * 0 + 1"
     f" or 0 * {by_run('mp_agent_loss_spike_bound')}"
 )
-"""The loss against the run's own: 2 where what was learned is lost, 1 above the spike bound."""
+"""The loss against the run's own: 2 where it is not finite or what was learned is lost, 1 above
+the spike bound."""
 
 
 def _stat(number: int, title: str, description: str, expression: str, **more: object) -> Panel:
@@ -156,10 +178,11 @@ _RUNS = Row(
             description="One line per run, most severe first, including ended runs within the "
             "time range. Click a run to open it. Gradient norm, loss scale and skipped share "
             "have the colors of the alerts' severities: red critical, orange warning, blue "
-            "info. The loss is compared with the run's own history: orange is above "
-            "mp_agent_loss_spike_bound, red is a run that has lost what it had learned; no "
-            "color before 64 losses. Conditions are detected by the node agents, alerts by the "
-            "rules in Prometheus.",
+            "info. Loss and norm are NaN where they are NaN or Inf now. The loss is compared with "
+            "the run's own history: orange is above mp_agent_loss_spike_bound, red is a run that "
+            "has lost what it had learned, or whose loss is NaN or Inf; no color before 64 "
+            "losses. Conditions are detected by the node agents, alerts by the rules in "
+            "Prometheus.",
             view=View.TABLE,
             width=24,
             height=9,
@@ -170,8 +193,8 @@ _RUNS = Row(
                 _table_query(by_run("mp_agent_run_active")),
                 _table_query(by_run("mp_agent_step")),
                 _table_query(rate("mp_agent_steps_total")),
-                _table_query(by_run("mp_agent_loss")),
-                _table_query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER)),
+                _table_query(_LOSS),
+                _table_query(_NORM),
                 _table_query(by_run("mp_agent_loss_scale", "min"), optional=True),
                 _table_query(share_of_steps("mp_agent_skipped_steps_total")),
                 _table_query(by_run("mp_agent_coverage_ratio", "min")),
@@ -238,7 +261,7 @@ _PROGRESS = Row(
             title="Loss",
             description=help_of("mp_agent_loss")
             + " The axis is logarithmic, so the explosion of one run does not flatten the others.",
-            queries=(Query(by_run("mp_agent_loss"), "{{run}}"),),
+            queries=(Query(while_finite(by_run("mp_agent_loss"), "loss"), "{{run}}"),),
             log_base=10,
             log_around_zero=LOSS_IS_LINEAR_TO,
             many_decades=True,
@@ -249,7 +272,12 @@ _PROGRESS = Row(
             description="Global norm before clipping, log scale. Dashed: limits of the alerts "
             "on explosion (<grad_norm_high>, <grad_norm_extreme>) and on vanishing "
             "(<grad_norm_low>, <grad_norm_very_low>, <grad_norm_vanished>).",
-            queries=(Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "{{run}}"),),
+            queries=(
+                Query(
+                    while_finite(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "gradients"),
+                    "{{run}}",
+                ),
+            ),
             log_base=10,
             many_decades=True,
             steps=GRADIENT_NORM_LINES,

@@ -1,7 +1,15 @@
 """Layers: which layer it is."""
 
 from grafana.panel import LOWEST_ON_LOG_AXIS, Board, Column, Panel, Query, Row, View, above, help_of
-from grafana.queries import by_run, chosen, increase, series, worst, worst_over_range
+from grafana.queries import (
+    by_run,
+    chosen,
+    increase,
+    series,
+    while_finite,
+    worst,
+    worst_over_range,
+)
 from grafana.style import ANY_IS_NOTABLE
 from mp_agent.alerting.conditions.gradients import gradient_underflow, layer_gradient_dead
 
@@ -15,7 +23,14 @@ _PICK_LINK = (
     "&${namespace:queryparam}&${job:queryparam}&${run:queryparam}&var-layer=${__value.text}"
 )
 
-_NORMS = f"clamp_min({series('mp_agent_layer_grad_norm')}, {LOWEST_ON_LOG_AXIS:g})"
+_NORMS = f"clamp_min({series('mp_agent_layer_grad_norm')}, {LOWEST_ON_LOG_AXIS:g}) > 0"
+
+
+def _largest(name: str, count: int, *, where: str = "") -> str:
+    """Return the layers with the largest values; curves end where gradients are NaN or Inf."""
+    found = worst_over_range(name, count, keep=_LAYER, where=where)
+    return while_finite(found, "gradients")
+
 
 _OVERVIEW = Row(
     title="All layers",
@@ -32,7 +47,7 @@ _OVERVIEW = Row(
             most_points=_POINTS,
             queries=(
                 Query(
-                    f'count_values("le", 2 ^ ceil(log2({_NORMS} > 0)))',
+                    f'count_values("le", 2 ^ ceil(log2({while_finite(_NORMS, "gradients")})))',
                     "{{le}}",
                 ),
             ),
@@ -47,11 +62,7 @@ _OVERVIEW = Row(
             log_base=10,
             many_decades=True,
             most_points=_POINTS,
-            queries=(
-                Query(
-                    worst_over_range("mp_agent_layer_grad_norm", _WORST, keep=_LAYER), "{{layer}}"
-                ),
-            ),
+            queries=(Query(_largest("mp_agent_layer_grad_norm", _WORST), "{{layer}}"),),
         ),
         Panel(
             id=3,
@@ -64,12 +75,7 @@ _OVERVIEW = Row(
             log_base=10,
             many_decades=True,
             most_points=_POINTS,
-            queries=(
-                Query(
-                    worst_over_range("mp_agent_layer_grad_abs_max", _WORST, keep=_LAYER),
-                    "{{layer}}",
-                ),
-            ),
+            queries=(Query(_largest("mp_agent_layer_grad_abs_max", _WORST), "{{layer}}"),),
         ),
     ),
 )
@@ -84,9 +90,13 @@ _WORST_NOW = " or ".join(
 )
 
 
-def _of_the_worst(name: str) -> Query:
-    """Return a metric of the layers in the table, so that no row has gaps."""
-    return Query(chosen(by_run(name, keep=_LAYER), f"({_WORST_NOW})", keep=_LAYER), instant=True)
+def _of_the_worst(name: str, *, kept: bool = True) -> Query:
+    """Return a metric of the layers in the table, so that no row has gaps.
+
+    kept: whether it is of the last sample that counts, which is not of now while there are NaNs.
+    """
+    found = chosen(by_run(name, keep=_LAYER), f"({_WORST_NOW})", keep=_LAYER)
+    return Query(while_finite(found, "gradients") if kept else found, instant=True)
 
 
 _TABLE = Row(
@@ -96,8 +106,8 @@ _TABLE = Row(
             id=10,
             title="Worst layers",
             description="The fifteen layers each with the most non-finite elements so far, the "
-            "largest norms and the most zeros, as of the latest sample. Click a column to sort, "
-            "and a layer to plot it below.",
+            "largest norms and the most zeros, as of the latest sample; no norms while gradients "
+            "are NaN or Inf. Click a column to sort, and a layer to plot it below.",
             view=View.TABLE,
             width=24,
             height=10,
@@ -120,7 +130,7 @@ _TABLE = Row(
                 _of_the_worst("mp_agent_layer_grad_norm"),
                 _of_the_worst("mp_agent_layer_grad_abs_max"),
                 _of_the_worst("mp_agent_layer_grad_zero_ratio"),
-                _of_the_worst("mp_agent_layer_grad_nonfinite_elements_total"),
+                _of_the_worst("mp_agent_layer_grad_nonfinite_elements_total", kept=False),
                 _of_the_worst("mp_agent_layer_grad_abs_min"),
             ),
         ),
@@ -134,12 +144,7 @@ _TABLE = Row(
             minimum=0,
             maximum=1,
             most_points=_POINTS,
-            queries=(
-                Query(
-                    worst_over_range("mp_agent_layer_grad_zero_ratio", _WORST, keep=_LAYER),
-                    "{{layer}}",
-                ),
-            ),
+            queries=(Query(_largest("mp_agent_layer_grad_zero_ratio", _WORST), "{{layer}}"),),
         ),
         Panel(
             id=12,
@@ -232,7 +237,7 @@ def _course(number: int, title: str, description: str, name: str, **more: object
         title=title,
         description=description,
         most_points=_POINTS,
-        queries=(Query(worst_over_range(name, 20, keep=_LAYER, where=_PICKED), "{{layer}}"),),
+        queries=(Query(_largest(name, 20, where=_PICKED), "{{layer}}"),),
         **more,  # type: ignore[arg-type]
     )
 

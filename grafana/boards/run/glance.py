@@ -1,7 +1,14 @@
 """The first row of Run: whether it is healthy."""
 
 from grafana.panel import Panel, Query, Row, View, help_of
-from grafana.queries import FIRST_OPTIMIZER, by_run, share_of_steps
+from grafana.queries import (
+    FIRST_OPTIMIZER,
+    by_run,
+    last_finite,
+    nonfinite_since,
+    share_of_steps,
+    while_finite,
+)
 from grafana.style import (
     COVERAGE,
     GRADIENT_NORM,
@@ -30,14 +37,26 @@ _VERDICT = " or ".join(
 )
 
 
+_SINCE, _LAST = "NaN or Inf since step", "last"
+
+
+def _now(expression: str, quantity: str) -> tuple[Query, ...]:
+    """Return a value of now; or that it is not finite, since which step, and what it was last."""
+    return (
+        Query(while_finite(expression, quantity), "now", instant=True, optional=True),
+        Query(nonfinite_since(quantity), _SINCE, instant=True, optional=True),
+        Query(last_finite(expression, quantity), _LAST, instant=True, optional=True),
+    )
+
+
 def _stat(
-    number: int, title: str, description: str, query: Query, *, width: int = 3, **more: object
+    number: int, title: str, description: str, *queries: Query, width: int = 3, **more: object
 ) -> Panel:
     return Panel(
         id=number,
         title=title,
         description=description,
-        queries=(query,),
+        queries=queries,
         view=View.STAT,
         width=width,
         height=4,
@@ -87,14 +106,25 @@ HEALTH = Row(
             unit="none",
             decimals=0,
         ),
-        _stat(4, "Loss now", help_of("mp_agent_loss"), Query(by_run("mp_agent_loss")), decimals=4),
+        _stat(
+            4,
+            "Loss now",
+            help_of("mp_agent_loss")
+            + " While it is NaN or Inf: since which step, and the last finite one.",
+            *_now(by_run("mp_agent_loss"), "loss"),
+            unit="none",
+            colors={_SINCE: "red", _LAST: "text"},
+        ),
         _stat(
             5,
             "Norm now",
             "Global norm of the unscaled gradients before clipping. The color is that of the "
-            "alerts on explosion and vanishing: red critical, orange warning, blue info.",
-            Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER)),
+            "alerts on explosion and vanishing: red critical, orange warning, blue info. While "
+            "gradients are NaN or Inf: since which step, and the last finite norm.",
+            *_now(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "gradients"),
+            unit="none",
             steps=GRADIENT_NORM,
+            colors={_SINCE: "red", _LAST: "text"},
             runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
         ),
         _stat(

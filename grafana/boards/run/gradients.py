@@ -1,7 +1,7 @@
 """The fourth row of Run: the gradients."""
 
 from grafana.panel import Panel, Query, Row, Step, View, above, help_of
-from grafana.queries import FIRST_OPTIMIZER, by_run, increase, share_of_steps
+from grafana.queries import FIRST_OPTIMIZER, by_run, increase, share_of_steps, while_finite
 from grafana.style import GRADIENT_NORM_LINES, NORM_REACHES
 from mp_agent.alerting.conditions.gradients import (
     gradient_explosion,
@@ -11,6 +11,12 @@ from mp_agent.alerting.conditions.gradients import (
 )
 
 _COLLECTION = ("collection",)
+
+
+def _finite(name: str, aggregate: str = "max", *, where: str = "") -> str:
+    """Return a gauge of the gradients of steps that count; its curve ends with the first NaN."""
+    return while_finite(by_run(name, aggregate, where=where), "gradients")
+
 
 GRADIENTS = Row(
     title="Gradients",
@@ -31,7 +37,7 @@ GRADIENTS = Row(
             steps=GRADIENT_NORM_LINES,
             reaches=NORM_REACHES,
             queries=(
-                Query(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "norm"),
+                Query(_finite("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "norm"),
                 Query(
                     by_run("mp_agent_grad_norm_window_max", where=FIRST_OPTIMIZER),
                     "largest in the window",
@@ -55,7 +61,7 @@ GRADIENTS = Row(
             minimum=0,
             maximum=1,
             queries=(
-                Query(by_run("mp_agent_clip_coefficient", "min"), "coefficient", optional=True),
+                Query(_finite("mp_agent_clip_coefficient", "min"), "coefficient", optional=True),
                 Query(share_of_steps("mp_agent_clipped_steps_total"), "share of steps clipped"),
             ),
         ),
@@ -95,7 +101,7 @@ GRADIENTS = Row(
             lines=True,
             steps=(Step(None, "blue"), Step(1, "green")),
             queries=(
-                Query(by_run("mp_agent_grad_fp16_headroom", "min"), "headroom", optional=True),
+                Query(_finite("mp_agent_grad_fp16_headroom", "min"), "headroom", optional=True),
             ),
         ),
         Panel(
@@ -162,7 +168,7 @@ GRADIENTS = Row(
             log_base=10,
             many_decades=True,
             queries=(
-                Query(by_run("mp_agent_grad_abs_max", where=FIRST_OPTIMIZER), "largest element"),
+                Query(_finite("mp_agent_grad_abs_max", where=FIRST_OPTIMIZER), "largest element"),
             ),
         ),
         Panel(
@@ -172,7 +178,7 @@ GRADIENTS = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
-            queries=(Query(by_run("mp_agent_grad_zero_ratio", where=FIRST_OPTIMIZER), "zeros"),),
+            queries=(Query(_finite("mp_agent_grad_zero_ratio", where=FIRST_OPTIMIZER), "zeros"),),
         ),
         Panel(
             id=38,

@@ -1,7 +1,7 @@
 """The third row of Run: loss and loss scale."""
 
 from grafana.panel import Panel, Query, Row, above, help_of
-from grafana.queries import aggregated, by_run, increase, series, share_of_steps
+from grafana.queries import aggregated, by_run, increase, series, share_of_steps, while_finite
 from grafana.style import LOSS_IS_LINEAR_TO, LOSS_SCALE_LINES, SKIPPED
 from mp_agent.alerting.conditions.loss import loss_diverging, loss_nonfinite, loss_spike
 from mp_agent.alerting.conditions.loss_scale import (
@@ -31,12 +31,13 @@ LOSS = Row(
             "fall or be constant; a spike that recovers is a bad batch, one that persists is a "
             "lost run. Two steps above the spike limit are a spike. Best is the lowest level so "
             "far, which does not follow a rising loss. The axis is logarithmic if the loss "
-            "spans more than two decades, so that an explosion leaves the rest readable.",
+            "spans more than two decades, so that an explosion leaves the rest readable. The "
+            "curve ends where the loss is NaN or Inf.",
             width=12,
             log_when=_SPANS_DECADES,
             log_around_zero=LOSS_IS_LINEAR_TO,
             queries=(
-                Query(by_run("mp_agent_loss"), "loss"),
+                Query(while_finite(by_run("mp_agent_loss"), "loss"), "loss"),
                 Query(by_run("mp_agent_loss_median"), "median", optional=True),
                 Query(by_run("mp_agent_loss_spike_bound"), "spike limit", optional=True),
                 Query(by_run("mp_agent_loss_best"), "best", optional=True),
