@@ -16,6 +16,8 @@ from mp_agent.probe.processes.helpers import is_helper
 from mp_agent.probe.ring_connection import ConnectLater
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
+from mp_agent.ring.files import SHORTAGES, no_room
+from mp_agent.ring.format.layout import HEAD_BYTES
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -89,7 +91,9 @@ class RankRingFactory:
             pass_on(error)
             if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 if not self._next_try_seconds:
-                    log.warning("no ring can be made yet, training goes on meanwhile: %s", error)
+                    full = error.errno in SHORTAGES
+                    why = no_room(run_dir, HEAD_BYTES) if full else error
+                    log.warning("no ring can be made yet, training goes on meanwhile: %s", why)
                 self._next_try_seconds = now_seconds + RETRY_SECONDS
                 raise ConnectLater from error
             log.warning("no ring can be made, training goes on unwatched: %s", error)

@@ -1,5 +1,6 @@
 """Private files in shared memory, and the locks that show which processes live."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -18,6 +19,11 @@ _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a planted FIFO would hang.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
+SHORTAGES = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""Errors of a file system that has no room left."""
+_MEBIBYTE = 1 << 20
+ROOM_BYTES = 16 * _MEBIBYTE
+"""Room that a rank should find free: its ring, and more for other optimizers and layers."""
 _FLOCK = struct.Struct("hhqqi0q")
 """struct flock: type, whence, start, length, pid."""
 
@@ -174,3 +180,27 @@ def _is_at(path: Path, fd: int) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
+
+
+def no_room(path: Path, needed_bytes: int) -> str:
+    """Return which file system lacks room for a ring of this rank, and what size to ask for."""
+    place = path
+    while not place.exists() or not os.path.ismount(place):
+        place = place.parent
+    size = os.statvfs(place)
+    free_bytes, size_bytes = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    rings = int(ranks) if ranks.isdecimal() and int(ranks) else 1
+    wanted_bytes = size_bytes - free_bytes + rings * max(needed_bytes, ROOM_BYTES)
+    return (
+        f"{place} is full: {_size(free_bytes)} of {_size(size_bytes)} are free, and a ring takes "
+        f"{_size(needed_bytes)}. Make it at least {_size(wanted_bytes)}, in Docker by --shm-size, "
+        "in Kubernetes by an emptyDir with medium: Memory"
+    )
+
+
+def _size(size_bytes: int) -> str:
+    """Return a size in KiB or MiB, rounded up."""
+    if size_bytes < _MEBIBYTE:
+        return f"{-(-size_bytes // 1024)} KiB"
+    return f"{-(-size_bytes // _MEBIBYTE)} MiB"

@@ -11,7 +11,7 @@ from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
 from mp_agent.ring.exit_status import RECORDER, disarm
-from mp_agent.ring.files import appearing, lock_for_life
+from mp_agent.ring.files import SHORTAGES, appearing, lock_for_life, no_room
 from mp_agent.ring.format.body import BodyHeader, encode_body_header, layout_for
 from mp_agent.ring.format.device_part import DevicePart
 from mp_agent.ring.format.head import Head, encode_head
@@ -91,7 +91,8 @@ class RingWriter:
         It replaces the oldest one when the ring has grown large enough: what has not been
         read of that is lost, and readers count it.
 
-        Raises OSError when memory cannot be reserved; the ring then goes on as it was.
+        Raises OSError when memory cannot be reserved, which says what size would do where a file
+        system is full; the ring then goes on as it was.
         """
         if self._is_foreign():
             return
@@ -106,7 +107,12 @@ class RingWriter:
             schema=schema,
             layout=layout,
         )
-        region = self._regions.allocate(header.size_bytes)
+        try:
+            region = self._regions.allocate(header.size_bytes)
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                error.strerror = no_room(self.path, header.size_bytes)
+            raise
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start
         self._body = _BodyWriter(region, layout, schema)

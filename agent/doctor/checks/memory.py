@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
+from mp_agent.ring.files import ROOM_BYTES
 
-_FREE_BYTES_MIN = 16 << 20
 _TMPFS = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mounts")
 _PROCESSES = Path("/proc")
@@ -25,6 +25,9 @@ def directory(machine: Machine) -> Iterator[CheckResult]:
             f"{path}: {error.strerror}",
             "no job of this user has begun here, or it has another MP_AGENT_DIR",
         )
+        there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
+        yield from _file_system(there)
+        yield from _space(there)
         return
     if not stat.S_ISDIR(status.st_mode):
         yield wrong(f"{path} is no directory", "remove it, or set MP_AGENT_DIR to another place")
@@ -93,14 +96,14 @@ def _owner(path: Path, status: os.stat_result) -> Iterator[CheckResult]:
 def _file_system(path: Path) -> Iterator[CheckResult]:
     kind = _kind_of(path.resolve())
     if kind in _TMPFS:
-        yield ok("it lies in memory")
+        yield ok(f"{path} lies in memory")
     elif kind:
         yield wrong(
-            f"it lies on {kind}: every step writes to a disk",
+            f"{path} lies on {kind}: every step writes to a disk",
             "set MP_AGENT_DIR to a directory on tmpfs, such as one in /dev/shm",
         )
     else:
-        yield unknown("its file system is not known")
+        yield unknown(f"the file system of {path} is not known")
 
 
 def _kind_of(path: Path) -> str:
@@ -121,10 +124,16 @@ def _kind_of(path: Path) -> str:
 def _space(path: Path) -> Iterator[CheckResult]:
     free = os.statvfs(path)
     free_bytes = free.f_bavail * free.f_frsize
-    if free_bytes < _FREE_BYTES_MIN:
+    if free_bytes < ROOM_BYTES:
         yield wrong(
-            f"{free_bytes >> 20} MiB are free: rings reserve their space when they are made",
-            "make the shared memory larger; in Kubernetes by an emptyDir with medium: Memory",
+            f"{path} has {_size(free_bytes)} free: rings, of some MiB for each rank, reserve their "
+            "space when they are made",
+            "make the shared memory larger, in Docker by --shm-size, in Kubernetes by an emptyDir "
+            "with medium: Memory",
         )
     else:
-        yield ok(f"{free_bytes >> 20} MiB are free")
+        yield ok(f"{path} has {_size(free_bytes)} free")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >> 20 else f"{size_bytes >> 10} KiB"

@@ -286,6 +286,8 @@ class StepRecorder:
         relabelled: the optimizers have other labels than when it was measured, in the step as well.
         """
         if (ready := self._prepare() if relabelled else self._prepare_to_write()) is None:
+            if self._writer is not None and self._registry.plans():
+                self._writer.drop_step(step.sequence)
             return
         if ready.plans and self._schedule.due(step.sequence):
             self._add_digest(step, ready.plans)
@@ -345,7 +347,8 @@ class StepRecorder:
         if not plans or self._writer is None:
             return None
         self._schema.own_families = self._own_families()
-        return _Ready(plans, self._writer, self._schema.delivery_for(plans, self._writer))
+        delivery = self._schema.delivery_for(plans, self._writer)
+        return None if delivery is None else _Ready(plans, self._writer, delivery)
 
     def _prepare_to_write(self) -> _Ready | None:
         """Return what is needed to write a step that was measured before.

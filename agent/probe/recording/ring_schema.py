@@ -1,5 +1,7 @@
 """Keeps the schema in the ring in agreement with the plans of the watched optimizers."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,9 +24,14 @@ from mp_agent.records.columns import (
 )
 from mp_agent.records.reduction.reduced_columns import REDUCED_COLUMNS
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
+from mp_agent.ring.files import SHORTAGES
+from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
+log = logging.getLogger("mp_agent")
+
+RETRY_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
 """How long everything before is waited for, at most, when it must be in the ring."""
 
@@ -64,6 +71,8 @@ class RingSchema:
         """The tensor collections that it has."""
         self._begun: _Begun | None = None
         """The newest schema in the ring, the gradients' device, and the order of the layers."""
+        self._next_try_seconds = 0.0
+        """When to try again for room in shared memory; 0 before any was lacking."""
         self._unfinished: tuple[_Begun, _Beginning] | None = None
         """A schema that may be in the ring although its delivery could not be made."""
 
@@ -77,10 +86,26 @@ class RingSchema:
         known = {id(layers) for layers in self._layers}
         return self.written and known.isdisjoint(id(plan.layers) for plan in plans)
 
-    def delivery_for(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
-        """Return the delivery of records of `plans`, once their schema is in the ring."""
-        if self.delivery is None or not self._are_known(plans):
+    def delivery_for(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery | None:
+        """Return the delivery of records of `plans`, once their schema is in the ring.
+
+        None while shared memory has no room for it, which is logged once and tried again later.
+        """
+        if self.delivery is not None and self._are_known(plans):
+            return self.delivery
+        now_seconds = time.monotonic()
+        if now_seconds < self._next_try_seconds:
+            return None
+        try:
             self.delivery = self._begin(plans, writer)
+        except OSError as error:
+            pass_on(error)
+            if error.errno not in SHORTAGES:
+                raise
+            if not self._next_try_seconds:
+                log.warning("steps are not recorded, training goes on: %s", error.strerror)
+            self._next_try_seconds = now_seconds + RETRY_SECONDS
+            return None
         return self.delivery
 
     def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:

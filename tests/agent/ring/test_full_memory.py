@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mp_agent.ring.files import no_room
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
 from tests.agent.ring.children import exit_code_of
@@ -53,6 +54,8 @@ def test_a_schema_that_does_not_fit_leaves_the_ring_as_it_was(small_tmpfs: Path)
         with pytest.raises(OSError) as refused:
             writer.write_schema(schema(layers=100_000))
         assert refused.value.errno == errno.ENOSPC
+        assert refused.value.strerror.startswith(f"{small_tmpfs} is full: ")
+        assert " of 2 MiB are free" in refused.value.strerror
         writer.write_step(step_record(known, 1))
 
     assert exit_code_of(rank) == 0
@@ -60,6 +63,16 @@ def test_a_schema_that_does_not_fit_leaves_the_ring_as_it_was(small_tmpfs: Path)
     assert reader.schema == known
     assert len(reader.steps_after(0)[0]) == 1
     reader.close()
+
+
+def test_the_size_to_ask_for_has_room_for_all_ranks_of_the_node(
+    small_tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    text = no_room(small_tmpfs / "not" / "there", 20 << 20)
+    assert text.startswith(f"{small_tmpfs} is full: 2 MiB of 2 MiB are free, and a ring takes 20 M")
+    assert "at least 160 MiB" in text
+    assert "at least 128 MiB" in no_room(small_tmpfs, 4096)
 
 
 def test_a_tmpfs_that_fills_later_harms_neither_the_rank_nor_its_records(

@@ -37,7 +37,7 @@ def test_a_private_directory_on_tmpfs_is_fine(in_memory: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_not_known(tmp_path: Path) -> None:
-    assert verdicts("shared-memory", at(tmp_path / "none")) == {CheckStatus.UNKNOWN}
+    assert CheckStatus.UNKNOWN in verdicts("shared-memory", at(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
@@ -93,4 +93,12 @@ def test_a_directory_on_a_disk_is_told(in_memory: Path, monkeypatch: pytest.Monk
 
 def test_too_little_space_is_told(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
-    assert "0 MiB are free" in texts(at(in_memory), CheckStatus.WRONG)
+    assert f"{in_memory} has 4 KiB free" in texts(at(in_memory), CheckStatus.WRONG)
+
+
+def test_too_little_space_is_told_before_a_job_has_made_the_directory(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    machine = at(in_memory / "not" / "there")
+    assert f"{in_memory} has 4 KiB free" in texts(machine, CheckStatus.WRONG)

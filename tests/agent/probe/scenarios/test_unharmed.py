@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.probe.isolation import guard
 from mp_agent.probe.probe import Probe
+from mp_agent.probe.recording import ring_schema
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.records.steps import Phase
@@ -97,12 +98,31 @@ def test_a_ring_that_cannot_be_made_with_an_error_leaves_training_alone():
         probe.detach()
 
 
-def test_a_schema_for_which_there_is_no_memory_leaves_training_alone(watch, monkeypatch):
+def test_a_schema_for_which_there_is_no_memory_leaves_training_alone(watch, monkeypatch, caplog):
     alone = train(20)
     watched = watch()
-    monkeypatch.setattr(os, "posix_fallocate", _no_space)
-    assert identical(alone, train(20))
-    assert watched.state().probe_errors >= guard.FAILURES_AT_MOST
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", _no_space)
+        with caplog.at_level(logging.WARNING, "mp_agent"):
+            assert identical(alone, train(20))
+    (said,) = (record for record in caplog.records if record.name == "mp_agent")
+    assert " is full: " in said.message and "Make it at least" in said.message
+    assert said.exc_info is None and "\n" not in said.message
+    state = watched.state()
+    assert (state.probe_errors, state.unsupported) == (0, ())
+    assert state.records_dropped == 20
+
+
+def test_steps_are_recorded_once_there_is_memory_again(watch, monkeypatch):
+    watched = watch()
+    monkeypatch.setattr(ring_schema, "RETRY_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", _no_space)
+        train(3)
+    train(5)
+    contents = watched.read()
+    assert contents.state.records_dropped == 3
+    assert len(contents.records) == 5
 
 
 def test_an_interrupt_reaches_training(watch, monkeypatch):
