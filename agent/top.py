@@ -86,8 +86,11 @@ def top_command(
 
 
 def local_agents(settings: Settings) -> list[str]:
-    """Return the addresses of the node agents that serve a run of this machine."""
-    found = (locations.read_status(run) for run in locations.find_runs(settings.dir))
+    """Return the addresses of this machine's node agents, with a run or waiting for one."""
+    base = settings.dir
+    found = [locations.read_status(run) for run in locations.find_runs(base)]
+    if locations.agent_running(base):
+        found.append(locations.read_status(base))
     return sorted({status.url for status in found if status is not None and status.url})
 
 
@@ -106,8 +109,9 @@ def _agent(url: str, wanted: _Wanted) -> tuple[RenderableType, bool]:
         report = _ask(f"{url}/api/v1/snapshot", wanted.settings)
         runs = [run for run in report["runs"] if wanted.run in (None, run["run"])]
         if not runs:
-            missing = f"knows no run {wanted.run!r}" if wanted.run else "has no run yet"
-            return Text(f"{url} {missing}", style="yellow"), False
+            if wanted.run:
+                return Text(f"{url} knows no run {wanted.run!r}", style="yellow"), False
+            return Text(f"{url}: a node agent that waits for jobs; it has no run"), True
         return Group(*(_run(url, run, report, wanted) for run in runs)), True
     except _InvalidAnswer as error:
         return Text(f"{url} {error}", style="red"), False

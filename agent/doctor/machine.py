@@ -112,8 +112,16 @@ class Machine:
     @cached_property
     def agents(self) -> tuple[AgentStatus, ...]:
         """Status of the live node agents."""
-        statuses = (run.status for run in self.runs if run.agent_alive)
+        statuses = [run.status for run in self.runs if run.agent_alive]
+        if self.resident is not None:
+            statuses.append(self.resident)
         return tuple({status.pid: status for status in statuses if status}.values())
+
+    @cached_property
+    def resident(self) -> AgentStatus | None:
+        """Status of the live node agent that watches the whole directory."""
+        alive = locations.agent_running(self.settings.dir)
+        return locations.read_status(self.settings.dir) if alive else None
 
     @cached_property
     def expositions(self) -> tuple[Exposition, ...]:

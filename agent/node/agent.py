@@ -47,6 +47,7 @@ class NodeAgent:
             flight,
             self._accounts,
             lambda run: self._trackers.links(run),
+            setting_errors=setting_errors,
         )
         self._otlp = OtlpPush(
             settings,
@@ -71,6 +72,8 @@ class NodeAgent:
         )
         self._port_opener = PortOpener(settings, self._server)
         self._shutdown = Shutdown(settings.linger_seconds)
+        self._is_resident = False
+        """Whether it waits for jobs, which may find it before they begin."""
         self._leftovers_directory: Path | None = None
         """Directory in which killed jobs may have left files."""
         self._next_clearing_seconds = 0.0
@@ -86,6 +89,7 @@ class NodeAgent:
         with_parent: stop, as on SIGTERM, when the parent process is gone.
         """
         self._registry.base = base
+        self._is_resident = not with_parent
         self._shutdown.linger_on_signal(with_parent=with_parent)
 
     async def serve(self) -> None:
@@ -139,6 +143,8 @@ class NodeAgent:
 
     def _publish(self, now_seconds: float) -> None:
         """Write the status files: the agent's endpoint and what was exported, for the ranks."""
+        if self._is_resident:
+            self._registry.announce(self._port_opener.endpoint)
         for supervisor in self._registry:
             link = self._push_service.link(supervisor.run)
             supervisor.publish(
@@ -160,7 +166,8 @@ class NodeAgent:
     def _expose(self) -> Exposure:
         """Return a snapshot of all runs, with a callback that records its delivery."""
         shown = self._registry.shown
-        snapshot = self._snapshot_provider.snapshot(shown)
+        resident = self._registry.base is not None
+        snapshot = self._snapshot_provider.snapshot(shown, or_idle=resident)
         final = [supervisor.ended for supervisor in shown]
 
         def delivered(scraper: str, seconds: float) -> None:

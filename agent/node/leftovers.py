@@ -39,6 +39,7 @@ def clear_leftovers(base: Path) -> None:
         _contained(_clear_run, run_dir)
     for directory in _supervised(base):
         _contained(_clear_supervised, directory)
+    _contained(_clear_announcement, base)
 
 
 def hold_supervisor_lock(directory: Path) -> int | None:
@@ -120,6 +121,20 @@ def _clear_supervised(directory: Path) -> None:
     try:
         if all([_clear_run(run_dir) for run_dir in locations.find_runs(directory)]):
             shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock_fd)
+
+
+def _clear_announcement(base: Path) -> None:
+    """Remove the status of a resident node agent that was killed."""
+    if not locations.agent_status_path(base).exists():
+        return
+    lock_fd = locations.hold_agent_lock(base)
+    if lock_fd is None:
+        return
+    try:
+        unlink(locations.agent_status_path(base))
+        unlink(locations.agent_lock_path(base))
     finally:
         os.close(lock_fd)
 

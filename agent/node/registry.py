@@ -1,17 +1,22 @@
 """The runs that a node agent watches: added when they appear, removed when they are over."""
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from mp_agent.errors import RingError
 from mp_agent.node.conditions.tracker import Listener
+from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.flight.service import FlightService
+from mp_agent.node.leftovers import remove_empty, unlink
 from mp_agent.node.run.run import Run
 from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.ring import locations
-from mp_agent.settings import Settings
+from mp_agent.ring.files import make_private_directory
+from mp_agent.settings import Settings, default_directory
 
 log = logging.getLogger("mp_agent.node")
 
@@ -30,6 +35,8 @@ class RunRegistry:
         self._flight = flight
         self._setting_errors = setting_errors
         self._supervisors: dict[Path, RunSupervisor] = {}
+        self._announced: tuple[int, Endpoint | None] | None = None
+        """Lock of `base`, and the endpoint that was announced there."""
         self._released: dict[Path, list[Path]] = {}
         """Run directories that could not be locked or removed, with the rings that they held."""
 
@@ -85,6 +92,36 @@ class RunRegistry:
                 log.info("watching %s", run_dir)
                 self.add(run_dir, lock_fd)
 
+    def announce(self, endpoint: Endpoint | None) -> None:
+        """Write the agent's status into `base`, where `doctor` and `top` find it between jobs.
+
+        One agent does so where several watch the same directory. A failure is logged once.
+        """
+        if self.base is None or (self._announced is not None and self._announced[1] == endpoint):
+            return
+        lock_fd = -1 if self._announced is None else self._announced[0]
+        self._announced = lock_fd, endpoint
+        try:
+            if lock_fd < 0:
+                make_private_directory(self.base)
+                lock_fd = locations.hold_agent_lock(self.base) or -1
+                self._announced = lock_fd, endpoint
+            if lock_fd >= 0:
+                locations.write_status(
+                    self.base,
+                    locations.AgentStatus(
+                        pid=os.getpid(),
+                        host=socket.gethostname(),
+                        port=endpoint.port if endpoint else 0,
+                        url=endpoint.url if endpoint else "",
+                        scrapes_total=0,
+                        final_exported=False,
+                        started_unix_ns=time.time_ns(),
+                    ),
+                )
+        except (OSError, RingError) as error:
+            log.info("status of the node agent is not written to %s: %s", self.base, error)
+
     def poll(self, now_seconds: float) -> None:
         """Poll all runs, start flight records that are due, and remove runs that are over."""
         for run_dir, supervisor in list(self._supervisors.items()):
@@ -103,3 +140,10 @@ class RunRegistry:
             if not supervisor.ended or not supervisor.remove():
                 supervisor.run.commit()
                 supervisor.release()
+        if self.base is not None and self._announced is not None and self._announced[0] >= 0:
+            unlink(locations.agent_status_path(self.base))
+            unlink(locations.agent_lock_path(self.base))
+            os.close(self._announced[0])
+            self._announced = None
+            if self.base == default_directory():
+                remove_empty(self.base)

@@ -26,7 +26,7 @@ class RunSources(Protocol):
     @property
     def run(self) -> str: ...  # noqa: D102
     @property
-    def node_rank(self) -> int: ...  # noqa: D102
+    def node_rank(self) -> int | None: ...  # noqa: D102
     @property
     def view(self) -> RunView | None: ...  # noqa: D102
     @property

@@ -72,8 +72,9 @@ def metrics(machine: Machine) -> Iterator[CheckResult]:
         if not answer.ok:
             yield wrong(f"{exposition.url}/metrics: {answer.problem}", _remedy(answer))
         elif runs:
-            names = ", ".join(sorted({labels["run"] for labels in runs}))
-            yield ok(f"{exposition.url}/metrics: {len(exposition.samples)} series, of {names}")
+            names = ", ".join(sorted({labels.get("run", "") for labels in runs} - {""}))
+            of = f"of {names}" if names else "of the node agent alone, which has no run"
+            yield ok(f"{exposition.url}/metrics: {len(exposition.samples)} series, {of}")
         else:
             yield wrong(
                 f"{exposition.url}/metrics holds no {_BUILD}",

@@ -31,8 +31,8 @@ def runs(machine: Machine) -> Iterator[CheckResult]:
         return
     which = f"run {machine.run!r}" if machine.run else "no run"
     text = f"{which} is {'not ' if machine.run else ''}in {machine.settings.dir}"
-    if machine.scrape:
-        yield unknown(text)
+    if machine.scrape or machine.resident is not None:
+        yield unknown(text, "a node agent waits for jobs" if machine.resident else "")
     else:
         yield wrong(
             text,
@@ -75,7 +75,9 @@ def agents(machine: Machine) -> Iterator[CheckResult]:
             )
         else:
             yield unknown(f"run {run.name}: left behind by a job that is gone")
-    if not machine.runs:
+    if machine.resident is not None:
+        yield ok(f"a node agent waits for jobs, pid {machine.resident.pid}")
+    elif not machine.runs:
         yield unknown("no run, so no node agent is expected")
 
 

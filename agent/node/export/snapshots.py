@@ -12,7 +12,7 @@ from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
 from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.status import status_routes
 from mp_agent.node.registry import RunRegistry
-from mp_agent.node.run.views import ServiceCounts
+from mp_agent.node.run.views import ServiceCounts, idle_export
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.node.transport.service import PushService
@@ -31,8 +31,13 @@ class SnapshotProvider:
         flight: FlightService,
         pushes: Callable[[], tuple[ExportAccount, ...]],
         tracker_links: Callable[[str], tuple[TrackerLink, ...]],
+        *,
+        setting_errors: int = 0,
     ) -> None:
-        """pushes: results of the exporters' pushes. tracker_links: of a run, by its name."""
+        """pushes: results of the exporters' pushes. tracker_links: of a run, by its name.
+
+        setting_errors: this agent's own.
+        """
         self.scrape_seconds: float | None = None
         """Time that rendering the last scrape took."""
         self._thresholds = usable_values(settings)[0].limits
@@ -42,17 +47,21 @@ class SnapshotProvider:
         self._flight = flight
         self._pushes = pushes
         self._tracker_links = tracker_links
+        self._setting_errors = setting_errors
+        self._begun_unix_ns = time.time_ns()
 
-    def snapshot(self, shown: Sequence[RunSupervisor]) -> Snapshot:
+    def snapshot(self, shown: Sequence[RunSupervisor], *, or_idle: bool = False) -> Snapshot:
         """Return the current metrics of some runs; series beyond `max_series` are counted.
 
+        or_idle: where there is no run, those of the agent alone.
         The runs' accounts are written to disk first: a successor after a kill continues from what
         was exported or later, even where reading the same rings again would give other totals.
         """
         for supervisor in shown:
             supervisor.commit(time.monotonic())
         exports = self._exports(shown)
-        snapshot = self._builder.build(exports, time.time())
+        idle = [] if exports or not or_idle else [self._idle_export(time.time())]
+        snapshot = self._builder.build([*exports, *idle], time.time())
         for supervisor, export in zip(shown, exports, strict=True):
             supervisor.run.count_dropped_series(self._builder.pop_dropped(export.run))
         return snapshot
@@ -73,6 +82,17 @@ class SnapshotProvider:
     def _exports(self, shown: Sequence[RunSupervisor]) -> list[RunExport]:
         now_seconds, time_unix_seconds = time.monotonic(), time.time()
         return [self._export(supervisor, now_seconds, time_unix_seconds) for supervisor in shown]
+
+    def _idle_export(self, time_unix_seconds: float) -> RunExport:
+        services = ServiceCounts(
+            scrape_duration_seconds=self.scrape_seconds, exports=self._pushes()
+        )
+        return idle_export(
+            services,
+            setting_errors=self._setting_errors,
+            begun_unix_ns=self._begun_unix_ns,
+            time_unix_seconds=time_unix_seconds,
+        )
 
     def _export(
         self, supervisor: RunSupervisor, now_seconds: float, time_unix_seconds: float

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator
+from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.ranks.stragglers import laggards
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
@@ -173,6 +174,33 @@ def agent_view(
         transport=services.transport,
         flight_records=services.flight_records,
         flight_errors=services.flight_errors,
+    )
+
+
+def idle_export(
+    services: ServiceCounts, *, setting_errors: int, begun_unix_ns: int, time_unix_seconds: float
+) -> RunExport:
+    """Return the account of a node agent that has no run: its version and its own counters."""
+    return RunExport(
+        run="",
+        node_rank=None,
+        view=None,
+        layers=(),
+        ranks=(),
+        faded_ranks=frozenset(),
+        agent=AgentView(
+            version=__version__,
+            counting_seconds=_age_seconds(begun_unix_ns, time_unix_seconds),
+            probe_seconds=0.0,
+            probe_errors=0,
+            setting_errors=setting_errors,
+            records_dropped=0,
+            series_dropped=0,
+            scrape_duration_seconds=services.scrape_duration_seconds,
+            unsupported=(),
+            exports=services.exports,
+        ),
+        counters=CounterStore(),
     )
 
 

@@ -27,7 +27,9 @@ class RunExport:
     """All views of one run at one moment, and its counters."""
 
     run: str
-    node_rank: int
+    """Empty where the node agent has no run."""
+    node_rank: int | None
+    """None where the node agent has no run."""
     view: RunView | None
     """None on nodes that do not hold rank 0."""
     layers: Sequence[LayerView]
@@ -49,7 +51,7 @@ class RunExport:
                 if rank.identity.rank not in self.faded_ranks or metric in _KEPT_OF_FADED_RANKS:
                     yield (str(rank.identity.rank),), rank
         elif metric.scope is Scope.AGENT:
-            yield (str(self.node_rank),), self.agent
+            yield ("" if self.node_rank is None else str(self.node_rank),), self.agent
         elif self.view is not None:
             yield (), self.view
 
