@@ -17,6 +17,8 @@ from mp_agent.settings import Settings
 TIMEOUT_SECONDS = 5.0
 _CONNECT_SECONDS = 3.0
 _BODY_BYTES_MAX = 1 << 26
+_REFUSED_BY_PROXY = (403, 407, 502, 503, 504)
+"""Statuses of a proxy that does not reach, or does not permit, a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,13 @@ def fetch(url: str) -> FetchResult:
     return _get(urllib.request.Request(url))
 
 
+def proxy_problem(url: str, proxy: str) -> str:
+    """Return why a proxy does not reach a server; "" when that answers, whatever it says."""
+    handler = urllib.request.ProxyHandler({urlsplit(url).scheme: proxy})
+    answer = _get(urllib.request.Request(url), proxies=handler)
+    return answer.problem if answer.status in (0, *_REFUSED_BY_PROXY) else ""
+
+
 def connection_problem(host: str, port: int) -> str:
     """Return why a TCP connection fails; "" when one is established."""
     try:
@@ -72,9 +81,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _get(request: urllib.request.Request, *handlers: urllib.request.BaseHandler) -> FetchResult:
+def _get(
+    request: urllib.request.Request,
+    *handlers: urllib.request.BaseHandler,
+    proxies: urllib.request.ProxyHandler | None = None,
+) -> FetchResult:
     # Ignore proxies of the environment: they may not reach the job's own network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect(), *handlers)
+    proxies = proxies or urllib.request.ProxyHandler({})
+    opener = urllib.request.build_opener(proxies, _NoRedirect(), *handlers)
     try:
         with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             body = response.read(_BODY_BYTES_MAX).decode("utf-8", "replace")

@@ -4,12 +4,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+from urllib.request import proxy_bypass_environment
 
 from mp_agent.doctor.captured_logs import captured_warnings
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
-from mp_agent.doctor.fetch import connection_problem
+from mp_agent.doctor.fetch import connection_problem, proxy_problem
 from mp_agent.doctor.machine import Machine
 from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment, variable_names
+from mp_agent.ring.address import is_loopback
 
 _OWN, _COMMON = variable_names(OtlpSignal.METRICS, "ENDPOINT")
 _GRPC_PORT, _HTTP_PORT = 4317, 4318
@@ -28,6 +30,7 @@ class OtlpEndpoint:
     host: str
     port: int
     path: str
+    scheme: str
 
 
 def otlp(machine: Machine) -> Iterator[CheckResult]:
@@ -56,7 +59,8 @@ def otlp(machine: Machine) -> Iterator[CheckResult]:
             f"set {_COMMON} in the job's environment",
         )
     yield from _traps(endpoint)
-    yield _reached(endpoint)
+    proxy = _proxy(endpoint, variables)
+    yield _reached_through(proxy, endpoint) if proxy else _reached(endpoint)
 
 
 def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> OtlpEndpoint:
@@ -74,7 +78,14 @@ def _endpoint(variables: Mapping[str, str], *, grpc: bool) -> OtlpEndpoint:
         raise ValueError("its host or port cannot be read") from None
     if parts.scheme not in _PORTS or not host:
         raise ValueError("no http or https URL with a host")
-    return OtlpEndpoint(variable, grpc, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+    return OtlpEndpoint(
+        variable,
+        grpc,
+        host,
+        port or _PORTS[parts.scheme],
+        parts.path.rstrip("/"),
+        parts.scheme,
+    )
 
 
 def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
@@ -96,6 +107,41 @@ def _traps(endpoint: OtlpEndpoint) -> Iterator[CheckResult]:
             f"port {port} is usually that of the protocol {other}, which is not in force",
             f"set OTEL_EXPORTER_OTLP_PROTOCOL={other}, or name the other port",
         )
+
+
+def _proxy(endpoint: OtlpEndpoint, variables: Mapping[str, str]) -> str:
+    """Return the proxy that pushes go through; "" for none, as to this machine."""
+    proxies = {
+        name.lower().removesuffix("_proxy"): value
+        for name, value in sorted(variables.items())
+        if name.lower().endswith("_proxy") and value
+    }
+    if is_loopback(endpoint.host) or proxy_bypass_environment(endpoint.host, proxies):
+        return ""
+    kinds = ("grpc", "https", "http") if endpoint.grpc else (endpoint.scheme, "all")
+    return next((proxies[kind] for kind in kinds if kind in proxies), "")
+
+
+def _reached_through(proxy: str, endpoint: OtlpEndpoint) -> CheckResult:
+    """Ask through the proxy; of gRPC only whether it lets such a connection be made."""
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        where = f"the proxy {parts.hostname}, port {parts.port or _PORTS['http']}"
+    except ValueError:
+        return wrong("the proxy for pushes is no address", "correct the variables *_proxy")
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    problem = (
+        connection_problem(parts.hostname or "", parts.port or _PORTS["http"])
+        if endpoint.grpc
+        else proxy_problem(f"{endpoint.scheme}://{host}:{endpoint.port}{endpoint.path}", proxy)
+    )
+    if problem:
+        return wrong(
+            f"pushes to {endpoint.host}, port {endpoint.port}, go through {where}: {problem}",
+            f"name {endpoint.host} in no_proxy of the job's environment, if the collector is to be "
+            "reached without it",
+        )
+    return ok(f"{where} passes pushes on to {endpoint.host}, port {endpoint.port}")
 
 
 def _reached(endpoint: OtlpEndpoint) -> CheckResult:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
@@ -20,6 +21,7 @@ from mp_agent.exporters.otlp.conversion.stale_series import NoRecordedValues, fl
 from mp_agent.exporters.otlp.environment import OtlpSignal, OtlpTransport, variable_names
 from mp_agent.exporters.otlp.transport.exporter import ExportError, OtlpExporter
 from mp_agent.exporters.otlp.transport.grpc_credentials import credentials
+from mp_agent.ring.address import is_loopback
 
 _REJECTED_FIELDS = ("rejected_data_points", "rejected_log_records", "rejected_spans")
 _RETRYABLE = {
@@ -35,6 +37,8 @@ if it comes with a RetryInfo."""
 _DUE_TO_CONTENT = {StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED}
 """Codes that may be due to a part of the request."""
 _RETRY_INFO = "google.rpc.retryinfo-bin"
+_WITHOUT_PROXY = (("grpc.enable_http_proxy", 0),)
+"""Channel options by which gRPC ignores the environment's proxy."""
 
 
 @dataclass(slots=True)
@@ -145,11 +149,26 @@ def open_grpc_exporter(
         compression=Compression.Gzip if transport.gzip_over_grpc else Compression.NoCompression,
         insecure=insecure or None,
         credentials=None if insecure else credentials(transport.signal),
+        channel_options=_WITHOUT_PROXY if _is_on_this_machine(transport.signal) else None,
     )
     return exporter, response
 
 
+def _is_on_this_machine(signal: OtlpSignal) -> bool:
+    """Return whether the collector is reached at a loopback address."""
+    address = _endpoint(signal)
+    with_scheme = address if "://" in address else f"//{address}"
+    try:
+        return is_loopback(urlsplit(with_scheme).hostname or "")
+    except ValueError:
+        return False
+
+
 def _is_insecure(signal: OtlpSignal) -> bool:
     """Return whether the endpoint's scheme is http, which overrides OTEL_EXPORTER_OTLP_INSECURE."""
+    return _endpoint(signal).startswith("http://")
+
+
+def _endpoint(signal: OtlpSignal) -> str:
     named = (os.environ.get(name) for name in variable_names(signal, "ENDPOINT"))
-    return next(filter(None, named), "http://").startswith("http://")
+    return next(filter(None, named), "http://localhost:4317")

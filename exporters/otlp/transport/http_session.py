@@ -7,6 +7,7 @@ REQUESTS_CA_BUNDLE to OTEL_EXPORTER_OTLP_CERTIFICATE by default.
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from google.protobuf.message import DecodeError
@@ -18,6 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from mp_agent.exporters.otlp.environment import OtlpSignal
+from mp_agent.ring.address import is_loopback
 
 _RESPONSES: dict[OtlpSignal, tuple[Any, str]] = {
     OtlpSignal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points"),
@@ -66,9 +68,15 @@ class CheckedSession(requests.Session):
     def merge_environment_settings(
         self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
     ) -> Any:
-        """Return a request's settings; the exporter's authority overrides the environment's."""
+        """Return a request's settings; the exporter's authority overrides the environment's.
+
+        A collector on this machine is reached without the environment's proxy.
+        """
         chosen = self.verify if verify is None else verify
-        return super().merge_environment_settings(url, proxies, stream, chosen, cert)
+        merged = super().merge_environment_settings(url, proxies, stream, chosen, cert)
+        if is_loopback(urlsplit(url).hostname or ""):
+            merged["proxies"] = {}
+        return merged
 
     def _check(self, response: requests.Response, **arguments: object) -> None:
         status = response.status_code

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.exporters.trackers.client import TrackedRun
+from mp_agent.exporters.trackers.known import go_direct_to_this_machine
 from mp_agent.exporters.trackers.sender import WAITING_MAX, Entry, TrackerSender
 from mp_agent.records.views import TrackerLink
 from tests import waiting
@@ -122,3 +123,14 @@ def test_a_run_that_cannot_be_opened_is_not_tried_at_every_step(tmp_path: Path):
     ended(sender)
     assert len(tried) == 1
     assert (sender.account.failures, sender.account.rejected) == (1, 10)
+
+
+def test_a_tracker_on_this_machine_is_exempt_from_proxies_and_no_other_is() -> None:
+    environ = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "no_proxy": "a.example"}
+    go_direct_to_this_machine("mlflow", environ)
+    assert environ["no_proxy"] == environ["NO_PROXY"] == "a.example,127.0.0.1"
+    before = {"WANDB_BASE_URL": "https://wandb.example", "MLFLOW_TRACKING_URI": "http://[::1]"}
+    environ = dict(before)
+    go_direct_to_this_machine("wandb", environ)
+    go_direct_to_this_machine("tensorboard", environ)
+    assert environ == before

@@ -1,6 +1,9 @@
 """The doctor tells whether OTLP pushes have somewhere to go."""
 
 import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -91,3 +94,58 @@ def test_without_an_endpoint_the_default_is_told() -> None:
     assert "4318" in listens.text
     grpc = found("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}))
     assert "4317" in grpc[1].text
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Reaches nothing but `collector`."""
+
+    def do_GET(self) -> None:
+        self.send_response(405 if "//collector:" in self.path else 502)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://me:tell-nobody@127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("host", "verdict"), [("collector", CheckStatus.OK), ("elsewhere", CheckStatus.WRONG)]
+)
+def test_a_collector_behind_a_proxy_is_asked_through_it(
+    proxy: str, host: str, verdict: CheckStatus
+) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{host}:4318", "http_proxy": proxy}
+    finding = only("otlp", Machine(PUSHING, environ=variables))
+    assert finding.verdict is verdict
+    assert "the proxy 127.0.0.1" in finding.text and "tell-nobody" not in finding.text
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10"])
+def test_a_collector_on_this_machine_is_asked_without_the_proxy(host: str, protocol: str) -> None:
+    with socket.create_server(("", 0)) as listener:
+        variables = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{host}:{listener.getsockname()[1]}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "http_proxy": "http://127.0.0.1:1",
+        }
+        assert verdicts("otlp", Machine(PUSHING, environ=variables)) == {CheckStatus.OK}
+
+
+def test_a_host_that_no_proxy_names_is_asked_without_it() -> None:
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.invalid:4318",
+        "http_proxy": "http://127.0.0.1:1",
+        "no_proxy": ".invalid",
+    }
+    finding = only("otlp", Machine(PUSHING, environ=variables))
+    assert "nothing takes OTLP at collector.invalid" in finding.text

@@ -139,3 +139,13 @@ def test_an_endpoint_that_is_down_delays_no_end(tmp_path, monkeypatch):
         loop.tick()
         assert loop.stop(seconds=0.5) < 2.5
     assert loop.account().failures >= 1
+
+
+def test_a_collector_on_this_machine_gets_pushes_whatever_proxy_there_is(
+    collector, tmp_path, monkeypatch
+):
+    for name in ("grpc_proxy", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with started(tmp_path) as loop:
+        loop.push()
+    assert loop.account().failures == 0 and len(collector.metrics) == 1

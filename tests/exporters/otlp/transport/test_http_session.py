@@ -1,5 +1,7 @@
 """Responses over HTTP that are refusals, or explain one."""
 
+import os
+
 import pytest
 
 from tests.exporters.otlp.service_loop import started
@@ -53,6 +55,19 @@ def test_what_an_error_says_besides_its_status_is_told(
 )
 def test_success_without_a_word_of_otlp_is_success(answer, answers, tmp_path):
     answers(**answer)
+    with started(tmp_path) as loop:
+        loop.push()
+    assert loop.account().failures == 0 and loop.delivered == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_collector_on_this_machine_gets_pushes_whatever_proxy_there_is(
+    host, answers, tmp_path, monkeypatch
+):
+    endpoint = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.replace("127.0.0.1", host))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
     with started(tmp_path) as loop:
         loop.push()
     assert loop.account().failures == 0 and loop.delivered == 1
