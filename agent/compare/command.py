@@ -116,7 +116,7 @@ def compare_command(
     TARGET alone is `script.py:function` or `package.module:function`: it is called without
     arguments and returns (model, batch) or (model, batch, loss). TARGET and OTHER are two runs:
     flight records, directories of runs in shared memory, or addresses of node agents
-    (`http://host:9400`, `…/?run=NAME` where there are several); with --prometheus, their names.
+    (`http://host:9464`, `…/?run=NAME` where there are several); with --prometheus, their names.
     """
     try:
         if prometheus:

@@ -4,11 +4,11 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from mp_agent.ring.address import DEFAULT_PORT, base_url, is_any_address
+from mp_agent.ring.address import DEFAULT_PORT, base_url, is_any_address, is_local
 
 PORTS_TRIED = 16
 
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+_IPV4_LOOPBACK, _IPV6_LOOPBACK = "127.0.0.1", "::1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,11 @@ class Endpoint:
     @property
     def url(self) -> str:
         """Base URL, without a path."""
-        return base_url(_ANY_ADDRESS.get(self.bind, self.bind), self.port, tls=self.tls)
+        host = self.bind
+        if is_any_address(host):
+            has_ipv4 = host != "::" and is_local(_IPV4_LOOPBACK)
+            host = _IPV4_LOOPBACK if has_ipv4 else _IPV6_LOOPBACK
+        return base_url(host, self.port, tls=self.tls)
 
 
 def usual_ports() -> range:

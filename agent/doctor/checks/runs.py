@@ -139,8 +139,10 @@ def port(machine: Machine) -> Iterator[CheckResult]:
 
 
 def _is_in_use(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    for host in ("127.0.0.1", "::1"):
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return True
+    return False

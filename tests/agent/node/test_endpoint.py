@@ -50,6 +50,12 @@ def test_the_url_can_be_opened_from_this_machine(bind, url):
     assert Endpoint(bind, 9464).url == url
 
 
+def test_without_ipv4_the_url_is_that_of_ipv6(monkeypatch):
+    monkeypatch.setattr(endpoint, "is_local", lambda host: ":" in host)
+    assert Endpoint("", 9464).url == "http://[::1]:9464"
+    assert Endpoint("", 9464).shown == "all addresses, port 9464, here http://[::1]:9464"
+
+
 def test_the_port_of_the_agent_before_is_kept_where_the_choice_is_free():
     with open_listener("127.0.0.1", 0) as first:
         earlier = first.getsockname()[1]
