@@ -2,21 +2,24 @@
 
 import torch
 
-from benchmarks.early_warning.causes import BY_NAME, Recipe
-from benchmarks.early_warning.judging import Verdict, judge
-from benchmarks.early_warning.leads import Pair, last_loss
-from benchmarks.early_warning.training import train
+from benchmarks.early_warning.causes import BY_NAME
+from benchmarks.early_warning.judging import judge
+from benchmarks.early_warning.leads import Pair, last_loss, left_step
+from benchmarks.early_warning.training import Trained, train
 
 
 def run_pair(cause_name: str, seed: int) -> Pair:
     """Train both, and judge them; on one thread, so that results do not depend on the machine."""
     torch.set_num_threads(1)
     cause = BY_NAME[cause_name]
-    faulty, faulty_loss = _run(cause.faulty, seed, f"{cause.name}-{seed}")
-    healthy, healthy_loss = _run(cause.healthy, seed, f"{cause.name}-{seed}-healthy")
-    return Pair(cause.name, seed, faulty, healthy, faulty_loss, healthy_loss)
-
-
-def _run(recipe: Recipe, seed: int, name: str) -> tuple[Verdict, float]:
-    trained = train(recipe, seed, name)
-    return judge(trained.rank), last_loss(trained.losses)
+    faulty: Trained = train(cause.faulty, seed, f"{cause.name}-{seed}")
+    healthy: Trained = train(cause.healthy, seed, f"{cause.name}-{seed}-healthy")
+    return Pair(
+        cause.name,
+        seed,
+        judge(faulty.rank),
+        judge(healthy.rank),
+        last_loss(faulty.losses),
+        last_loss(healthy.losses),
+        left_step(faulty.losses, healthy.losses),
+    )

@@ -10,7 +10,14 @@ import torch
 
 from benchmarks.early_warning.causes import Recipe
 from benchmarks.early_warning.judging import CONDITIONS, LOSS_BASED, SIGNALS, Verdict, judge
-from benchmarks.early_warning.leads import Pair, any_signal, last_loss, reach_of, reaches
+from benchmarks.early_warning.leads import (
+    Pair,
+    any_signal,
+    last_loss,
+    left_step,
+    reach_of,
+    reaches,
+)
 from benchmarks.early_warning.model import Variant
 from benchmarks.early_warning.table import BEGIN, END, tables, write
 from benchmarks.early_warning.training import LAYER_INTERVAL, train
@@ -102,6 +109,42 @@ def test_only_a_signal_before_the_loss_is_a_warning():
     assert found.recall == 0.4
 
 
+def test_the_lead_to_the_loss_itself_is_told_from_that_to_its_condition():
+    late = replace(pair({STALE: 100, LOSS: 230}), left_step=111)
+    never = pair({STALE: 100, LOSS: 230})
+    found = reach_of(STALE, [late, never])
+    assert (found.leads, found.leads_to_loss) == ((130, 130), (11,))
+    assert found.median_lead_to_loss == 11
+    text = tables([late])
+    assert "to a condition of the loss: 130 steps; to the loss itself: 11;" in text
+    assert "aimed at 20 or more of the latter: **not reached**" in text
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([2.0] * 60, None),
+        # The median of ten steps is above from the sixth of them on.
+        ([2.0] * 30 + [2.3] * 30, 36),
+        ([2.0] * 30 + [2.1] * 30, None),
+        ([2.0] * 30 + [9.0] * 20 + [2.0] * 10, None),
+        ([2.0] * 30 + [nan] * 30, 31),
+        ([4.0 - 0.02 * step for step in range(60)], 10),
+    ],
+)
+def test_a_loss_leaves_its_course_where_it_stays_above_its_best_or_its_twin(losses, step):
+    twin = [2.0] * 60
+    assert left_step(losses, twin) == step
+
+
+def test_a_loss_that_merely_stops_falling_leaves_the_course_of_its_twin():
+    falling = [4.0 - 0.02 * step for step in range(60)]
+    stuck = [max(loss, 3.5) for loss in falling]
+    left = left_step(stuck, falling)
+    assert left is not None and 35 < left < 60
+    assert left_step(falling, falling) is None
+
+
 def test_the_first_signal_counts_whichever_it_is():
     found = any_signal([pair({STALE: 140, RATE: 120, LOSS: 150}), pair({RATE: 10, SPIKE: 12})])
     assert found.leads == (30, 2)
@@ -137,7 +180,7 @@ def test_a_page_is_rewritten_between_its_marks(tmp_path: Path):
     content = page.read_text()
     assert content.startswith(f"before\n{BEGIN}\n") and content.endswith(f"{END}\nafter\n")
     assert "old" not in content
-    assert "| MpAgentSecondMomentStale | 50 | 50 | 0 | 50% | 1 of 2 | 0 |" in content
+    assert "| MpAgentSecondMomentStale | 50 | – | 50 | 0 | 50% | 1 of 2 | 0 |" in content
     first = tmp_path / "first.md"
     write(text, first)
     assert text in first.read_text()
