@@ -52,7 +52,7 @@ GRADIENT_NONFINITE = Condition(
     "mp_agent_activation_first_nonfinite_gradient_info names the module in whose backward it "
     "arose.",
     remedies=(
-        "Stop the run and resume from a checkpoint from before the first of these steps.",
+        "Stop the run, and resume from its last checkpoint once the cause is fixed.",
         *NONFINITE_REMEDIES,
     ),
     why=WHY_NONFINITE_ENDS,
