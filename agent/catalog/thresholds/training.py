@@ -34,6 +34,13 @@ TRAINING_THRESHOLDS = (
         meaning="consecutive losses far above the best level after which the run is lost",
     ),
     Threshold(
+        name="loss_growth",
+        value=2.0,
+        unit="{factor}",
+        meaning="loss, divided by its best level, from which a loss that climbed there and stays "
+        "is lost",
+    ),
+    Threshold(
         name="nonfinite_gradients",
         value=3.0,
         unit="{step}",

@@ -21,9 +21,9 @@ _PLATEAU_STEPS = 1000
 _SUSPECT_STEPS = 64
 """Steps after such a change within which trouble proves a jump."""
 _RESTART_FACTOR = 5.0
-_RESTART_STEPS = 256
+RESTART_STEPS = 256
 """Steps during which a restart of the schedule explains a higher loss."""
-_RESTARTS_APART = 2 * _RESTART_STEPS
+_RESTARTS_APART = 2 * RESTART_STEPS
 _SAME_NORM = 1.25
 """Factor within which the norm seen by clipping equals the scaled norm that the probe measured."""
 _SCALE_MIN = 4.0
@@ -114,7 +114,7 @@ class LearningTracker(Tracker):
     @property
     def restarted(self) -> bool:
         """Whether the learning rate schedule restarted recently."""
-        return self.restarted_steps is not None and self.restarted_steps < _RESTART_STEPS
+        return self.restarted_steps is not None and self.restarted_steps < RESTART_STEPS
 
     def confirm(self, *, trouble: bool) -> bool:
         """Return whether trouble proves that the end of a plateau was a jump of the rate."""

@@ -70,6 +70,13 @@ def spikes(account: Accumulator, levels: list[tuple[int, float, float]]) -> floa
     return account.counters.total(BY_PROMETHEUS_NAME["mp_agent_loss_spike_steps_total"], ())
 
 
+def test_a_restart_explains_it_for_a_while_only(account: Accumulator) -> None:
+    cycle = [(300, 1.0, FULL), (300, 0.9, FULL / 20)]
+    assert spikes(account, [*cycle, (200, 2.6, FULL)]) == 0
+    assert spikes(account, [(200, 2.6, FULL)]) > 50
+    assert spikes(account, [(3000, 2.6, FULL)]) <= 256
+
+
 def test_a_restart_of_the_schedule_explains_a_higher_loss(account: Accumulator) -> None:
     cycle = [(300, 1.0, FULL), (300, 0.8, FULL / 20)]
     assert spikes(account, [*cycle, (60, 1.2, FULL), (300, 0.9, FULL)]) == 0
