@@ -155,7 +155,7 @@ DURATIONS = (
     ),
     Duration(
         name="untrained_hold",
-        seconds=15 * _MINUTE,
+        seconds=2 * _MINUTE,
         meaning="how long steps must appear to train nothing, unless that is certain",
     ),
     Duration(

@@ -57,7 +57,7 @@ TRAINING_THRESHOLDS = (
         name="constant_loss_steps",
         value=500.0,
         unit="{step}",
-        meaning="consecutive identical losses after which nothing is trained",
+        meaning="consecutive equal losses after which nothing is trained",
     ),
     Threshold(
         name="learning_rate_jump",
