@@ -186,6 +186,13 @@ DURATIONS = (
         below="elsewhere_limit",
     ),
     Duration(
+        name="between_steps_window",
+        seconds=45 * _MINUTE,
+        meaning="time without a step, before the backward of the next one, that is a stall: it may "
+        "be a first evaluation or rollout that nothing marks",
+        below="elsewhere_limit",
+    ),
+    Duration(
         name="first_step_window",
         seconds=45 * _MINUTE,
         meaning="time without a first step that is a stall, because the usual step time is unknown",
