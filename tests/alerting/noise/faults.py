@@ -270,7 +270,8 @@ def _early_divergence(random: Random) -> Events:
     yield Fault()
     yield training.step(loss=612.0, clip=None)
     yield training.step(loss=4022.0, clip=None)
-    yield from training.forever(loss=55.0, clip=None)
+    while True:
+        yield training.step(loss=random.gauss(55.0, 3.0), clip=None)
 
 
 def _loss_vanished(random: Random) -> Events:
@@ -300,9 +301,9 @@ def _high_after_restart(random: Random) -> Events:
 
 def _low_scale_falls_on(random: Random) -> Events:
     """Calibration ends at 512; within an hour the scale is 64."""
-    yield Fault()
     training = Training(random=random, scaler=Scaler(growth_interval=10**6), largest=80.0)
     yield from training.minutes(45)
+    yield Fault()
     for _ in range(3):
         training.largest *= 2.0
         yield from training.minutes(18)
