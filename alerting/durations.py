@@ -155,7 +155,7 @@ DURATIONS = (
     ),
     Duration(
         name="untrained_hold",
-        seconds=15 * _MINUTE,
+        seconds=2 * _MINUTE,
         meaning="how long steps must appear to train nothing, unless that is certain",
     ),
     Duration(
@@ -183,6 +183,13 @@ DURATIONS = (
         name="long_stall_window",
         seconds=30 * _MINUTE,
         meaning="time without a step that is a long stall",
+        below="elsewhere_limit",
+    ),
+    Duration(
+        name="between_steps_window",
+        seconds=45 * _MINUTE,
+        meaning="time without a step, before the backward of the next one, that is a stall: it may "
+        "be a first evaluation or rollout that nothing marks",
         below="elsewhere_limit",
     ),
     Duration(

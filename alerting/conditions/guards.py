@@ -1,8 +1,11 @@
 """What several conditions ask of a run before they judge it, and texts that they share."""
 
+from typing import Literal
+
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import (
+    TARGET_LABELS,
     Compare,
     Joined,
     Predicate,
@@ -20,9 +23,17 @@ from mp_agent.alerting.expressions.signals import (
     Where,
     limit,
 )
+from mp_agent.catalog.metric import Metric
 from mp_agent.records.steps import Phase
 
 _ZERO = Number(0)
+
+
+def at_target(metric: Metric, *where: Where) -> Series:
+    """Return a signal of each target that shows the run."""
+    return Series(metric=metric, where=where, keep=TARGET_LABELS)
+
+
 _TREND = duration("loss_trend_window")
 _TRAINING = "|".join(
     phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -46,13 +57,22 @@ def restarted() -> Predicate:
     return Compare(Recorded("run:mp_agent_attempt_step:resets", resets), ">", _ZERO)
 
 
-STANDING = Series(metric=metrics.STANDING, aggregate="min")
+_USUAL = Series(metric=metrics.STEP_USUAL)
+_STANDING = Series(metric=metrics.STANDING, aggregate="min")
 """Time without a step, by the clock of the node agent: whatever was scraped of it, and when.
 
 Of two attempts that overlap, that of the one which makes steps.
 """
-_USUAL = Series(metric=metrics.STEP_USUAL)
-_USUAL_PAUSE = Compare(limit("stall_steps") * _USUAL, ">=", STANDING)
+
+STANDING = at_target(metrics.STANDING)
+"""The same of each target."""
+_USUAL_THERE = at_target(metrics.STEP_USUAL)
+_USUAL_PAUSE = Compare(limit("stall_steps") * _USUAL_THERE, ">=", STANDING)
+
+
+def in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
+    """Return whether the rank of a target that is furthest behind is in a phase."""
+    return Seen(at_target(metrics.PHASE, Where("phase", operator, name)))
 
 
 def standing(hold: Duration) -> Compare:
@@ -61,26 +81,33 @@ def standing(hold: Duration) -> Compare:
     What holds longer than that may be of a single step, the last that a run made.
     """
     delay = Number(0.5) * Length(hold) + Number(3) * _USUAL
-    return Compare(STANDING, ">=", delay)
+    return Compare(_STANDING, ">=", delay)
 
 
-def stopped(window: Duration, *, first_step: Duration | None = None) -> Joined:
-    """Return whether a run in training has made no step for longer than `window`.
+def stopped(
+    window: Duration, *, between: Duration | None = None, first_step: Duration | None = None
+) -> Joined:
+    """Return at which targets a run in training has made no step for longer than `window`.
 
     Not when ten usual steps take as long, nor when it came back from a pause half as long before:
-    rollouts, and evaluations that nothing marks. Before its first step nothing is usual, and
-    `first_step` counts, if it is given.
+    rollouts, and evaluations that nothing marks. The first of these is as likely as a hang where no
+    rank's backward has begun, so `between` counts there, if it is given. Before its first step
+    nothing is usual, and `first_step` counts, if it is given.
     """
-    elsewhere = Seen(Series(metric=metrics.PHASE, where=(Where("phase", "!~", _TRAINING),)))
-    pauses = Compare(Number(2) * Series(metric=metrics.PAUSE_LONGEST), ">=", STANDING)
+    elsewhere = in_phase("!~", _TRAINING)
+    longest = at_target(metrics.PAUSE_LONGEST)
+    pauses = Compare(Number(2) * longest, ">=", STANDING)
     within_limit = Compare(STANDING, "<=", Length(duration("pause_limit")))
     stands = Compare(STANDING, ">", Length(window))
-    excuses = (elsewhere, _USUAL_PAUSE, all_of(pauses, within_limit))
+    excuses: tuple[Predicate, ...] = (elsewhere, _USUAL_PAUSE, all_of(pauses, within_limit))
+    if between is not None:
+        patience = Compare(STANDING, "<=", Length(between))
+        excuses += (all_of(patience, in_phase("=", Phase.FORWARD.name.lower())),)
     if first_step is None:
         return unless(stands, *excuses)
     return any_of(
-        unless(all_of(stands, Seen(_USUAL)), *excuses),
-        unless(Compare(STANDING, ">", Length(first_step)), Seen(_USUAL), elsewhere),
+        unless(all_of(stands, Seen(_USUAL_THERE)), *excuses),
+        unless(Compare(STANDING, ">", Length(first_step)), Seen(_USUAL_THERE), elsewhere),
     )
 
 
@@ -97,8 +124,8 @@ def loss_falling() -> Predicate:
 
 
 def active() -> Compare:
-    """Return whether the run goes on."""
-    return Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1))
+    """Return at which targets the run goes on."""
+    return Compare(at_target(metrics.RUN_ACTIVE), "==", Number(1))
 
 
 def unjudgeable() -> Predicate:

@@ -28,6 +28,8 @@ from mp_agent.alerting.durations import SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.nodes import Expression
 from mp_agent.alerting.expressions.predicates import (
+    TARGET_LABELS,
+    AtTarget,
     Compare,
     Gone,
     Joined,
@@ -49,9 +51,6 @@ from mp_agent.alerting.expressions.signals import (
 )
 from mp_agent.alerting.values import Values
 from mp_agent.errors import CatalogError
-
-_TARGET_LABELS = ("instance",)
-"""Labels that identify the series of one target, besides those of the run."""
 
 
 class Interpreter:
@@ -166,7 +165,7 @@ class Interpreter:
                     continue
                 if history.known(start_seconds - gap_seconds, start_seconds):
                     value = window.rise()
-                elif kept_values(labels, _TARGET_LABELS) in young(moment):
+                elif kept_values(labels, TARGET_LABELS) in young(moment):
                     value = _since_birth(window)
                 else:
                     value = window.rise() - history.born_with(start_seconds)
@@ -192,7 +191,7 @@ class Interpreter:
                 for labels, history in self._readings.series(name).items()
             )
             return frozenset(
-                kept_values(labels, _TARGET_LABELS)
+                kept_values(labels, TARGET_LABELS)
                 for labels, seconds in ages
                 if seconds is not None and seconds < window_seconds
             )
@@ -210,12 +209,12 @@ class Interpreter:
 
         def evaluate(moment: Moment) -> Vector:
             failing = {
-                kept_values(labels, _TARGET_LABELS)
+                kept_values(labels, TARGET_LABELS)
                 for labels, value in self._readings.standing("up")
                 if value == 0
             }
             for labels, history in self._readings.series(name).items():
-                up = kept_values(labels, _TARGET_LABELS) not in failing
+                up = kept_values(labels, TARGET_LABELS) not in failing
                 if up and last(history, moment.now_seconds) == 1:
                     return {(): 1.0}
             return NOTHING
@@ -231,12 +230,12 @@ class Interpreter:
 
         def evaluate(moment: Moment) -> Vector:
             failing = {
-                kept_values(labels, _TARGET_LABELS)
+                kept_values(labels, TARGET_LABELS)
                 for labels, history in self._readings.series("up").items()
                 if best(history, moment.now_seconds) == 0
             }
             for labels, history in self._readings.series(name).items():
-                down = kept_values(labels, _TARGET_LABELS) in failing
+                down = kept_values(labels, TARGET_LABELS) in failing
                 if down and last(history, moment.now_seconds) == 1:
                     return {(): 1.0}
             return NOTHING
@@ -283,6 +282,15 @@ class Interpreter:
     def _silent(self, node: Silent) -> Interpreted:
         return Interpreted(lambda moment: NOTHING)
 
+    def _at_target(self, node: AtTarget) -> Interpreted:
+        part = self.interpret(node.part)
+
+        def evaluate(moment: Moment) -> Vector:
+            found = part.evaluate(moment)
+            return {(): max(found.values())} if found else NOTHING
+
+        return Interpreted(evaluate)
+
     def _joined(self, node: Joined) -> Interpreted:
         if node.operator == "or":
             return self._union(node.parts)
@@ -326,6 +334,7 @@ class Interpreter:
 
 _INTERPRETERS: Mapping[type[Expression], Callable[[Interpreter, Any], Interpreted]] = {
     Arithmetic: Interpreter._arithmetic,
+    AtTarget: Interpreter._at_target,
     Compare: Interpreter._compare,
     Count: Interpreter._count,
     Either: Interpreter._either,

@@ -91,7 +91,7 @@ def healthy_tracks(minutes: int) -> tuple[Track, ...]:
         Track(metrics.TENSOR_REDUCTION_SWALLOWED, (0.001,), {"tensor": "losses"}),
         Track(metrics.TENSOR_SLICE_IMBALANCE, (12,), {"tensor": "inputs"}),
         Track(metrics.BUILD, (1,), {**NODE, "version": "0.1.0"}),
-        Track(metrics.PHASE, (1,), {"phase": "forward"}),
+        Track(metrics.PHASE, (1,), {"phase": "backward"}),
         Track(metrics.RUN_INFO, (1,), {"world_size": "8", "precision": "fp16"}),
         Track(metrics.STEP, ramp(5000, _STEPS_PER_MINUTE, samples)),
         Track(metrics.STEPS, ramp(5000, _STEPS_PER_MINUTE, samples)),

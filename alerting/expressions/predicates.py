@@ -74,6 +74,21 @@ class Silent(Predicate):
 
 
 @dataclass(frozen=True, slots=True)
+class AtTarget(Predicate):
+    """Runs for which something holds at one of the targets that show them; the largest value.
+
+    Two jobs under one name are shown by two targets: what is at a standstill is one of them, and a
+    smallest value over both would hide it. `part` keeps `TARGET_LABELS` in all of its signals.
+    """
+
+    part: Predicate
+
+
+TARGET_LABELS = ("instance",)
+"""Labels by which a scraper tells the targets that show a run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Joined(Predicate):
     """Predicates joined by one set operator; made by `all_of`, `any_of` and `unless`."""
 

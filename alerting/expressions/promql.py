@@ -6,6 +6,7 @@ from mp_agent.alerting.durations import SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.nodes import Expression
 from mp_agent.alerting.expressions.predicates import (
+    AtTarget,
     Compare,
     Gone,
     Joined,
@@ -83,6 +84,8 @@ def promql(expression: Expression, values: Values) -> str:
             return _unreachable(expression, values)
         case Silent():
             return _silent(expression, values)
+        case AtTarget(part):
+            return f"max {_BY_RUN} {_enclosed(promql(part, values))}"
         case Joined():
             return _joined(expression, values)
     raise TypeError(f"{type(expression).__name__} has no PromQL")

@@ -54,8 +54,9 @@ LOSS = {
         reading="The difference between the median of the last 512 losses and that of the 512 "
         "before, in deviations. Compare mp_agent_loss_median with mp_agent_loss_best, which does "
         "not follow a rise. mp_agent_loss_lost_steps above 0 means that an explosion, non-finite "
-        "gradients or a jump of the learning rate raised the loss, or that it rose slowly to its "
-        "initial level; it returns to 0 once half of the rise is recovered.",
+        "gradients or a jump of the learning rate raised the loss, that it climbed to twice its "
+        "best level or more and stayed, or that it rose slowly to its initial level; it returns to "
+        "0 once half of the rise is recovered.",
         causes=(
             "The learning rate is too high: the loss has risen since the end of the warm-up.",
             "An explosion or a spike from which the run did not recover.",
@@ -63,8 +64,9 @@ LOSS = {
             "The data has changed: a new mixture, wrong labels, an epoch of repeated data.",
         ),
         false_positives=(
-            "A curriculum of increasing difficulty, or an objective that rises by design "
-            "(adversarial, reinforcement learning).",
+            "A curriculum of gradually increasing difficulty, or an objective that rises by design "
+            "(adversarial, reinforcement learning): raise loss_growth if it pages. A jump to other "
+            "data, and models that are trained in turn, do not page by themselves.",
         ),
         samples=("smaller_learning_rate",),
         panels=(panels.LOSS_TREND, panels.LOSS, panels.LEARNING_RATE),
@@ -80,11 +82,15 @@ LOSS = {
             "A NaN loss that the trainer logs, and passes on, as 0.",
             "A schedule that has reached its end while the run continues with learning rate 0.",
             "A detached output or frozen parameters: no gradient reaches the optimizer.",
-            "A saturated output, whose loss is the same for every batch.",
+            "A saturated output, or a model that answers every input alike: the loss is the same "
+            "for every batch, as 0.6931 (ln 2) for two classes that are equally frequent.",
+            "Weights that are gone: a loss that falls to exactly 0 for good, and a gradient norm "
+            "that is the same on every step.",
         ),
         false_positives=(
             "A first parameter group with learning rate 0 on purpose, while the loss no longer "
             "falls.",
+            "A small data set that is learned to a loss of exactly 0: stop the run.",
             "Gradients that hooks cannot see: mp_agent_unsupported_info says what is not measured.",
         ),
         samples=("dead_parameters", "check_batch"),

@@ -8,8 +8,9 @@ RUNS = {
         harm="The job occupies its machines without progress. Warning: investigate when possible. "
         "Critical: half an hour is lost, and there is no sign that the run will continue; act.",
         query='mp_agent_standing_seconds{run="RUN"} > 600',
-        reading="The time in seconds without a step in the current phase. "
-        "mp_agent_rank_phase_info shows the phase of each rank.",
+        reading="The time in seconds without a step in the current phase; one series per target, "
+        "since two jobs may train under one name. mp_agent_rank_phase_info shows the phase of each "
+        "rank.",
         causes=(
             "One rank hangs or is dead, and the others wait for it in a collective.",
             "Storage: a checkpoint that is being written, or data that does not arrive.",
@@ -17,7 +18,8 @@ RUNS = {
             "A network fault: NCCL waits until its timeout, by default ten minutes or more.",
         ),
         false_positives=(
-            "A long pause that is not a training step: mark it with mp_agent.phase.",
+            "A pause of more than 45 minutes that is no training step, and more than twice any "
+            "before: mark it with mp_agent.phase.",
             "A step that takes far longer than ten of its predecessors, such as a recompilation.",
         ),
         samples=("dump_stacks", "mark_phases"),

@@ -112,6 +112,7 @@ _COUNTED = {
     "layer_growth": 100,
     "learning_rate_jump": 10,
     "loss_lost_steps": 64,
+    "loss_growth": 2,
     "loss_spike_noisy_deviations": 12,
     "loss_trend_deviations": 3,
     "nonfinite_gradients": 3,

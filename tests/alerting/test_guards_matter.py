@@ -12,7 +12,7 @@ import yaml
 
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.expressions.predicates import Joined, Predicate
+from mp_agent.alerting.expressions.predicates import AtTarget, Joined, Predicate
 from mp_agent.alerting.expressions.promql import promql
 from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
@@ -27,6 +27,10 @@ _SUFFIXES = ["".join(letters) for letters in product("abcdefghij", repeat=2)]
 
 def _without_one_part(predicate: Predicate) -> Iterator[tuple[str, Predicate]]:
     """Yield the predicate with one joined part left out, each in turn, and what was left out."""
+    if isinstance(predicate, AtTarget):
+        for text, changed in _without_one_part(predicate.part):
+            yield text, AtTarget(changed)
+        return
     if not isinstance(predicate, Joined):
         return
     parts = predicate.parts

@@ -34,6 +34,13 @@ TRAINING_THRESHOLDS = (
         meaning="consecutive losses far above the best level after which the run is lost",
     ),
     Threshold(
+        name="loss_growth",
+        value=2.0,
+        unit="{factor}",
+        meaning="loss, divided by its best level, from which a loss that climbed there and stays "
+        "is lost",
+    ),
+    Threshold(
         name="nonfinite_gradients",
         value=3.0,
         unit="{step}",
@@ -50,7 +57,7 @@ TRAINING_THRESHOLDS = (
         name="constant_loss_steps",
         value=500.0,
         unit="{step}",
-        meaning="consecutive identical losses after which nothing is trained",
+        meaning="consecutive equal losses after which nothing is trained",
     ),
     Threshold(
         name="learning_rate_jump",

@@ -28,6 +28,12 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
     Causes.LOSS_DIVERGING: (_RATE, _EXPLOSION, _REPLICAS, *_ORIGINS, *_SCALE),
     Causes.GRADIENT_VANISHING: (Causes.ZERO_GRADIENTS, Causes.GRADIENT_UNDERFLOW, *_SCALE),
     Causes.GRADIENT_UNDERFLOW: (Causes.ZERO_GRADIENTS,),
+    Causes.CONSTANT_LOSS: (
+        Causes.LEARNING_RATE_ZERO,
+        _RATE,
+        _EXPLOSION,
+        Causes.GRADIENT_VANISHING,
+    ),
     Causes.RANK_KILLED: (_GPU,),
     Causes.RANK_FAILED: (_GPU, Causes.RANK_KILLED, *_ORIGINS),
     Causes.RANK_STALLED: (_GPU,),

@@ -72,6 +72,11 @@ class Causes(Enum):
         "All gradients are exactly 0: masked labels, or an output detached from the parameters",
         ("MpAgentNothingTrained",),
     )
+    CONSTANT_LOSS = Cause(
+        "constant_loss",
+        "The loss no longer changes: weights that are gone, or a model that answers always alike",
+        ("MpAgentNothingTrained",),
+    )
     UNUSUAL_BATCH = Cause(
         "unusual_batch",
         "The data of single batches: far from that of the others",

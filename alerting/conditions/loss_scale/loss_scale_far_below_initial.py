@@ -1,17 +1,28 @@
 """MpAgentLossScaleFarBelowInitial."""
 
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.loss_scale.loss_scale import FALLEN, INITIAL, SCALE, hung
+from mp_agent.alerting.conditions.loss_scale.loss_scale import (
+    CALIBRATED,
+    FALLEN,
+    INITIAL,
+    SCALE,
+    hung,
+)
 from mp_agent.alerting.conditions.loss_scale.overflow import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, halving, ramp
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.predicates import Compare, all_of, unless
+from mp_agent.alerting.expressions.predicates import Compare, all_of, any_of, unless
 from mp_agent.alerting.expressions.signals import limit
 from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 
-_BOUND = limit("loss_scale_share_of_initial") * INITIAL
+_SHARE = limit("loss_scale_share_of_initial")
+_FAR_BELOW = Compare(SCALE, "<", _SHARE * INITIAL)
+_SINCE_CALIBRATION = any_of(
+    Compare(CALIBRATED, ">=", _SHARE * INITIAL), Compare(SCALE, "<", _SHARE * CALIBRATED)
+)
+"""Where calibration itself had ended so low, the rest of the fall is no collapse."""
 
 _COLLAPSED = Example(
     title="a scale that falls from 65536 to 512 over an afternoon; the alert lasts longer",
@@ -68,6 +79,38 @@ _AT_THE_BORDER = Example(
     also={"MpAgentLossScaleLow": (Severity.WARNING,)},
 )
 
+_FELL_ON = Example(
+    title="a scale that falls from 512, where calibration had left it, to 64 within an hour",
+    minutes=80,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+    ),
+    also={
+        "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
+        "MpAgentLossScaleLowAndFalling": (Severity.WARNING,),
+    },
+)
+
+_COLLAPSED_FROM_LOW = Example(
+    title="a scale that collapses from 512, where calibration had left it, to 4",
+    minutes=40,
+    tracks=(
+        Track(metrics.LOSS_SCALE, (*flat(512, 20), *halving(256, 7))),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+    ),
+    fires={
+        Severity.CRITICAL: "The loss scale of run demo has fallen to 4, less than "
+        "<loss_scale_share_of_initial> of its initial value."
+    },
+    at=38,
+    not_yet=(25,),
+    also={
+        "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
+        "MpAgentLossScaleLowAndFalling": (Severity.WARNING,),
+    },
+)
+
 _CALIBRATION_AGAIN = Example(
     title="a resumed run that repeats its calibration",
     minutes=25,
@@ -113,7 +156,7 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
                 updated=UPDATED,
             ),
             when=unless(
-                all_of(Compare(SCALE, "<", _BOUND), FALLEN),
+                all_of(_FAR_BELOW, FALLEN, _SINCE_CALIBRATION),
                 hung(),
             ),
             hold=duration("loss_scale_collapse_hold"),
@@ -124,6 +167,14 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
             "beyond increases between two decreases.",
         ),
     ),
-    firing=(_COLLAPSED,),
-    quiet=(_CALIBRATING, _CALIBRATED_LOW, _AT_THE_BORDER, _CALIBRATION_AGAIN, _BRIEF, _HUNG),
+    firing=(_COLLAPSED, _COLLAPSED_FROM_LOW),
+    quiet=(
+        _CALIBRATING,
+        _CALIBRATED_LOW,
+        _FELL_ON,
+        _AT_THE_BORDER,
+        _CALIBRATION_AGAIN,
+        _BRIEF,
+        _HUNG,
+    ),
 )

@@ -1,17 +1,17 @@
 """MpAgentRankStalled."""
 
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import active, stopped
+from mp_agent.alerting.conditions.guards import active, at_target, stopped
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, Value, flat, ramp
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.predicates import Compare, all_of
-from mp_agent.alerting.expressions.signals import Number, Series
+from mp_agent.alerting.expressions.predicates import AtTarget, Compare, all_of
+from mp_agent.alerting.expressions.signals import Number
 from mp_agent.alerting.first_line.triage import NAN_WRITTEN, Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("rank_stall_window")
-_LAGGING = Series(metric=metrics.RANKS_LAGGING)
+_LAGGING = at_target(metrics.RANKS_LAGGING)
 
 
 def _stops_at(minute: int) -> tuple[Track, ...]:
@@ -68,7 +68,7 @@ _EVALUATION = Example(
     tracks=(
         *_stops_at(10),
         Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
-        Track(metrics.PHASE, (*flat(1, 11), "stale"), {"phase": "forward"}),
+        Track(metrics.PHASE, (*flat(1, 11), "stale"), {"phase": "backward"}),
         Track(metrics.PHASE, (*flat(None, 11), 1), {"phase": "eval"}),
     ),
 )
@@ -160,7 +160,7 @@ RANK_STALLED = Condition(
                     "node of the ranks that are behind",
                 ),
             ),
-            when=all_of(Compare(_LAGGING, ">", Number(0)), stopped(_WINDOW), active()),
+            when=AtTarget(all_of(Compare(_LAGGING, ">", Number(0)), stopped(_WINDOW), active())),
             description="{value|count} rank(s) of run {run} are behind the others, and no step "
             "was made for <rank_stall_window>.{mp_agent_lagging_rank_info| Behind: |rank phase}",
             reason="No delay: the condition itself spans five minutes and ten usual steps.",

@@ -1,19 +1,24 @@
 """MpAgentRunStalled."""
 
-from typing import Literal
-
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import STANDING, active, stopped
+from mp_agent.alerting.conditions.guards import (
+    STANDING,
+    active,
+    at_target,
+    in_phase,
+    stopped,
+)
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.predicates import Compare, Joined, Seen, all_of, any_of
-from mp_agent.alerting.expressions.signals import Length, Series, Where, limit
+from mp_agent.alerting.expressions.predicates import AtTarget, Compare, Joined, Seen, all_of, any_of
+from mp_agent.alerting.expressions.signals import Length, limit
 from mp_agent.alerting.first_line.triage import NAN_WRITTEN, Triage
 from mp_agent.alerting.severity import Severity
 from mp_agent.records.steps import Phase
 
 _WINDOW, _LONG = duration("stall_window"), duration("long_stall_window")
+_BETWEEN = duration("between_steps_window")
 _FIRST, _STARTING = duration("first_step_window"), duration("starting_limit")
 _KNOWN, _LIMIT = duration("known_phase_limit"), duration("elsewhere_limit")
 _TRAINING_OR_STARTING = "|".join(
@@ -22,21 +27,17 @@ _TRAINING_OR_STARTING = "|".join(
 )
 
 
-def _in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
-    return Seen(Series(metric=metrics.PHASE, where=(Where("phase", operator, name),)))
-
-
 def _hung_in(limit: Duration, phase: Seen) -> Joined:
     """Return whether the run has been for longer than a limit in a phase outside training."""
     return all_of(Compare(STANDING, ">", Length(limit)), phase)
 
 
 _OUTLASTS_ITS_LIKE = Compare(
-    STANDING, ">", limit("phase_growth") * Series(metric=metrics.PHASE_LONGEST)
+    STANDING, ">", limit("phase_growth") * at_target(metrics.PHASE_LONGEST)
 )
 _ELSEWHERE = any_of(
-    _hung_in(_STARTING, _in_phase("=", Phase.STARTING.name.lower())),
-    _hung_in(_LIMIT, _in_phase("!~", _TRAINING_OR_STARTING)),
+    _hung_in(_STARTING, in_phase("=", Phase.STARTING.name.lower())),
+    _hung_in(_LIMIT, in_phase("!~", _TRAINING_OR_STARTING)),
     # The series is there outside training alone.
     all_of(Compare(STANDING, ">", Length(_KNOWN)), _OUTLASTS_ITS_LIKE),
 )
@@ -65,9 +66,34 @@ def _in(phase: str) -> Track:
 
 
 _HUNG = Example(
-    title="a run that hangs",
+    title="a run that hangs in backward",
     minutes=46,
     tracks=_stops_at(10),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=45,
+    not_yet=(19,),
+)
+
+_HUNG_BETWEEN = Example(
+    title="a run that hangs before a backward",
+    minutes=57,
+    tracks=(*_stops_at(10), _in("forward")),
+    without=(metrics.PHASE,),
+    fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
+    at=56,
+    not_yet=(54,),
+)
+
+_OTHER_JOB = {"instance": "node-7:9464"}
+_NAMESAKES = Example(
+    title="two jobs under one name, one of which hangs in backward",
+    minutes=46,
+    tracks=(
+        Track(metrics.STANDING, (*flat(0, 11), *ramp(60, 60, 36)), _OTHER_JOB),
+        Track(metrics.STEP_USUAL, (1,), _OTHER_JOB),
+        Track(metrics.RUN_ACTIVE, (1,), _OTHER_JOB),
+        Track(metrics.PHASE, (1,), {**_OTHER_JOB, "phase": "backward"}),
+    ),
     fires={Severity.CRITICAL: _fires(_LONG), Severity.WARNING: _fires(_WINDOW)},
     at=45,
     not_yet=(19,),
@@ -166,6 +192,33 @@ _SLOWER_STEP = Example(
     tracks=(Track(metrics.STANDING, ramp(10600, 60, 9)), _usual_step(3600)),
 )
 
+_UNMARKED_EVALUATION = Example(
+    title="a first evaluation of 31 minutes that nothing marks, after rollouts of 14",
+    minutes=60,
+    tracks=(
+        _in("forward"),
+        *(
+            Track(
+                metric,
+                (*ramp(5000, 60, 5), *flat(5240, 14), *ramp(5300, 60, 5), *flat(5540, 31), 5600),
+            )
+            for metric in (metrics.STEP, metrics.STEPS)
+        ),
+    ),
+    without=(metrics.PHASE,),
+)
+
+_PREVIOUS_ATTEMPT = Example(
+    title="the node agent of an earlier attempt, which lingers on another node",
+    minutes=40,
+    tracks=(
+        Track(metrics.STANDING, ramp(0, 60, 41), _OTHER_JOB),
+        Track(metrics.STEP_USUAL, (1,), _OTHER_JOB),
+        Track(metrics.RUN_ACTIVE, (0,), _OTHER_JOB),
+        Track(metrics.PHASE, (1,), {**_OTHER_JOB, "phase": "backward"}),
+    ),
+)
+
 _ROLLOUTS = Example(
     title="rollouts of up to forty minutes between fast updates, after one of half an hour",
     minutes=10,
@@ -211,7 +264,7 @@ _AFTER_CHECKPOINT = Example(
         Track(metrics.STEP, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
         Track(metrics.STEPS, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
         Track(metrics.STANDING, (*flat(0, 11), *ramp(0, 60, 10), *flat(0, 10))),
-        Track(metrics.PHASE, (*flat(1, 11), "stale", *(None,) * 8, 1), {"phase": "forward"}),
+        Track(metrics.PHASE, (*flat(1, 11), "stale", *(None,) * 8, 1), {"phase": "backward"}),
         Track(metrics.PHASE, (*(None,) * 11, *flat(1, 9), "stale"), {"phase": "checkpoint"}),
     ),
 )
@@ -268,21 +321,31 @@ RUN_STALLED = Condition(
                     "checkpoint before {first}",
                 ),
             ),
-            when=all_of(any_of(stopped(_LONG, first_step=_STARTING), _ELSEWHERE), active()),
+            when=AtTarget(
+                all_of(
+                    any_of(stopped(_LONG, between=_BETWEEN, first_step=_STARTING), _ELSEWHERE),
+                    active(),
+                )
+            ),
             description=_description(_LONG),
-            reason="No delay: the condition itself spans half an hour and ten usual steps; one "
-            "hour during startup; three hours of evaluation or a checkpoint, or one if that is "
-            "phase_growth times as long as any before.",
+            reason="No delay: the condition itself spans half an hour and ten usual steps; "
+            "between_steps_window before the backward of a step, where a first evaluation or "
+            "rollout that nothing marks looks alike; one hour during startup; three hours of "
+            "evaluation or a checkpoint, or one if that is phase_growth times as long as any "
+            "before.",
         ),
         Level(
             severity=Severity.WARNING,
-            when=all_of(stopped(_WINDOW, first_step=_FIRST), active()),
+            when=AtTarget(all_of(stopped(_WINDOW, between=_BETWEEN, first_step=_FIRST), active())),
             description=_description(_WINDOW),
-            reason="No delay: the condition itself spans ten minutes and ten usual steps.",
+            reason="No delay: the condition itself spans ten minutes and ten usual steps, or "
+            "between_steps_window before the backward of a step.",
         ),
     ),
     firing=(
         _HUNG,
+        _HUNG_BETWEEN,
+        _NAMESAKES,
         _HUNG_IN_FIRST_STEP,
         _HUNG_SLOW,
         _HUNG_AFTER_PAUSES,
@@ -292,6 +355,8 @@ RUN_STALLED = Condition(
     ),
     quiet=(
         _SLOW_STEPS,
+        _UNMARKED_EVALUATION,
+        _PREVIOUS_ATTEMPT,
         _EPOCHS,
         _SLOW_FIRST_STEP,
         _SLOWER_STEP,

@@ -252,6 +252,70 @@ def _crept_back(random: Random) -> Events:
         yield training.step()
 
 
+def _doubled(random: Random) -> Events:
+    """As in pure BF16: within 300 steps the loss more than triples, for good, at usual norms."""
+    training = Training(random=random, seconds=0.5, loss=10.0, final_loss=2.1, steps_to_learn=300)
+    yield from training.steps(1800)
+    yield Fault()
+    for _ in training.steps(300):
+        training.final_loss += 5.4 / 300
+        yield training.step()
+    yield from training.forever()
+
+
+def _early_divergence(random: Random) -> Events:
+    """The loss explodes before there are enough losses for a usual level."""
+    training = Training(random=random, seconds=1.0, loss=30.0, final_loss=16.0, steps_to_learn=100)
+    yield from training.steps(60, clip=None)
+    yield Fault()
+    yield training.step(loss=612.0, clip=None)
+    yield training.step(loss=4022.0, clip=None)
+    while True:
+        yield training.step(loss=random.gauss(55.0, 3.0), clip=None)
+
+
+def _loss_vanished(random: Random) -> Events:
+    """The loss falls to exactly 0, and the norm is that to which gradients are clipped."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(loss=0.0, norm=1.0)
+
+
+def _guesses(random: Random) -> Events:
+    """The model answers two classes alike from the first step on: ln 2."""
+    training = Training(random=random, seconds=1.0)
+    yield Fault()
+    while True:
+        yield training.step(loss=0.693147 + random.uniform(-1e-6, 1e-6))
+
+
+def _high_after_restart(random: Random) -> Events:
+    """A restart of the schedule sets the loss back, and it stays there."""
+    training = Training(random=random, seconds=1.0, loss=3.0, final_loss=0.9, steps_to_learn=200)
+    yield from training.steps(900)
+    yield from training.steps(100, learning_rate=1e-5)
+    yield Fault()
+    training.final_loss = 2.6
+    yield from training.forever()
+
+
+def _low_scale_falls_on(random: Random) -> Events:
+    """Calibration ends at 512; within an hour the scale is 64."""
+    training = Training(random=random, scaler=Scaler(growth_interval=10**6), largest=80.0)
+    yield from training.minutes(45)
+    yield Fault()
+    for _ in range(3):
+        training.largest *= 2.0
+        yield from training.minutes(18)
+    yield from training.forever()
+
+
+def _hung_before_backward(random: Random) -> Events:
+    _, before = _trained(random)
+    yield from before
+    yield Pause(phase=Phase.FORWARD, seconds=_WITHOUT_END)
+
+
 def _nothing_trained(random: Random) -> Events:
     """All labels are masked: loss and gradients are exactly 0."""
     training, before = _trained(random)
@@ -507,6 +571,58 @@ FAULTS = (
         script=_rate_zero,
         expected={"MpAgentNothingTrained": "warning"},
         minutes=60,
+    ),
+    Scenario(
+        name="loss-vanished",
+        what="a loss that falls to exactly 0 for good",
+        script=_loss_vanished,
+        expected={"MpAgentNothingTrained": "warning"},
+    ),
+    Scenario(
+        name="guesses",
+        what="a loss of ln 2 for ever",
+        script=_guesses,
+        expected={"MpAgentNothingTrained": "warning"},
+        minutes=30,
+    ),
+    Scenario(
+        name="doubled",
+        what="a loss that triples at usual norms",
+        script=_doubled,
+        expected={"MpAgentLossDiverging": "critical"},
+        tolerated={"MpAgentLossSpike": "warning"},
+    ),
+    Scenario(
+        name="early-divergence",
+        what="a loss that explodes on step 61",
+        script=_early_divergence,
+        expected={"MpAgentLossDiverging": "critical", "MpAgentLossSpike": "warning"},
+        minutes=20,
+    ),
+    Scenario(
+        name="high-after-restart",
+        what="a loss that a restart of the schedule set back for good",
+        script=_high_after_restart,
+        expected={"MpAgentLossSpike": "warning", "MpAgentLossDiverging": "warning"},
+    ),
+    Scenario(
+        name="low-scale-falls-on",
+        what="a scale of 512 after calibration that falls to 64",
+        script=_low_scale_falls_on,
+        facts=FP16,
+        expected={"MpAgentLossScaleLowAndFalling": "warning"},
+        tolerated={
+            "MpAgentLossScaleLow": "warning",
+            "MpAgentLossScaleConsecutiveDecreases": "warning",
+        },
+        minutes=130,
+    ),
+    Scenario(
+        name="hung-before-backward",
+        what="all ranks stand before their backward",
+        script=_hung_before_backward,
+        expected={"MpAgentRunStalled": "critical"},
+        minutes=85,
     ),
     Scenario(
         name="clipped-scaled",

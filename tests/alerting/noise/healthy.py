@@ -254,6 +254,26 @@ def _curriculum(random: Random) -> Events:
     yield from training.forever()
 
 
+def _adversarial(random: Random) -> Events:
+    """The generator's loss falls at first, and creeps up again as the critic learns."""
+    training = Training(random=random, seconds=1.0, loss=2.4, final_loss=1.4, steps_to_learn=100)
+    yield from training.steps(600)
+    for _ in training.steps(4800):
+        training.final_loss += 0.8 / 4800
+        yield training.step()
+    yield from training.forever()
+
+
+def _unmarked_pauses(random: Random) -> Events:
+    """Rollouts of 14 minutes, then an evaluation of 31, none of which anything marks."""
+    training = Training(random=random, seconds=2.0)
+    yield from training.minutes(6)
+    yield Pause(phase=Phase.FORWARD, seconds=14 * 60)
+    yield from training.minutes(6)
+    yield Pause(phase=Phase.FORWARD, seconds=31 * 60)
+    yield from training.forever()
+
+
 def _experts(random: Random) -> Events:
     """Experts that no token is routed to at times, and key biases that softmax cancels."""
     training = Training(random=random, seconds=2.0)
@@ -369,6 +389,19 @@ HEALTHY = (
         script=_curriculum,
         minutes=75,
         tolerated={"MpAgentLossSpike": "warning", "MpAgentLossDiverging": "warning"},
+    ),
+    Scenario(
+        name="adversarial",
+        what="a generator's loss that creeps from 1.4 to 2.2",
+        script=_adversarial,
+        minutes=110,
+        tolerated={"MpAgentLossDiverging": "warning"},
+    ),
+    Scenario(
+        name="unmarked-pauses",
+        what="14 minutes of rollouts and 31 of evaluation that nothing marks",
+        script=_unmarked_pauses,
+        minutes=75,
     ),
     Scenario(
         name="experts",

@@ -23,8 +23,9 @@ LEARNING_METRICS = (
         scope=Scope.RUN,
         labels=("reason",),
         help="Consecutive steps in which the model cannot have learned anything: `all gradients "
-        "0`, `no gradients`, `learning rate 0`, `constant loss`, `loss 0 with non-finite "
-        "gradients`.",
+        "0`, `no gradients`, `learning rate 0`, `loss 0 with non-finite gradients`, `loss 0` "
+        "(after losses above 0 from the first on), `constant loss` (within 0.01 %), `constant loss "
+        "and gradient norm`. Absent where a falling loss shows otherwise.",
         read=_untrained,
     ),
     Metric(

@@ -111,9 +111,10 @@ LOSS_METRICS = (
         unit="{step}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
-        thresholds=("loss_deviation_floor", "loss_lost_steps"),
-        help="Losses since the run lost what it had learned, after an explosion or by rising to "
-        "its initial level; 0 before that, and after a recovery.",
+        thresholds=("loss_deviation_floor", "loss_lost_steps", "loss_growth"),
+        help="Losses since the run lost what it had learned, after an explosion, by climbing to "
+        "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
+        "and after a recovery.",
         read=_lost_steps,
     ),
     Metric(

@@ -1,4 +1,4 @@
-"""Steps that train nothing: a learning rate of 0, or gradients that are exactly 0."""
+"""Steps that train nothing: a rate or gradients of exactly 0, or a loss that no longer changes."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,6 +19,30 @@ def untrained(case: Case) -> Iterator[Diagnosis]:
     if zero and len(zero) >= case.limit("untrained_steps"):
         text = f"All gradients were exactly 0 on the last {len(zero)} steps."
         yield _finding(Causes.ZERO_GRADIENTS, zero, text, _zero_losses(case, zero))
+        return
+    yield from _constant_loss(case)
+
+
+def _constant_loss(case: Case) -> Iterator[Diagnosis]:
+    """Yield that the loss was the same at the end, as were the norms or after losses above 0."""
+    observed = [step for step in case.judged if step.get("loss") is not None]
+    if not observed:
+        return
+    last = observed[-1].get("loss")
+    same = _at_the_end(observed, lambda step: step.get("loss") == last)
+    earlier = case.losses(observed[: -len(same)])
+    one_norm = len({norm_of(step) for step in same}) == 1
+    vanished = last == 0.0 and bool(earlier) and min(earlier) > 0.0
+    if len(same) < case.limit("untrained_steps") or not (one_norm or vanished):
+        return
+    text = f"The loss was exactly {last:.4g} on the last {len(same)} steps."
+    yield _finding(Causes.CONSTANT_LOSS, same, text, _one_norm(same, one_norm=one_norm))
+
+
+def _one_norm(steps: Sequence[MergedStep], *, one_norm: bool) -> Iterator[Argument]:
+    if one_norm:
+        text = f"So was the gradient norm: {norm_of(steps[0]):.4g} on every step."
+        yield Argument(text, MEDIUM)
 
 
 def _at_the_end(

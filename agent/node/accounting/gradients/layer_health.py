@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from statistics import median_low
 from typing import Any
 
 from mp_agent.node.accounting.gradients.layer_health_state import LayerHealthState
@@ -183,14 +184,17 @@ class LayerHealth(Tracker):
         return max(self.memory.early_abs_max[index], default=0.0)
 
     def _growth(self, seen: Iterable[tuple[int, LayerView]]) -> float:
-        """Return the median ratio of the layers' norms to their usual ones; at least 1."""
+        """Return the median ratio of the layers' norms to their usual ones; at least 1.
+
+        Of an even number the lower of the two: of two layers, that of the one that is calm.
+        """
         usual = self.memory.usual_norms
         factors = [
             sqrt(layer.values["sum_squares"]) / usual[index]
             for index, layer in seen
             if usual[index] > 0.0
         ]
-        return max(1.0, median(factors)) if factors else 1.0
+        return max(1.0, median_low(factors)) if factors else 1.0
 
     def _fold_gradient(self, index: int, abs_max: float, thresholds: Mapping[str, float]) -> None:
         memory = self.memory

@@ -6,6 +6,7 @@ from math import isfinite, sqrt
 from typing import Any
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.training.loss_reference import LossReference
 from mp_agent.records.merged import MergedStep
 
 ZERO_LOSS = "loss 0 with non-finite gradients"
@@ -13,6 +14,17 @@ ZERO_GRADIENTS = "all gradients 0"
 NO_GRADIENTS = "no gradients"
 ZERO_RATE = "learning rate 0"
 CONSTANT_LOSS = "constant loss"
+CONSTANT_NORM = "constant loss and gradient norm"
+LOSS_VANISHED = "loss 0"
+_UNCERTAIN = frozenset((ZERO_RATE, NO_GRADIENTS))
+"""Reasons that a loss which falls all the same disproves: a rate of the first parameter group, and
+gradients that hooks do not see."""
+_FALL_DEVIATIONS = 2.0
+"""Fall of the best level, in its deviations, that shows that something is learned."""
+_SAME_LOSS_SHARE = 1e-4
+"""Share of the loss by which its rounding varies, or that of a model that always answers alike."""
+_CLEAR_LOSSES = 16
+"""First losses above 0 after which a loss of 0 is not one that began there, as in GRPO."""
 
 WARM_UP_STEPS = 100
 """Steps during which the learning rate may rise freely."""
@@ -21,9 +33,9 @@ _PLATEAU_STEPS = 1000
 _SUSPECT_STEPS = 64
 """Steps after such a change within which trouble proves a jump."""
 _RESTART_FACTOR = 5.0
-_RESTART_STEPS = 256
+RESTART_STEPS = 256
 """Steps during which a restart of the schedule explains a higher loss."""
-_RESTARTS_APART = 2 * _RESTART_STEPS
+_RESTARTS_APART = 2 * RESTART_STEPS
 _SAME_NORM = 1.25
 """Factor within which the norm seen by clipping equals the scaled norm that the probe measured."""
 _SCALE_MIN = 4.0
@@ -53,11 +65,22 @@ class LearningTracker(Tracker):
     rate_changed: bool = False
     suspect_steps: int | None = None
     """Steps since the end of a possible warm-up at a constant rate."""
-    last_loss: float | None = None
+    constant_loss: float | None = None
+    """The loss that the last ones are equal to."""
+    last_norm: float | None = None
+    clear_losses: int = 0
+    """First losses above 0, up to `_CLEAR_LOSSES`."""
+    clear: bool = True
+    """Whether all of these were."""
+    doubted_level: float | None = None
+    """Best level of the loss when an uncertain reason was found."""
+    learns: bool = False
+    """Whether the best level has fallen clearly since then."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step."""
         self.fold(step, context.thresholds)
+        self._follow_level(context.progress.losses.reference)
 
     def transition(self) -> Mapping[str, Any]:
         """Return what the last step showed."""
@@ -65,7 +88,14 @@ class LearningTracker(Tracker):
 
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return for how many steps in a row nothing can have been learned."""
-        return {"untrained": self.untrained, "scaled_clip_steps": self.scaled_clip_steps}
+        untrained = {
+            reason: steps
+            for reason, steps in self.untrained.items()
+            if not (self.learns and reason in _UNCERTAIN)
+        }
+        if untrained.get(CONSTANT_NORM) == untrained.get(CONSTANT_LOSS):
+            untrained.pop(CONSTANT_LOSS, None)
+        return {"untrained": untrained, "scaled_clip_steps": self.scaled_clip_steps}
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step."""
@@ -75,23 +105,55 @@ class LearningTracker(Tracker):
         if not step.skipped or step.loss_scale is None:
             found = set(self._reasons(step))
             self.untrained = {reason: self.untrained.get(reason, 0) + 1 for reason in found}
-            self.last_loss = step.get("loss")
+            self._note_values(step)
 
     def _reasons(self, step: MergedStep) -> Iterator[str]:
         loss, nonfinite = step.get("loss"), step.gradient_nonfinite_elements > 0
+        without = step.get("sum_squares") is None or step.get("elements") == 0.0
         if loss == 0.0 and nonfinite:
             yield ZERO_LOSS
-        without = step.get("sum_squares") is None or step.get("elements") == 0.0
-        if not nonfinite and without and step.gradients_observed:
+        elif not nonfinite and without and step.gradients_observed:
             # The missing ranks may hold the gradients.
             if step.coverage == 1.0:
                 yield NO_GRADIENTS
         elif step.get("sum_squares") == 0.0 and not nonfinite and step.gradients_complete:
             yield ZERO_GRADIENTS
+        elif loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES:
+            yield LOSS_VANISHED
         if step.get("learning_rate") == 0.0:
             yield ZERO_RATE
-        if loss is not None and loss != 0.0 and loss == self.last_loss:
+        if self._same_loss(loss):
             yield CONSTANT_LOSS
+            norm = step.grad_norm
+            if norm and norm == self.last_norm and step.gradients_judged:
+                yield CONSTANT_NORM
+
+    def _same_loss(self, loss: float | None) -> bool:
+        """Return whether a loss is the one before, but for the rounding; 0 is another matter."""
+        constant = self.constant_loss
+        if not loss or not constant:
+            return False
+        return abs(loss - constant) <= _SAME_LOSS_SHARE * abs(constant)
+
+    def _note_values(self, step: MergedStep) -> None:
+        loss = step.get("loss")
+        if not self._same_loss(loss):
+            self.constant_loss = loss
+        self.last_norm = step.grad_norm if step.gradients_judged else None
+        if loss is not None and self.clear and self.clear_losses < _CLEAR_LOSSES:
+            self.clear = loss > 0.0
+            self.clear_losses += 1
+
+    def _follow_level(self, reference: LossReference) -> None:
+        """Note whether the best level of the loss has fallen since there is reason to doubt it."""
+        best = reference.best
+        if best is None or _UNCERTAIN.isdisjoint(self.untrained):
+            self.doubted_level, self.learns = None, False
+        elif self.doubted_level is None:
+            self.doubted_level = best
+        else:
+            fallen = self.doubted_level - best
+            self.learns |= fallen > _FALL_DEVIATIONS * reference.deviation
 
     def _fold_nonfinite(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         scale = step.loss_scale
@@ -114,7 +176,7 @@ class LearningTracker(Tracker):
     @property
     def restarted(self) -> bool:
         """Whether the learning rate schedule restarted recently."""
-        return self.restarted_steps is not None and self.restarted_steps < _RESTART_STEPS
+        return self.restarted_steps is not None and self.restarted_steps < RESTART_STEPS
 
     def confirm(self, *, trouble: bool) -> bool:
         """Return whether trouble proves that the end of a plateau was a jump of the rate."""

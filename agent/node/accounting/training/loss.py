@@ -4,6 +4,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from math import sqrt
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,6 +19,7 @@ from mp_agent.node.accounting.medians import (
     median_of_sorted,
 )
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.training.learning import RESTART_STEPS
 from mp_agent.node.accounting.training.loss_reference import LossReference
 from mp_agent.records.health import LossLevel
 from mp_agent.records.merged import MergedStep
@@ -25,8 +28,15 @@ WINDOW_STEPS = 256
 """Number of losses whose median is the usual level."""
 _JUDGED_STEPS = 3
 _HIGH_SHARE = 0.97
+_EARLY_RISE = 2.0
+"""Rise above the highest of the first losses, in medians of them, from which a loss is unusual."""
+_RUNAWAY_FACTOR = 1.5
+"""Growth from one loss to the next, both above the spike bound, that no other data explain."""
 WARM_UP_STEPS = 64
 """Number of losses below which there is no usual level."""
+EARLY_STEPS = 5
+"""Number of losses from which on a loss far above all of them is noticed, and the best level is
+known: damage may come before there is a usual level, which must not begin inside it."""
 BLOCK_STEPS = 16
 """Losses per block; the trend keeps only their median."""
 RECENT_STEPS = 64
@@ -66,6 +76,10 @@ class LossTracker(Tracker):
     """Whether the last step belongs to a spike."""
     explained: bool = False
     """Whether the learning rate schedule restarted shortly before the last step."""
+    restart_bound: float | None = None
+    """Level below which the loss has to be once the restart explains nothing any more."""
+    overdue_steps: int = 0
+    """Consecutive losses since then with a recent median above it."""
     rising: bool = False
     """Whether the trend was above its limit after the last complete block."""
     rising_steps: int = 0
@@ -89,15 +103,18 @@ class LossTracker(Tracker):
         severe = unskipped_nonfinite or learning.rate_jumped or high
         if severe or largest or learning.rate_raised:
             self.reference.disturb(severe=severe)
+        self.reference.other_models |= any(not own.joint for own in step.optimizers.values())
         self.fold(step, context.thresholds)
         broken = step.flag("loss_nonfinite") and not step.skipped
         if learning.confirm(trouble=broken or self.spiking or bool(norms.exploded)):
             self.reference.disturb(severe=True)
+        self._fold_restart(learning.restarted_steps, context.thresholds)
         self.explained = learning.restarted
 
     def transition(self) -> Mapping[str, Any]:
-        """Return whether the last step belongs to a spike that nothing explains."""
-        return {"loss_spiking": self.spiking and not self.explained}
+        """Return whether the last step belongs to a spike that nothing explains (any more)."""
+        overdue = 0 < self.overdue_steps <= WINDOW_STEPS
+        return {"loss_spiking": not self.explained and (self.spiking or overdue)}
 
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return the usual loss, its trend, and the best level."""
@@ -117,17 +134,17 @@ class LossTracker(Tracker):
         if not self._has_usual_ranks(len(step.present_ranks)):
             return
         usual = self._usual(thresholds)
-        self._judge(loss, usual, thresholds)
+        self._judge(loss, self._level_before(loss, usual, thresholds), thresholds)
         self._fold_window(loss)
         self._fold_block(loss)
         if not self.block:
             trend = self.trend_deviations = self.trend(thresholds)
             self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
         self.rising_steps = self.rising_steps + 1 if self.rising else 0
-        if usual is not None:
+        if usual is not None or self._has_scale(EARLY_STEPS, thresholds):
             # A falling loss scatters by its fall too; the fewer losses, the less.
             center = median_of_sorted(self.recent)
-            self.reference.fold(center, partial(breadth_of_sorted, self.recent, center), thresholds)
+            self.reference.fold(center, partial(self._scatter, center), thresholds)
 
     def level(self, thresholds: Mapping[str, float]) -> LossLevel | None:
         """Return the usual level; None during the warm-up, and where there is no scale."""
@@ -182,20 +199,75 @@ class LossTracker(Tracker):
 
     def _usual(self, thresholds: Mapping[str, float]) -> float | None:
         """Return the median; None of too few losses, and where nothing measures distances."""
-        if len(self.window) < WARM_UP_STEPS:
-            return None
+        known = self._has_scale(WARM_UP_STEPS, thresholds)
+        return median_of_sorted(self.ordered) if known else None
+
+    def _has_scale(self, losses: int, thresholds: Mapping[str, float]) -> bool:
+        """Return whether there are so many losses, and something that measures distances."""
+        if len(self.window) < losses:
+            return False
         center = median_of_sorted(self.ordered)
         floor = thresholds["loss_deviation_floor"] * abs(center)
-        return center if floor > 0.0 or deviation_of_sorted(self.ordered, center) > 0.0 else None
+        return floor > 0.0 or deviation_of_sorted(self.ordered, center) > 0.0
 
-    def _judge(self, loss: float, usual: float | None, thresholds: Mapping[str, float]) -> None:
-        """Compare a loss with the level before it; what is below the median needs no level."""
-        level = None
-        if usual is not None and loss > usual:
-            level = self._level_around(usual, thresholds)
+    def _scatter(self, center: float) -> float:
+        """Return the breadth of the last losses.
+
+        The first ones fall, which is no scatter, and a few are a poor estimate of it.
+        """
+        if len(self.window) >= RECENT_STEPS:
+            return breadth_of_sorted(self.recent, center)
+        moves = sorted(after - before for before, after in pairwise(self.window))
+        scatter = breadth_of_sorted(moves, median_of_sorted(moves)) / sqrt(2)
+        return min(scatter * sqrt(RECENT_STEPS / len(moves)), LARGEST)
+
+    def _level_before(
+        self, loss: float, usual: float | None, thresholds: Mapping[str, float]
+    ) -> LossLevel | None:
+        """Return the level that a loss is compared with; what is below its median needs none."""
+        if usual is not None:
+            return self._level_around(usual, thresholds) if loss > usual else None
+        settled = sorted(self.window[:-_JUDGED_STEPS])
+        if not EARLY_STEPS <= len(settled) < WARM_UP_STEPS or loss <= settled[-1]:
+            return None
+        center, high = median_of_sorted(settled), settled[-1]
+        if high - settled[0] >= abs(center):
+            # Losses about 0, which multiply all the time.
+            return None
+        bound = _bound(high, _EARLY_RISE * abs(center))
+        return LossLevel(
+            median=center, deviation=deviation_of_sorted(settled, center), spike_bound=bound
+        )
+
+    def _judge(self, loss: float, level: LossLevel | None, thresholds: Mapping[str, float]) -> None:
+        """Compare a loss with the level before it, None where it is not above that."""
         self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
         needed = 3 if level is not None and level.noisy else 2
         self.spiking = self.above[-1] and sum(self.above) >= needed
+        if level is None or not self.spiking or not all(self.above[-2:]):
+            return
+        # What grows from step to step is no change of the data.
+        risen, before = loss - level.median, self.window[-1] - level.median
+        multiple = thresholds["loss_growth"] * abs(level.median)
+        if risen > _RUNAWAY_FACTOR * before and loss > multiple:
+            self.reference.disturb(severe=True)
+
+    def _fold_restart(self, steps: int | None, thresholds: Mapping[str, float]) -> None:
+        """Compare the loss with its level before a restart of the schedule, `steps` ago."""
+        if steps == 0:
+            level = self.level(thresholds)
+            self.restart_bound = None if level is None else level.spike_bound
+            if level is not None and level.median > 0.0:
+                multiple = thresholds["loss_growth"] * level.median
+                self.restart_bound = max(level.spike_bound, multiple)
+            self.reference.restart_schedule()
+        above = self.restart_bound is not None and bool(self.recent)
+        if above and steps is not None and steps >= RESTART_STEPS:
+            above = median_of_sorted(self.recent) > (self.restart_bound or 0.0)
+            self.overdue_steps = self.overdue_steps + 1 if above else 0
+            self.restart_bound = self.restart_bound if above else None
+        else:
+            self.overdue_steps = 0
 
     def _fold_window(self, loss: float) -> None:
         _slide(self.ordered, self.window, WINDOW_STEPS, loss)

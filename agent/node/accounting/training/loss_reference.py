@@ -15,6 +15,11 @@ learning rate) and a rise of the loss that it may have caused."""
 LONG_RISE_STEPS = 320
 """Losses between leaving the best level and reaching the initial one from which on the loss has
 crept up rather than jumped."""
+CLIMB_STEPS = 4
+"""Losses that the recent median takes at least from a quarter of the way to its goal when the loss
+climbs there; a single jump, as to other data or to one more loss term, takes one or two."""
+LEVEL_STEPS = 512
+"""Losses on its level after which a loss that never fell is not meant to double within as many."""
 ACCEPT_STEPS = 2048
 """Losses on a higher level, the last half of them without a rise, after which that level is normal
 if nothing indicates damage."""
@@ -26,6 +31,11 @@ _DAMAGED_SHARE = 0.5
 _UNLEARNED_SHARE = 0.9
 _NOTICEABLE_SHARE = 0.1
 _RECOVERED_SHARE = 0.5
+_SETTING_OUT_SHARE = 0.25
+_LEAP_SHARE = 0.5
+"""Share of the way to a multiple of the best level from which one move is a jump, no climb."""
+_HELD_SHARE = 0.9
+"""Share of the highest rise at which the loss still is unless it recovers."""
 _JUMP_SHARE = 0.25
 """Share of the far distance: a median of many losses that moves by more in one step does not
 creep."""
@@ -49,9 +59,11 @@ class LossReference:
     risen_steps: int = 0
     """Losses since the loss rose far above the best level without recovering."""
     top: float = 0.0
-    """The highest recent median since the loss rose."""
+    """The recent median at the last far rise since the loss rose above the bound."""
     top_steps: int = 0
     """Losses since then."""
+    highest: float = 0.0
+    """The highest recent median since the loss rose."""
     damaged: bool = False
     """Whether a disturbance came with the rise."""
     undisturbed_steps: int | None = None
@@ -60,6 +72,18 @@ class LossReference:
     """Losses since the last severe disturbance; None without any."""
     last: float | None = None
     """The recent median before."""
+    level_steps: int = 0
+    """Losses before the loss set out for a multiple of its best level."""
+    climb_steps: int = 0
+    """Consecutive losses since then."""
+    grown_steps: int = 0
+    """Consecutive losses with a recent median above that multiple."""
+    climbed: bool = False
+    """Whether it got there by climbing rather than by a jump."""
+    other_models: bool = False
+    """Whether other models are trained in turn, against which the loss may rise by design."""
+    restart_steps: int | None = None
+    """Losses since the learning rate schedule restarted; None without a restart."""
     lost_steps: int = 0
 
     @property
@@ -78,6 +102,10 @@ class LossReference:
         if severe:
             self.unharmed_steps = 0
 
+    def restart_schedule(self) -> None:
+        """Note a restart of the learning rate schedule, which sets the loss back for a while."""
+        self.restart_steps = 0
+
     def fold(
         self, recent: float, deviation: Callable[[], float], thresholds: Mapping[str, float]
     ) -> None:
@@ -86,6 +114,8 @@ class LossReference:
             self.undisturbed_steps += 1
         if self.unharmed_steps is not None:
             self.unharmed_steps += 1
+        if self.restart_steps is not None:
+            self.restart_steps += 1
         if self.best is None or self.start is None:
             self.start = self.best = recent
             self.deviation = deviation()
@@ -102,49 +132,103 @@ class LossReference:
     def _rise(self, recent: float, thresholds: Mapping[str, float]) -> None:
         assert self.best is not None
         far = _FAR_DEVIATIONS * self._scale(thresholds)
-        high, unlearned = self._bounds(far, thresholds)
+        multiple = thresholds["loss_growth"] * self.best
+        high, unlearned = self._bounds(far, multiple)
         self.left_steps = self.left_steps + 1 if recent > self.best + far else 0
-        if self.last is not None and recent - self.last > _JUMP_SHARE * far:
+        move = 0.0 if self.last is None else recent - self.last
+        if move > _JUMP_SHARE * far:
             # A further jump from a higher level, as in a curriculum, is not creeping either.
             self.left_steps = 0
         self.last = recent
         self.high_steps = self.high_steps + 1 if recent > high else 0
-        back = unlearned is not None and recent > unlearned
-        self.unlearned_steps = self.unlearned_steps + 1 if back else 0
+        self._climb(recent, move, far, multiple)
+        # A loss that creeps up by less than that may do so by design, as in adversarial training.
+        back = unlearned is not None and recent > max(unlearned, multiple)
+        self.unlearned_steps = self.unlearned_steps + 1 if back and not self.other_models else 0
         if self.risen_steps and recent <= self.best + _RECOVERED_SHARE * (high - self.best):
             self._recovered()
         elif self.risen_steps or self.high_steps:
             since = self.unharmed_steps if unlearned is None else self.undisturbed_steps
             self.damaged |= since is not None and since <= NEAR_STEPS + self.risen_steps
-            self._count(thresholds["loss_lost_steps"])
             self._note_top(recent, far)
+            self._count(recent, thresholds["loss_lost_steps"])
         settled = self.risen_steps >= ACCEPT_STEPS and self.top_steps >= ACCEPT_STEPS // 2
         if settled and not self.lost_steps:
             self._recovered()
             self.start = self.best = recent
 
-    def _count(self, steps_needed: float) -> None:
+    def _climb(self, recent: float, move: float, far: float, multiple: float) -> None:
+        """Follow the loss on its way to a multiple of its best level, where that has a meaning.
+
+        move: what the recent median rose by.
+        """
+        assert self.best is not None and self.start is not None
+        if self.best <= 0.0 or self.other_models:
+            return
+        learned = self.start - self.best
+        way = max(far, multiple - self.best, _NOTICEABLE_SHARE * learned)
+        if recent <= self.best + _SETTING_OUT_SHARE * way:
+            self.level_steps += self.climb_steps + 1
+            self.climb_steps = self.grown_steps = 0
+            self.climbed = False
+            return
+        self.climb_steps = 0 if move > _LEAP_SHARE * way else self.climb_steps + 1
+        if recent <= self.best + way:
+            self.grown_steps = 0
+            return
+        if not self.grown_steps:
+            self.climbed = self._has_climbed(far)
+        self.grown_steps += 1
+
+    def _has_climbed(self, far: float) -> bool:
+        """Return whether a loss that has just reached the multiple got there by divergence.
+
+        Not by a jump, nor by a restart of the schedule. One that never fell was long on its level
+        before and rose quickly: some losses are meant to rise.
+        """
+        if self.restart_steps is not None and self.restart_steps <= NEAR_STEPS:
+            return False
+        quickly = self.level_steps >= LEVEL_STEPS >= self.climb_steps
+        return self.climb_steps >= CLIMB_STEPS and (quickly or self._has_learned(far))
+
+    def _stays_grown(self, recent: float, steps_needed: float) -> bool:
+        """Return whether a loss that climbed to the multiple does not come back from there."""
+        assert self.best is not None
+        if not self.climbed or self.grown_steps < steps_needed:
+            return False
+        held = recent >= self.best + _HELD_SHARE * (self.highest - self.best)
+        return held or self.grown_steps >= NEAR_STEPS
+
+    def _count(self, recent: float, steps_needed: float) -> None:
         self.risen_steps += 1
         slowly = self.left_steps - self.unlearned_steps >= LONG_RISE_STEPS
         crept = slowly and self.unlearned_steps >= steps_needed
-        if self.lost_steps or crept or (self.damaged and self.high_steps >= steps_needed):
+        harmed = self.damaged and self.high_steps >= steps_needed
+        if self.lost_steps or crept or harmed or self._stays_grown(recent, 2 * steps_needed):
             self.lost_steps += 1
 
     def _note_top(self, recent: float, far: float) -> None:
         self.top_steps += 1
-        if self.risen_steps == 1 or recent > self.top + far:
+        if self.risen_steps == 0 or recent > self.top + far:
             self.top, self.top_steps = recent, 0
+        self.highest = max(self.highest, recent) if self.risen_steps else recent
 
     def _recovered(self) -> None:
         self.high_steps = self.unlearned_steps = self.risen_steps = self.lost_steps = 0
-        self.left_steps = 0
-        self.damaged = False
+        self.left_steps = self.level_steps = self.climb_steps = self.grown_steps = 0
+        self.damaged = self.climbed = False
+
+    def _has_learned(self, far: float) -> bool:
+        """Return whether the loss fell far from where it began."""
+        assert self.best is not None and self.start is not None
+        smooth = _SMOOTH_DEVIATIONS / _FAR_DEVIATIONS * far
+        return self.start - self.best > max(smooth, _LEARNED_SHARE * abs(self.best))
 
     def _scale(self, thresholds: Mapping[str, float]) -> float:
         assert self.best is not None
         return max(self.deviation, thresholds["loss_deviation_floor"] * abs(self.best))
 
-    def _bounds(self, far: float, thresholds: Mapping[str, float]) -> tuple[float, float | None]:
+    def _bounds(self, far: float, multiple: float) -> tuple[float, float | None]:
         """Return the level that indicates damage, and the one at which everything learned is lost.
 
         The second is None for a loss that never fell far: for a loss around zero, or one that is
@@ -152,11 +236,9 @@ class LossReference:
         """
         assert self.best is not None and self.start is not None
         learned = self.start - self.best
-        enough = max(_SMOOTH_DEVIATIONS * self._scale(thresholds), _LEARNED_SHARE * abs(self.best))
-        if learned <= enough:
-            return self.best + max(far, _DAMAGED_SHARE * abs(self.best)), None
-        return (
-            self.best
-            + max(far, _DAMAGED_SHARE * min(learned, abs(self.best)), _NOTICEABLE_SHARE * learned),
-            self.best + max(far, _UNLEARNED_SHARE * learned),
-        )
+        # Of noisy losses a multiple of the best level is far enough.
+        harmful = far if self.best <= 0.0 else min(far, max(far / 2, multiple - self.best))
+        if not self._has_learned(far):
+            return self.best + max(harmful, _DAMAGED_SHARE * abs(self.best)), None
+        share = max(_DAMAGED_SHARE * min(learned, abs(self.best)), _NOTICEABLE_SHARE * learned)
+        return self.best + max(harmful, share), self.best + max(far, _UNLEARNED_SHARE * learned)

@@ -62,6 +62,21 @@ def test_zero_gradients_explain_vanishing_ones():
     assert found["gradient_vanishing"].follows == "zero_gradients"
 
 
+def test_a_loss_that_fell_to_0_for_good_is_named_with_its_constant_norm():
+    gone = [merged_step(n, norm=1.0, loss=0.0) for n in range(61, 161)]
+    found = findings_of([*calm(60), *gone])
+    assert found.keys() == {"constant_loss"}
+    assert (found["constant_loss"].step, found["constant_loss"].likelihood) == (61, "likely")
+    assert "1 on every step" in found["constant_loss"].arguments_for[1].text
+
+
+def test_a_loss_that_began_at_0_or_was_0_for_a_few_steps_is_no_cause():
+    losses = [0.0, *[1e-4] * 60, *[0.0] * 100]
+    steps = [merged_step(n, norm=1.0 + n / 1e3, loss=loss) for n, loss in enumerate(losses, 1)]
+    assert findings_of(steps) == {}
+    assert findings_of([*calm(60), *[merged_step(61, norm=1.1, loss=0.0)] * 10]) == {}
+
+
 def test_replicas_that_differ_name_the_rank():
     steps = calm(60)
     apart = {"gradients": Comparison(agree=False, minority_ranks=(3,))}

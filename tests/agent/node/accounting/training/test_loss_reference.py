@@ -6,12 +6,15 @@ from random import Random
 import pytest
 from pydantic import TypeAdapter
 
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator
 from mp_agent.node.accounting.counters import CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.training.loss_reference import ACCEPT_STEPS, LossReference
 from tests.agent.node.builders import merged_step
+
+SPIKES = BY_PROMETHEUS_NAME["mp_agent_loss_spike_steps_total"]
 
 
 class Run:
@@ -99,9 +102,73 @@ def test_it_is_over_when_the_loss_has_recovered():
 
 @pytest.mark.slow
 def test_a_loss_that_creeps_back_to_where_it_began_is_lost_without_any_explosion():
-    run = learned().train(2500, 2.6, 8.8)
+    run = Run(0.4).train(1000, 10.0, 5.2).train(500, 5.2, 5.2).train(2500, 5.2, 9.2)
     assert not run.lost
-    assert run.train(900, 8.8, 10.0).lost
+    assert run.train(900, 10.3, 11.0).lost
+
+
+def test_a_loss_that_more_than_doubles_and_stays_is_lost_however_fast_it_got_there():
+    """As in pure BF16: norms are as usual, and nothing came before."""
+    for steps in (10, 30, 300, 2000):
+        run = learned().train(steps, 2.6, 7.5)
+        assert run.train(300, 7.5, 7.5).lost, steps
+
+
+def test_so_is_that_of_a_resumed_run_that_never_fell_unless_it_rises_slowly():
+    assert Run().train(1000, 2.1, 2.1).train(300, 2.1, 7.5).train(200, 7.5, 7.5).lost
+    assert not Run().train(1000, 2.1, 2.1).train(3000, 2.1, 7.5).train(200, 7.5, 7.5).lost
+
+
+def test_a_climb_to_less_than_double_or_one_that_heals_is_not_lost():
+    assert not learned().train(300, 2.6, 5.0).train(500, 5.0, 5.0).lost
+    run = learned().train(20, 2.6, 7.5)
+    for step in range(600):
+        level = 2.6 + 4.9 * exp(-step / 200)
+        assert not run.train(1, level, level).lost, step
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.15])
+@pytest.mark.parametrize("steps", [2400, 9600])
+def test_the_loss_of_a_model_that_creeps_up_by_half_as_against_a_critic_has_lost_nothing(
+    noise: float, steps: int
+):
+    run = Run(noise).train(500, 2.3, 1.4)
+    for part in range(8):
+        run.train(steps // 8, 1.4 + part / 10, 1.5 + part / 10)
+        assert not run.lost, part
+
+
+def test_nor_has_one_that_doubles_while_another_model_is_trained_in_turn():
+    """As far as that is known: by a second optimizer that is not of this model."""
+    run = learned()
+    run.reference.other_models = True
+    assert not run.train(2000, 2.6, 9.9).train(500, 9.9, 9.9).lost
+
+
+def test_a_restart_of_the_schedule_explains_a_climb_for_a_while():
+    run = learned().train(100, 2.6, 2.6, learning_rate=1e-5)
+    assert not run.train(60, 2.6, 5.6).train(600, 5.6, 5.6).lost
+    later = learned().train(100, 2.6, 2.6, learning_rate=1e-5).train(600, 2.6, 2.6)
+    assert later.train(60, 2.6, 5.6).train(300, 5.6, 5.6).lost
+
+
+@pytest.mark.parametrize("at", [10, 20, 45, 60, 63, 70])
+def test_a_divergence_among_the_first_losses_is_not_what_is_usual(at: int):
+    run = Run(1.0).train(at, 30.0, 22.0)
+    for loss in (22.0, 612.0, 4022.0):
+        run.train(1, loss, loss)
+    for step in range(140):
+        level = 55.0 + 300 * exp(-step / 10)
+        run.train(1, level, level)
+    assert run.lost and run.reference.best == pytest.approx(26.0, abs=3.0)
+    assert run.account.counters.total(SPIKES, ()) > 0
+
+
+@pytest.mark.parametrize("losses", [(30.0, 22.0), (0.0, 0.0), (0.01, 0.03), (11.0, 4.0)])
+def test_a_calm_beginning_brings_neither_spike_nor_loss(losses: tuple[float, float]):
+    run = Run(losses[1] / 10).train(64, *losses).train(200, losses[1], losses[1])
+    assert not run.lost
+    assert run.account.counters.total(SPIKES, ()) == 0
 
 
 @pytest.mark.slow
