@@ -21,6 +21,7 @@ from mp_agent.node.accounting.training.learning import LearningTracker
 from mp_agent.node.accounting.training.loss import LossTracker
 from mp_agent.node.accounting.training.loss_scale import LossScaleTracker
 from mp_agent.node.accounting.training.loss_scale_floor import FloorSkips
+from mp_agent.node.accounting.training.misreadings import Misreadings
 from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep
 
@@ -35,6 +36,7 @@ class Progress:
 
     incident: IncidentTracker = field(default_factory=IncidentTracker)
     learning: LearningTracker = field(default_factory=LearningTracker)
+    misreadings: Misreadings = field(default_factory=Misreadings)
     norms: NormTracker = field(default_factory=NormTracker)
     losses: LossTracker = field(default_factory=LossTracker)
     floor: FloorSkips = field(default_factory=FloorSkips)
