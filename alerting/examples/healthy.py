@@ -24,6 +24,7 @@ _CONSTANT: Mapping[Metric, float] = {
     metrics.LAYERS_FP8_MISSCALED: 0,
     metrics.LAYERS_MOMENT_STALE: 0,
     metrics.LAYERS_UNDERFLOWING: 0,
+    metrics.LAYERS_WITHOUT_GRADIENT: 0,
     metrics.LOSS_LOST_STEPS: 0,
     metrics.LOSS_MEDIAN: 2,
     metrics.LOSS_RISING_STEPS: 0,

@@ -82,6 +82,7 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
         "MpAgentLossScaleAtFloor",
         "MpAgentLossScaleFarBelowInitial",
     ),
+    "MpAgentLayersWithoutGradient": ("MpAgentNothingTrained",),
     "MpAgentLayerGradientDead": (
         "MpAgentNothingTrained",
         "MpAgentGradientVanishing",

@@ -49,7 +49,7 @@ class LatestStep(Tracker):
             "judged": self.judged,
             "families": dict(self.families),
             "sampled_steps": self.sampled_steps,
-            "loss": self.loss,
+            "loss": None if context.progress.misreadings.scaled else self.loss,
             "learning_rate": self.learning_rate,
             "coverage": self.last.coverage if self.last else 1.0,
             "missing_ranks": self.last.missing_ranks if self.last else (),

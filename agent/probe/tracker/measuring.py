@@ -15,6 +15,9 @@ from mp_agent.probe.tracker.succession import Succession
 from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
 from mp_agent.records.steps import Phase
 
+_UNHELD_AT_STEP = 64
+"""By which all optimizers that train the run's model have been made."""
+
 
 class GradientMeasuring:
     """Hands gradients to the recorder, once per step and optimizer unless a backward follows."""
@@ -93,6 +96,10 @@ class GradientMeasuring:
         context.note_learning_rate(first)
         if not first.managed:
             context.note_trainer_step(first, context.step.sequence)
+        if context.step.sequence == _UNHELD_AT_STEP and (
+            found := context.registry.unheld_gradients()
+        ):
+            context.note_unsupported(f"gradients of parameters that no optimizer holds: {found}")
 
     def _note_factors(self, step: OpenStep, point: str) -> None:
         """Record by what gradients were multiplied since backward, and the loss before it.

@@ -5,12 +5,13 @@ optimizer that was made before the model was copied, moved or wrapped steps tens
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from mp_agent.probe.optimizers.lookup.module_trees import held_parameters
+from mp_agent.probe.optimizers.lookup.parameter_names import strip_wrappers
 
 _NAMED_AT_MOST = 8
 
@@ -42,13 +43,11 @@ def computing_dtype(modules: Sequence[nn.Module]) -> torch.dtype | None:
     return elements.most_common(1)[0][0] if elements else None
 
 
-def unheld_gradients(
-    modules: Iterable[nn.Module], held: Collection[int]
-) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of modules that have gradients and are not `held`, with their names."""
+def unheld_gradients(modules: Sequence[nn.Module], held: Collection[int]) -> list[str]:
+    """Return the names of the modules' parameters that have gradients and are not `held`."""
     return [
-        (name, parameter)
-        for module in _outermost(tuple(modules))
+        strip_wrappers(name)
+        for module in _outermost(modules)
         for name, parameter in held_parameters(module)
         if parameter.requires_grad and parameter.grad is not None and id(parameter) not in held
     ]
