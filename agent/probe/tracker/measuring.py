@@ -99,7 +99,7 @@ class GradientMeasuring:
         if context.step.sequence == _UNHELD_AT_STEP and (
             found := context.registry.unheld_gradients()
         ):
-            context.note_unsupported(f"gradients of parameters that no optimizer holds: {found}")
+            context.note_unsupported(f"gradients that no optimizer holds: {found}")
 
     def _note_factors(self, step: OpenStep, point: str) -> None:
         """Record by what gradients were multiplied since backward, and the loss before it.

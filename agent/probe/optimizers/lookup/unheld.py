@@ -13,7 +13,7 @@ from torch import nn
 from mp_agent.probe.optimizers.lookup.module_trees import held_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import strip_wrappers
 
-_NAMED_AT_MOST = 8
+_LISTED_CHARACTERS = 70
 
 
 def sources_of(
@@ -54,9 +54,14 @@ def unheld_gradients(modules: Sequence[nn.Module], held: Collection[int]) -> lis
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return some names as one text."""
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    """Return some names as one text: as many as are readable, and the number of the others."""
+    shown = list(names[:1])
+    for name in names[1:]:
+        if len(", ".join([*shown, name])) > _LISTED_CHARACTERS:
+            break
+        shown.append(name)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _outermost(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
