@@ -50,6 +50,7 @@ _COUNTERS = (
     metrics.ATTEMPTS,
     metrics.CLIPPED_STEPS,
     metrics.GRAD_NONFINITE_REPEATED,
+    metrics.GRAD_NONFINITE_REPLACED,
     metrics.LEARNING_RATE_JUMPS,
     metrics.LOSS_NONFINITE_REPEATED,
     metrics.LOSS_NONFINITE_STEPS,

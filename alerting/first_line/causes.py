@@ -84,6 +84,7 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     ),
     "MpAgentLayersWithoutGradient": ("MpAgentNothingTrained",),
     "MpAgentLayerGradientDead": (
+        "MpAgentGradientNonFinite",
         "MpAgentNothingTrained",
         "MpAgentGradientVanishing",
         "MpAgentGradientUnderflow",

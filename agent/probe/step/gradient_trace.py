@@ -54,11 +54,13 @@ class GradientTrace:
         if made_any and _is_due(sequence) and accelerator.is_supported(plan.device):
             self._before = [part.clone() for part in _parts(plan)]
 
-    def factor(self, plan: MeasurementPlan, sequence: int) -> Scalar | None:
-        """Return by what the gradients, as they stand, were multiplied since backward.
+    def changes(self, plan: MeasurementPlan, sequence: int) -> tuple[Scalar, Scalar] | None:
+        """Return what has become of the gradients, as they stand, since backward.
 
-        As the ratio of norms: 1 exactly, if nothing has changed them. None where it is not known,
-        or the step is not looked at.
+        The first number is that by which they were multiplied, as the ratio of norms: 1 exactly, if
+        nothing has changed them; NaN, if it is of 0 or of what is not finite. The second is 1 if
+        NaN or Inf were replaced by finite numbers, else 0. None where that is not known, or the
+        step is not looked at.
         """
         before, self._before = self._before, None
         if not _is_due(sequence) or not accelerator.is_supported(plan.device):
@@ -71,8 +73,10 @@ class GradientTrace:
             return None
         if not before or not now:
             return None
-        # Of 0 or of what is not finite, there is no factor: NaN, which no record keeps.
-        return scalar_of(_norm(now) / _norm(before))
+        norm_before, norm = _norm(before), _norm(now)
+        replaced = torch.isfinite(norm) & ~torch.isfinite(norm_before)
+        factor, flag = scalar_of(norm / norm_before), scalar_of(replaced.to(norm.dtype))
+        return None if factor is None or flag is None else (factor, flag)
 
 
 def _is_due(sequence: int) -> bool:

@@ -12,7 +12,7 @@ from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_end import StepEnd
 from mp_agent.probe.tracker.succession import Succession
-from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
+from mp_agent.records.columns import GRADIENT_FACTOR, GRADIENTS_REPLACED, LOSS_FACTOR
 from mp_agent.records.steps import Phase
 
 _UNHELD_AT_STEP = 64
@@ -110,11 +110,10 @@ class GradientMeasuring:
         scaled = thread.scaler is not None or point not in ("clip", "optimizer_step")
         if plan is None or scaled:
             return
-        factors = {
-            GRADIENT_FACTOR: thread.trace.factor(plan, step.sequence),
-            LOSS_FACTOR: thread.trace.loss_factor,
-        }
-        step.scalars.update({name: each for name, each in factors.items() if each is not None})
+        if (changes := thread.trace.changes(plan, step.sequence)) is not None:
+            step.scalars[GRADIENT_FACTOR], step.scalars[GRADIENTS_REPLACED] = changes
+        if thread.trace.loss_factor is not None:
+            step.scalars[LOSS_FACTOR] = thread.trace.loss_factor
 
     def _note_changed_gradients(self, point: str) -> None:
         """Report gradients that were clipped, or otherwise changed, by means that call no hook.

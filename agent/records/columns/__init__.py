@@ -25,6 +25,7 @@ from mp_agent.records.columns.optimizer import OPTIMIZER
 from mp_agent.records.columns.routers import ROUTERS
 from mp_agent.records.columns.step import (
     GRADIENT_FACTOR,
+    GRADIENTS_REPLACED,
     GUARD_COLUMNS,
     LOCAL_GRAD_NONFINITE_BACKWARD,
     LOCAL_GRAD_NONFINITE_ELEMENTS,
@@ -45,6 +46,7 @@ __all__ = [
     "FAMILIES",
     "FP8",
     "GRADIENTS",
+    "GRADIENTS_REPLACED",
     "GRADIENT_COLUMNS",
     "GRADIENT_COLUMN_NAMES",
     "GRADIENT_FACTOR",

@@ -4,6 +4,7 @@ from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns.column import Column
 
 GRADIENT_FACTOR = "gradient_factor"
+GRADIENTS_REPLACED = "gradients_replaced"
 LOSS_FACTOR = "loss_factor"
 
 COMMON_STEP_COLUMNS = (
@@ -87,6 +88,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MEAN,
         "norm of a few gradients as they were measured, divided by their norm when backward had "
         "made them, without a scaler; on some steps. 1 if nothing has changed them in between",
+    ),
+    Column(
+        GRADIENTS_REPLACED,
+        Algebra.MAX,
+        "1 if any of them were NaN or Inf after backward and finite when they were measured, else "
+        "0; on the same steps",
     ),
     Column(
         LOSS_FACTOR,

@@ -51,8 +51,8 @@ _ELEMENTS_AT_LEAST = 64
 """With fewer elements a single zero is a large share."""
 _SPARSE_SHARE = 0.5
 """Zero share in the first samples above which a layer is sparse by nature, as embeddings are."""
-_ZEROS_AT_LEAST = 16
-"""Samples of exact zeros that show a layer to be dead whose first samples were few: a head may be
+_ZEROS_AT_LEAST = 14
+"""Samples of exact zeros before they count, in a layer whose first samples were few: a head may be
 used on some steps alone, such as that of a detector for objects of one size."""
 _NEGLIGIBLE = 1e-6
 """Share of the other layers' gradients below which a layer's own is rounding noise."""
