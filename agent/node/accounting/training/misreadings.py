@@ -21,6 +21,8 @@ SCALED = "the loss before a scale that no hook sees"
 
 WINDOW_STEPS = 64
 """Norms among which most are equal where a limit stands behind them."""
+_SUSPECTED_STEPS = 8
+"""Norms that let a limit be suspected, until there are enough."""
 _EQUAL = 1e-3
 _EQUAL_SHARE = 0.6
 _VARIED = 0.01
@@ -80,9 +82,9 @@ class Misreadings(Tracker):
         same = sum(abs(factor - 1.0) <= _UNTOUCHED for factor in factors)
         return len(factors) >= _FACTORS_AT_LEAST and same >= _UNTOUCHED_SHARE * len(factors)
 
-    def _is_clipped(self) -> bool:
+    def _is_clipped(self, steps_at_least: int = WINDOW_STEPS) -> bool:
         """Return whether most norms are equal, and as high as any, of gradients that differ."""
-        if len(self.norms) < WINDOW_STEPS or self._untouched:
+        if len(self.norms) < steps_at_least or self._untouched:
             return False
         limit = max(norm for norm, _ in self.norms)
         largest = [own for norm, own in self.norms if norm >= (1.0 - _EQUAL) * limit]
@@ -100,4 +102,5 @@ class Misreadings(Tracker):
         if len(gradients) < _FACTORS_AT_LEAST:  # backward makes other ones
             return factor >= _SCALE_MIN and frexp(factor)[0] == 0.5
         relieved = median(gradients) * _SCALE_MIN <= 1.0
-        return relieved and (not self.clipped or factor >= _SCALE_MIN)
+        clipped = self.clipped or self._is_clipped(_SUSPECTED_STEPS)
+        return relieved and (not clipped or factor >= _SCALE_MIN)
