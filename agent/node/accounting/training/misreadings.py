@@ -68,7 +68,7 @@ class Misreadings(Tracker):
             self.norms = [*self.norms[1 - WINDOW_STEPS :], (norm, largest)]
             self.clipped |= self._is_clipped()
         self.scaled |= step.loss_scale is None and self._is_scaled()
-        for feature in self.features[len(before) :] if len(before) < len(self.features) else ():
+        for feature in set(self.features) - set(before):
             log.warning("mp_agent does not measure this: %s; the rest of it goes on", feature)
 
     def _note_factor(self, factors: list[float], factor: float | None) -> None:
@@ -101,6 +101,6 @@ class Misreadings(Tracker):
         factor = median(losses) if len(losses) >= _FACTORS_AT_LEAST else 1.0
         if len(gradients) < _FACTORS_AT_LEAST:  # backward makes other ones
             return factor >= _SCALE_MIN and frexp(factor)[0] == 0.5
-        relieved = median(gradients) * _SCALE_MIN <= 1.0
+        relieved = median(gradients) * _SCALE_MIN <= 1.0 and len(self.norms) >= _SUSPECTED_STEPS
         clipped = self.clipped or self._is_clipped(_SUSPECTED_STEPS)
         return relieved and (not clipped or factor >= _SCALE_MIN)
