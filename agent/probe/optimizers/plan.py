@@ -136,8 +136,10 @@ def make_plan(
     identities = frozenset(map(id, parameters))
     sources = sources_of(parameters, live.modules) if root is None else []
     named_all = named_parameters(optimizer, root, live.modules, sources)
-    trained = [each for each in named_all if not is_frozen(each.parameter)] or named_all
-    for named in trained:
+    frozen = _never_trained(optimizer, [named.parameter for named in named_all])
+    for named in named_all:
+        if id(named.parameter) in frozen:
+            continue
         if _holds_nothing(named.parameter):
             continue
         if named.parameter.device != device:
@@ -167,11 +169,7 @@ def make_plan(
         joint=joint,
         signature=signature_of(optimizer),
         waiting=waiting,
-        frozen=tuple(
-            each.parameter
-            for each in (named_all if len(trained) < len(named_all) else ())
-            if is_frozen(each.parameter) and each.parameter.device == device
-        ),
+        frozen=tuple(each for each in frozen.values() if each.device == device),
         declared=declarations.generation,
         identities=identities,
         sources=tuple(map(weakref.ref, sources)),
@@ -269,6 +267,19 @@ def _main_device(parameters: Iterable[torch.Tensor]) -> torch.device:
 def _holds_nothing(parameter: torch.Tensor) -> bool:
     """Return whether a parameter has no numbers yet."""
     return is_lazy(parameter) or parameter.device.type == "meta"
+
+
+def _never_trained(
+    optimizer: Optimizer, parameters: Sequence[torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Return the frozen parameters, by `id`; not those that were trained, as their state shows.
+
+    What is frozen and unfrozen by turns, layer by layer, so makes no other plan each time. An
+    optimizer that holds nothing else is measured as if it were trained.
+    """
+    state = getattr(optimizer, "state", {})
+    frozen = {id(each): each for each in parameters if is_frozen(each) and each not in state}
+    return frozen if len(frozen) < len(parameters) else {}
 
 
 def is_frozen(parameter: torch.Tensor) -> bool:

@@ -104,4 +104,5 @@ def _gradients(parameters: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
 
 def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in tensors]
-    return torch.linalg.vector_norm(torch.stack(norms).to(torch.float64))
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).to(torch.float64))
+    return total

@@ -6,7 +6,7 @@ health, of the same looks, bring nothing.
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -82,11 +82,19 @@ def batch(step: int, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     inputs, targets = batch(step)
-    return (model(inputs).float() - targets).square().mean()
+    loss: torch.Tensor = (model(inputs).float() - targets).square().mean()
+    return loss
 
 
-def norm_of(parameters) -> torch.Tensor:
-    return torch.stack([parameter.grad.norm() for parameter in parameters]).norm()
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    norms = [torch.linalg.vector_norm(gradient_of(parameter)) for parameter in parameters]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def hand_made(
@@ -115,25 +123,25 @@ def _clip(parameters: list[nn.Parameter], limit: float = 0.02) -> float:
 def clips_data(parameters: list[nn.Parameter], step: int) -> None:
     coefficient = _clip(parameters)
     for parameter in parameters:
-        parameter.grad.data.mul_(coefficient)
+        gradient_of(parameter).data.mul_(coefficient)
 
 
 def clips_in_place(parameters: list[nn.Parameter], step: int) -> None:
     coefficient = _clip(parameters)
-    torch._foreach_mul_([parameter.grad for parameter in parameters], coefficient)
+    torch._foreach_mul_([gradient_of(parameter) for parameter in parameters], coefficient)
 
 
 def clips_by_new_tensors(parameters: list[nn.Parameter], step: int) -> None:
     coefficient = _clip(parameters)
     for parameter in parameters:
-        parameter.grad = parameter.grad * coefficient
+        parameter.grad = gradient_of(parameter) * coefficient
 
 
 def clips_most(parameters: list[nn.Parameter], step: int) -> None:
     """One batch in five has a norm below the limit."""
     coefficient = _clip(parameters) * (0.5 if step % 5 == 0 else 1.0)
     for parameter in parameters:
-        parameter.grad.data.mul_(coefficient)
+        gradient_of(parameter).data.mul_(coefficient)
 
 
 class TestAClippingThatNoHookSees:
@@ -157,7 +165,7 @@ class TestAClippingThatNoHookSees:
         def clips_to_almost_nothing(parameters: list[nn.Parameter], step: int) -> None:
             coefficient = _clip(parameters, 1e-9)
             for parameter in parameters:
-                parameter.grad.data.mul_(coefficient)
+                gradient_of(parameter).data.mul_(coefficient)
 
         values = judge(hand_made(clips_to_almost_nothing))
         assert CLIPPED in unsupported(values)
@@ -167,7 +175,7 @@ class TestAClippingThatNoHookSees:
 def _divides(scale: Callable[[int], float]) -> Callable[[list[nn.Parameter], int], None]:
     def divides(parameters: list[nn.Parameter], step: int) -> None:
         for parameter in parameters:
-            parameter.grad.data.div_(scale(step))
+            gradient_of(parameter).data.div_(scale(step))
 
     return divides
 
@@ -192,7 +200,7 @@ def masters(dtype: torch.dtype, *, flat: bool, steps: int = STEPS) -> Loop:
             inputs, targets = batch(step)
             loss = (model(inputs.to(dtype)).float() - targets).square().mean()
             (loss * scale).backward()
-            gradients = [each.grad.float() / scale for each in parameters]
+            gradients = [gradient_of(each).float() / scale for each in parameters]
             if flat:
                 gradients = [torch.cat([each.flatten() for each in gradients])]
             for each, gradient in zip(copies, gradients, strict=True):
@@ -238,7 +246,7 @@ class TestALossScaleThatNoHookSees:
 
         def loop() -> None:
             model = make_model().bfloat16()
-            weight = model[0].weight
+            weight = next(model.parameters())
             copy_of_half = nn.Parameter(weight.detach().flatten()[:64].float())
             optimizer = torch.optim.AdamW([copy_of_half], lr=1e-3)
             scale = torch.tensor(65536.0)
@@ -247,7 +255,7 @@ class TestALossScaleThatNoHookSees:
                 inputs, targets = batch(step)
                 loss = (model(inputs.bfloat16()).float() - targets).square().mean()
                 (loss * scale).backward()
-                copy_of_half.grad = weight.grad.flatten()[:64].float() / scale
+                copy_of_half.grad = gradient_of(weight).flatten()[:64].float() / scale
                 optimizer.step()
 
         values = judge(loop)
@@ -454,17 +462,16 @@ class TestLayersWithoutGradient:
                 return inputs + torch.tanh(self.base(inputs) + self.adapter(inputs))
 
         def loop() -> None:
-            model = nn.ModuleDict(
-                {"blocks": nn.Sequential(Block(), Block()), "head": nn.Linear(8, 1)}
-            )
+            blocks, head = nn.Sequential(Block(), Block()), nn.Linear(8, 1)
+            model = nn.ModuleDict({"blocks": blocks, "head": head})
             trained = [each for each in model.parameters() if each.requires_grad]
             optimizer = torch.optim.AdamW(trained, lr=1e-3)
             for step in range(STEPS):
                 inputs, targets = batch(step)
-                for block in model["blocks"]:
+                for block in blocks:
                     inputs = checkpoint(block, inputs, use_reentrant=True)
                 optimizer.zero_grad()
-                (model["head"](inputs) - targets).square().mean().backward()
+                (head(inputs) - targets).square().mean().backward()
                 optimizer.step()
 
         with pytest.warns(UserWarning, match="requires_grad"):
@@ -547,7 +554,7 @@ class TestReplacedGradients:
                 optimizer.zero_grad()
                 (model[2](hidden) - targets).square().mean().backward()
                 for parameter in model.parameters():
-                    torch.nan_to_num_(parameter.grad, nan=0.0)
+                    torch.nan_to_num_(gradient_of(parameter), nan=0.0)
                 clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
 

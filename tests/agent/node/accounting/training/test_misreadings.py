@@ -1,6 +1,6 @@
 """Numbers that give away a clipping or a loss scale that no hook has seen."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from random import Random
 
@@ -65,7 +65,7 @@ class TestAConstantNorm:
         assert features({"norm": 0.0, "abs_max": 0.0} for _ in range(STEPS)) == ()
 
 
-def varied(steps: int = STEPS, **values: float) -> list[dict[str, float]]:
+def varied(values: Mapping[str, float], steps: int = STEPS) -> list[dict[str, float]]:
     """Return steps whose norms vary."""
     random = Random(3)
     return [{"norm": random.uniform(0.2, 0.9), **values} for _ in range(steps)]
@@ -74,7 +74,7 @@ def varied(steps: int = STEPS, **values: float) -> list[dict[str, float]]:
 class TestALossThatIsScaled:
     @pytest.mark.parametrize("factor", [2.0**-6, 2.0**-16, 3e-5, 1e-30])
     def test_is_one_whose_gradients_are_relieved_of_a_factor(self, factor):
-        account = account_of(varied(**{GRADIENT_FACTOR: factor}))
+        account = account_of(varied({GRADIENT_FACTOR: factor}))
 
         assert account.progress.misreadings.features == (SCALED,)
         health = account.health()
@@ -83,15 +83,15 @@ class TestALossThatIsScaled:
 
     @pytest.mark.parametrize("factor", [1.0, 0.5, 0.125, 1 / 63, 8.0, 65536.0, inf, 0.0])
     def test_is_none_whose_gradients_are_used_as_they_are_or_as_a_mean(self, factor):
-        assert features(varied(**{GRADIENT_FACTOR: factor})) == ()
+        assert features(varied({GRADIENT_FACTOR: factor})) == ()
 
     def test_is_none_where_the_scale_is_known(self):
-        assert features(varied(loss_scale=65536.0, **{GRADIENT_FACTOR: 2.0**-16})) == ()
+        assert features(varied({"loss_scale": 65536.0, GRADIENT_FACTOR: 2.0**-16})) == ()
 
     def test_is_seen_by_a_power_of_two_where_gradients_cannot_be_compared(self):
-        assert features(varied(**{LOSS_FACTOR: 65536.0})) == (SCALED,)
+        assert features(varied({LOSS_FACTOR: 65536.0})) == (SCALED,)
         for factor in (32.0, 1000.0, 65537.0, 0.0):
-            assert features(varied(**{LOSS_FACTOR: factor})) == ()
+            assert features(varied({LOSS_FACTOR: factor})) == ()
 
     def test_is_not_made_of_a_limit_far_below_the_norms(self):
         steps = [{GRADIENT_FACTOR: 1e-4} for _ in range(STEPS)]
@@ -100,7 +100,7 @@ class TestALossThatIsScaled:
         assert features(steps) == (CLIPPED,)
 
     def test_keeps_spikes_and_divergence_from_being_seen_in_its_movements(self):
-        steps = varied(400, **{GRADIENT_FACTOR: 2.0**-16})
+        steps = varied({GRADIENT_FACTOR: 2.0**-16}, 400)
         for step, values in enumerate(steps):
             values["loss"] = 2.0 * 2.0 ** (step // 50)
         account = account_of(steps)
