@@ -24,6 +24,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentGradientAtFloor": (_SCALE | {_Q.SMALLEST},),
     "MpAgentLayerGradientDead": (_LAYERS,),
     "MpAgentLayerGradientExplosion": (_LAYERS,),
+    "MpAgentLayersWithoutGradient": (_LAYERS,),
     "MpAgentNonFiniteUpdate": (_NORM,),
     "MpAgentGradientNonFinite": (_NORM,),
     "MpAgentClippingBeforeUnscale": (_NORM | _SCALE | {_Q.CLIPPING},),

@@ -75,6 +75,17 @@ class TroubledLayers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayersWithoutGradient:
+    """Trained layers that never had a gradient; some by name, in module order.
+
+    share: of the layers that the run's optimizers hold and that are trained.
+    """
+
+    share: float
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StaleMoments:
     """Layers whose gradients have outgrown the optimizer's second moments; some by name."""
 
@@ -146,6 +157,8 @@ class Health:
     laggards: tuple[Laggard, ...] = ()
     layers: TroubledLayers | None = None
     """None before any layer was sampled."""
+    without_gradient: LayersWithoutGradient | None = None
+    """None before enough steps."""
     moments: StaleMoments | None = None
     """None before any layer with second moments was sampled."""
     logits: LogitGrowth | None = None

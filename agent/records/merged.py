@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
-from mp_agent.records.columns import GRADIENTS, ColumnFamily
+from mp_agent.records.columns import GRADIENTS, GRADIENTS_REPLACED, ColumnFamily
 
 _GRADIENTS = GRADIENTS.name
 
@@ -141,6 +141,15 @@ class MergedStep:
     def gradient_nonfinite_elements(self) -> float:
         """NaN and Inf gradient elements together."""
         return GRADIENTS.nonfinite_elements(self.gradients)
+
+    @property
+    def gradients_replaced(self) -> bool:
+        """Whether the update used finite gradients in place of NaN or Inf that backward had made.
+
+        A rank's own gradients show that, or the few that are looked at on some steps.
+        """
+        seen = bool(self.nonfinite_gradient_ranks) or self.flag(GRADIENTS_REPLACED)
+        return seen and not self.skipped and self.gradient_nonfinite_elements == 0.0
 
     @property
     def gradients_complete(self) -> bool:

@@ -22,7 +22,7 @@ from mp_agent.ring.format.schema import encode_schema
 from mp_agent.ring.format.slots import SlotWriter
 from mp_agent.ring.format.state import LiveState, encode_name
 
-_FEATURE_CHARACTERS_MAX = 80
+_FEATURE_CHARACTERS_MAX = 120
 
 _MAPPED_UNTIL_EXIT: list[tuple[mmap.mmap, memoryview]] = []
 """Memory of closed rings that a device may still write to."""

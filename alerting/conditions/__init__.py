@@ -23,6 +23,9 @@ from mp_agent.alerting.conditions.gradients.gradient_vanishing import GRADIENT_V
 from mp_agent.alerting.conditions.gradients.headroom_vanishing import HEADROOM_VANISHING
 from mp_agent.alerting.conditions.gradients.layer_gradient_dead import LAYER_GRADIENT_DEAD
 from mp_agent.alerting.conditions.gradients.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.gradients.layers_without_gradient import (
+    LAYERS_WITHOUT_GRADIENT,
+)
 from mp_agent.alerting.conditions.gradients.nonfinite_gradients import GRADIENT_NONFINITE
 from mp_agent.alerting.conditions.gradients.nonfinite_update import NONFINITE_UPDATE
 from mp_agent.alerting.conditions.gradients.nothing_trained import NOTHING_TRAINED
@@ -69,6 +72,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         GRADIENT_AT_FLOOR,
         LAYER_GRADIENT_DEAD,
         LAYER_GRADIENT_EXPLOSION,
+        LAYERS_WITHOUT_GRADIENT,
         NONFINITE_UPDATE,
         GRADIENT_NONFINITE,
         CLIPPING_BEFORE_UNSCALE,

@@ -82,7 +82,9 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
         "MpAgentLossScaleAtFloor",
         "MpAgentLossScaleFarBelowInitial",
     ),
+    "MpAgentLayersWithoutGradient": ("MpAgentNothingTrained",),
     "MpAgentLayerGradientDead": (
+        "MpAgentGradientNonFinite",
         "MpAgentNothingTrained",
         "MpAgentGradientVanishing",
         "MpAgentGradientUnderflow",

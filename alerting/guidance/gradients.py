@@ -72,6 +72,28 @@ GRADIENTS = {
         samples=("dead_parameters",),
         panels=(panels.DEAD_LAYERS, panels.GRADIENT_NORM),
     ),
+    "MpAgentLayersWithoutGradient": Guidance(
+        harm="Nothing breaks, but what is not trained is missing from the result, and the run may "
+        "have to be repeated: look before it is long.",
+        query='mp_agent_layer_without_gradient_info{run="RUN"}',
+        reading="The layers that have never had a gradient in this attempt, those nearest to the "
+        "input first; mp_agent_layers_without_gradient_ratio is their share. The parameters that "
+        'get gradients instead, if any, are in mp_agent_unsupported_info{run="RUN"}.',
+        causes=(
+            "The optimizer was created before the model was copied, moved to a device or wrapped: "
+            "it holds tensors that the loss does not depend on.",
+            "Adapters in blocks under reentrant activation checkpointing, whose input requires no "
+            "gradient because the embedding is frozen.",
+            "A branch that the forward pass does not call, or whose output is detached.",
+            "Modules that were replaced after the optimizer had been created.",
+        ),
+        false_positives=(
+            "A head or a branch that is only used later on purpose: set requires_grad to False "
+            "until then.",
+        ),
+        samples=("dead_parameters",),
+        panels=(panels.DEAD_LAYERS, panels.GRADIENT_NORM),
+    ),
     "MpAgentGradientUnderflow": Guidance(
         harm="Part of the gradient is rounded to zero, so the affected layers learn from the "
         "remaining part. The run continues with lower quality; investigate during working hours.",

@@ -63,6 +63,7 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     ),
     "MpAgentLayerGradientDead": (_down("layer_dead_abs_max"),),
     "MpAgentLayerGradientExplosion": (_up("layer_growth"),),
+    "MpAgentLayersWithoutGradient": (_up("layers_without_gradient"),),
     "MpAgentHeadroomVanishing": (_up("fp16_flushed"), _down("fp16_headroom_bits")),
     "MpAgentSecondMomentStale": (_up("moment_rms_high"), _up("moment_rms_samples")),
     "MpAgentUpdatesLost": (_up("updates_lost"),),

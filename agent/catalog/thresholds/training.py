@@ -54,6 +54,12 @@ TRAINING_THRESHOLDS = (
         meaning="consecutive steps without possible learning after which nothing is trained",
     ),
     Threshold(
+        name="layers_without_gradient",
+        value=0.5,
+        unit="1",
+        meaning="share of the trained layers without any gradient above which most are not trained",
+    ),
+    Threshold(
         name="constant_loss_steps",
         value=500.0,
         unit="{step}",

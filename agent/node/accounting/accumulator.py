@@ -61,6 +61,8 @@ class Accumulator:
     ) -> None:
         """Update the layers with a sampled step. A layer keeps its last norm that counts.
 
+        Where a parameter had no gradient there is nothing to show: it has not one of 0.
+
         step: the trainer's own; `sequence` by default. collections: those that the script has
         defined.
         """
@@ -71,6 +73,8 @@ class Accumulator:
         views = layers.views(step_judged=step_judged, step=step)
         for view in views:
             self.counters.count(Scope.LAYER, (view.name,), view)
+            if not layers.family.has_rows(view.values):
+                continue
             known = shown.get(view.name)
             if view.judged or known is None or not known.judged:
                 shown[view.name] = view

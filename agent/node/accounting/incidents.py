@@ -62,7 +62,7 @@ class IncidentTracker(Tracker):
             self._suspect(step)
         elif step.skipped:
             self.suspect_steps = 0
-        elif loss_nonfinite or step.gradient_nonfinite_elements > 0:
+        elif loss_nonfinite or step.gradient_nonfinite_elements > 0 or step.gradients_replaced:
             self.suspect_steps = 0
             self._begin(_first_seen(step), step.sequence)
             self._attribute(step)

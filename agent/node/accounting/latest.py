@@ -65,7 +65,7 @@ class LatestStep(Tracker):
             "judged": self.judged,
             "families": dict(self.families),
             "sampled_steps": self.sampled_steps,
-            "loss": self.loss,
+            "loss": None if context.progress.misreadings.scaled else self.loss,
             "learning_rate": self.learning_rate,
             "value_steps": dict(self.value_steps),
             "nonfinite_since": dict(self.nonfinite_since),

@@ -8,6 +8,7 @@ from mp_agent.node.accounting.fp8 import Fp8ScaleTracker
 from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
 from mp_agent.node.accounting.gradients.layer_health import LayerHealth
 from mp_agent.node.accounting.gradients.second_moments import SecondMoments
+from mp_agent.node.accounting.gradients.without_gradient import WithoutGradient
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.logits import LogitTracker
@@ -21,6 +22,7 @@ from mp_agent.node.accounting.training.learning import LearningTracker
 from mp_agent.node.accounting.training.loss import LossTracker
 from mp_agent.node.accounting.training.loss_scale import LossScaleTracker
 from mp_agent.node.accounting.training.loss_scale_floor import FloorSkips
+from mp_agent.node.accounting.training.misreadings import Misreadings
 from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep
 
@@ -35,6 +37,7 @@ class Progress:
 
     incident: IncidentTracker = field(default_factory=IncidentTracker)
     learning: LearningTracker = field(default_factory=LearningTracker)
+    misreadings: Misreadings = field(default_factory=Misreadings)
     norms: NormTracker = field(default_factory=NormTracker)
     losses: LossTracker = field(default_factory=LossTracker)
     floor: FloorSkips = field(default_factory=FloorSkips)
@@ -46,6 +49,7 @@ class Progress:
     latest: LatestStep = field(default_factory=LatestStep)
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)
+    without_gradient: WithoutGradient = field(default_factory=WithoutGradient)
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
     backward: NonfiniteGradientTracker = field(default_factory=NonfiniteGradientTracker)

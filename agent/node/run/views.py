@@ -97,7 +97,8 @@ def run_export(
 def _own_features(state: RunState) -> tuple[str, ...]:
     """Return what this agent does not measure, in words."""
     conflicts = (NAME_CONFLICT_FEATURE,) if state.name_conflicts.active else ()
-    return (*conflicts, *state.account.progress.collections.unmatched)
+    progress = state.account.progress
+    return (*conflicts, *progress.collections.unmatched, *progress.misreadings.features)
 
 
 def _layers(account: Accumulator) -> Iterator[LayerView]:

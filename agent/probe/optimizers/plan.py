@@ -1,6 +1,7 @@
 """What there is to measure: an optimizer's parameters, their shares and their gradients."""
 
 import hashlib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from mp_agent.probe.optimizers.layer_slots import (
 from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
+from mp_agent.probe.optimizers.lookup.unheld import computing_dtype, sources_of
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
@@ -45,6 +47,10 @@ class MeasurementPlan:
     identities: frozenset[int]
     waiting: tuple[torch.Tensor, ...]
     """Parameters that hold no numbers yet: lazy ones, and those on the meta device."""
+    frozen: tuple[torch.Tensor, ...] = ()
+    """Parameters that are not trained, and are no layers; the digest of the weights covers them."""
+    sources: tuple["weakref.ref[torch.Tensor]", ...] = ()
+    """The model's parameters, where the optimizer's are copies of them that the script makes."""
     slots: tuple[LayerSlot, ...]
     plain: bool
     layers: tuple[Layer, ...]
@@ -54,7 +60,7 @@ class MeasurementPlan:
     rows_of_share: tuple[tuple[int, ...], ...]
     device: torch.device
     compute_dtype: torch.dtype
-    """Of FSDP2's policy, else of most parameters; autocast may override it."""
+    """Of FSDP2's policy, else of most parameters of the model; autocast may override it."""
     strategy: str
     reducers: Reducers
     unsupported: tuple[str, ...]
@@ -75,6 +81,7 @@ class MeasurementPlan:
             self.signature == signature_of(optimizer)
             and self.declared == declarations.generation
             and all(map(_holds_nothing, self.waiting))
+            and all(map(is_frozen, self.frozen))
         )
 
     def holds(self, parameter: torch.Tensor) -> bool:
@@ -95,8 +102,9 @@ class MeasurementPlan:
         return found
 
     def weights(self) -> list[torch.Tensor]:
-        """Return the local part of each parameter, once, in the order of the layers."""
+        """Return the local part of each parameter, once: of the layers, then of frozen ones."""
         parameters = {id(slot.parameter): slot.parameter for slot in self.slots}
+        parameters.update((id(parameter), parameter) for parameter in self.frozen)
         return [local_of(parameter.detach()) for parameter in parameters.values()]
 
     def by_share(self, gradients: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor]]:
@@ -126,7 +134,12 @@ def make_plan(
     measured: list[tuple[LayerSlot, ParameterPlacement, int]] = []
     unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
     identities = frozenset(map(id, parameters))
-    for named in named_parameters(optimizer, root, live.modules):
+    sources = sources_of(parameters, live.modules) if root is None else []
+    named_all = named_parameters(optimizer, root, live.modules, sources)
+    frozen = _never_trained(optimizer, [named.parameter for named in named_all])
+    for named in named_all:
+        if id(named.parameter) in frozen:
+            continue
         if _holds_nothing(named.parameter):
             continue
         if named.parameter.device != device:
@@ -156,8 +169,10 @@ def make_plan(
         joint=joint,
         signature=signature_of(optimizer),
         waiting=waiting,
+        frozen=tuple(each for each in frozen.values() if each.device == device),
         declared=declarations.generation,
         identities=identities,
+        sources=tuple(map(weakref.ref, sources)),
         slots=tuple(slot for slot, _, _ in measured),
         plain=all(
             slot.part is None and not isinstance(slot.parameter, DTensor) for slot, _, _ in measured
@@ -170,7 +185,9 @@ def make_plan(
         shares=shares,
         rows_of_share=rows_of_share,
         device=device,
-        compute_dtype=fsdp_dtype(live.modules) or _most_common_dtype(optimizer),
+        compute_dtype=fsdp_dtype(live.modules)
+        or (computing_dtype(live.modules) if root is None else None)
+        or _most_common_dtype(optimizer),
         strategy=_strategy(verdict for _, verdict, _ in measured),
         reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
@@ -250,6 +267,24 @@ def _main_device(parameters: Iterable[torch.Tensor]) -> torch.device:
 def _holds_nothing(parameter: torch.Tensor) -> bool:
     """Return whether a parameter has no numbers yet."""
     return is_lazy(parameter) or parameter.device.type == "meta"
+
+
+def _never_trained(
+    optimizer: Optimizer, parameters: Sequence[torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Return the frozen parameters, by `id`; not those that were trained, as their state shows.
+
+    What is frozen and unfrozen by turns, layer by layer, so makes no other plan each time. An
+    optimizer that holds nothing else is measured as if it were trained.
+    """
+    state = getattr(optimizer, "state", {})
+    frozen = {id(each): each for each in parameters if is_frozen(each) and each not in state}
+    return frozen if len(frozen) < len(parameters) else {}
+
+
+def is_frozen(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is not trained; a script's own copies may have gradients set."""
+    return not parameter.requires_grad and parameter.grad is None
 
 
 def signature_of(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
     names_parameters,
     optimizer_parameters,
 )
-from mp_agent.probe.optimizers.plan import MeasurementPlan, signature_of
+from mp_agent.probe.optimizers.plan import MeasurementPlan, is_frozen, signature_of
 from mp_agent.probe.placement import declarations
 
 PLANS_KEPT = 8
@@ -34,8 +34,10 @@ class _Known:
     ranks_in_run: int
     slots: tuple[tuple[str, int, slice | None], ...]
     """Name, place of the parameter in the optimizer, and part."""
+    frozen: tuple[int, ...]
+    """Places of the parameters that are not trained."""
     plan: MeasurementPlan
-    """Without slots."""
+    """Without slots and frozen parameters."""
 
 
 class PlanCache:
@@ -45,8 +47,11 @@ class PlanCache:
         self._known: list[_Known] = []
 
     def remember(self, plan: MeasurementPlan, optimizer: Optimizer, ranks_in_run: int) -> None:
-        """Keep a plan that was made for `optimizer`. One that waits for parameters is not kept."""
-        if plan.waiting or names_parameters(optimizer):
+        """Keep a plan that was made for `optimizer`.
+
+        Not one that waits for parameters, or that knows the model's own behind those.
+        """
+        if plan.waiting or plan.sources or names_parameters(optimizer):
             return
         parameters = tuple(optimizer_parameters(optimizer))
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
@@ -55,7 +60,8 @@ class PlanCache:
             like=tuple(map(_like, parameters)),
             ranks_in_run=ranks_in_run,
             slots=tuple((s.name, places[id(s.parameter)], s.part) for s in plan.slots),
-            plan=replace(plan, slots=(), identities=frozenset()),
+            frozen=tuple(places[id(parameter)] for parameter in plan.frozen),
+            plan=replace(plan, slots=(), frozen=(), identities=frozenset()),
         )
         self._known = [known, *self._known[: PLANS_KEPT - 1]]
 
@@ -75,13 +81,16 @@ class PlanCache:
                 continue
             if plan.declared != declarations.generation:
                 continue
-            if len(parameters) == len(known.parameters) and (
-                _same(known, parameters) or (alike and _alike(known, parameters))
+            if (
+                len(parameters) == len(known.parameters)
+                and all(is_frozen(parameters[at]) for at in known.frozen)
+                and (_same(known, parameters) or (alike and _alike(known, parameters)))
             ):
                 return replace(
                     plan,
                     signature=signature_of(optimizer),
                     identities=frozenset(map(id, parameters)),
+                    frozen=tuple(parameters[at] for at in known.frozen),
                     slots=tuple(
                         LayerSlot(name, parameters[at], part) for name, at, part in known.slots
                     ),

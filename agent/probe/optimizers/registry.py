@@ -12,6 +12,7 @@ from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.optimizers.lookup.module_trees import holds_any
 from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import holders, optimizer_parameters
+from mp_agent.probe.optimizers.lookup.unheld import listed, unheld_gradients
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
 from mp_agent.probe.optimizers.roles import OptimizerRoles
@@ -107,6 +108,26 @@ class OptimizerRegistry:
         if root is None or optimizer is None:
             return False
         return holds_any(root, optimizer_parameters(optimizer))
+
+    def unheld_gradients(self) -> str:
+        """Return the names of the model's parameters that have gradients and no optimizer; or "".
+
+        Where the optimizer's own have none, they are searched for among all live modules. An
+        optimizer that does not step yet holds what it holds.
+        """
+        first, root = self.first, self.root
+        plan = None if first is None else first.plan()
+        if plan is None or any(each.managed for each in self.roles.watched):
+            return ""
+        if len(self.roles.watched) == OPTIMIZERS_AT_MOST:
+            return ""  # others may hold them
+        held = {id(each) for other in self._new.all() for each in optimizer_parameters(other)}
+        held.update(identity for own in self.plans() for identity in own.identities)
+        modules: Sequence[nn.Module] = () if root is None else (root,)
+        if all(slot.parameter.grad is None for slot in plan.slots):
+            modules = self._plan_maker.live_objects().modules
+            self._plan_maker.forget_live_objects()
+        return listed(unheld_gradients(modules, held))
 
     def returns(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` was the first until another one took its place."""

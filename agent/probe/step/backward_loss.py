@@ -53,6 +53,19 @@ def loss_of(
     return total
 
 
+def constant_factor(root: object) -> Scalar | None:
+    """Return the constant that a product was multiplied by last; None where there is none.
+
+    As in `(loss * 2 ** k).backward()`: of a hand-made loss scale nothing else is seen.
+    """
+    node = getattr(root, "grad_fn", None)
+    if node is None or node.name() != "MulBackward0":
+        return None
+    operands = [each for each in (node._saved_self, node._saved_other) if each is not None]
+    # Of two factors that both need gradients, both are saved.
+    return scalar_of(operands[0]) if len(operands) == 1 else None
+
+
 def _seeded(roots: object, seeds: object) -> Iterable[tuple[object, object]]:
     listed = _listed(roots)
     gradients = [None] * len(listed) if seeds is None else _listed(seeds)

@@ -12,6 +12,7 @@ from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, ScalarSnapshot
 from mp_agent.probe.step.backward_loss import ScaledLosses
+from mp_agent.probe.step.gradient_trace import GradientTrace
 
 
 class ThreadProgress(threading.local):
@@ -47,6 +48,7 @@ class ThreadProgress(threading.local):
         """Labels of the optimizers whose gradients this thread makes."""
         self.weights = WeightsMark()
         self.gradients = GradientsMark()
+        self.trace = GradientTrace()
 
 
 class WeightsMark:

@@ -74,6 +74,9 @@ class BackwardTracking:
         context.recorder.backward_ended(context.step)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)
+            thread.trace.backward_ended(
+                plan, context.step.sequence, made_any=thread.gradients.touched
+            )
             if thread.gradients.touched:
                 context.boundaries.reaches_run = True
         if raised:
@@ -124,5 +127,6 @@ class BackwardTracking:
             thread.weights.set(plan)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_begins(plan)
+            thread.trace.backward_begins(roots, context.step.sequence)
         context.recorder.backward_begins(context.step)
         self._losses.add_from_backward(roots, seeds)

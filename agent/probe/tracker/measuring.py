@@ -8,10 +8,15 @@ from torch.optim import Optimizer
 from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of, snapshot_of
+from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_end import StepEnd
 from mp_agent.probe.tracker.succession import Succession
+from mp_agent.records.columns import GRADIENT_FACTOR, GRADIENTS_REPLACED, LOSS_FACTOR
 from mp_agent.records.steps import Phase
+
+_UNHELD_AT_STEP = 64
+"""By which all optimizers that train the run's model have been made."""
 
 
 class GradientMeasuring:
@@ -55,6 +60,7 @@ class GradientMeasuring:
         context.thread.measures.update(each.label for each, _ in scaled)
         if watched.of_run:
             self._note_changed_gradients(point)
+            self._note_factors(step, point)
         context.recorder.measure(step, scaled, point)
 
     def measure_for_good(self, watched: WatchedOptimizer) -> None:
@@ -90,6 +96,24 @@ class GradientMeasuring:
         context.note_learning_rate(first)
         if not first.managed:
             context.note_trainer_step(first, context.step.sequence)
+        if context.step.sequence == _UNHELD_AT_STEP and (
+            found := context.registry.unheld_gradients()
+        ):
+            context.note_unsupported(f"gradients that no optimizer holds: {found}")
+
+    def _note_factors(self, step: OpenStep, point: str) -> None:
+        """Record by what gradients were multiplied since backward, and the loss before it.
+
+        Not where a scaler does that, whose scale is known.
+        """
+        thread, plan = self._context.thread, self._context.marked_plan()
+        scaled = thread.scaler is not None or point not in ("clip", "optimizer_step")
+        if plan is None or scaled:
+            return
+        if (changes := thread.trace.changes(plan, step.sequence)) is not None:
+            step.scalars[GRADIENT_FACTOR], step.scalars[GRADIENTS_REPLACED] = changes
+        if thread.trace.loss_factor is not None:
+            step.scalars[LOSS_FACTOR] = thread.trace.loss_factor
 
     def _note_changed_gradients(self, point: str) -> None:
         """Report gradients that were clipped, or otherwise changed, by means that call no hook.

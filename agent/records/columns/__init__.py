@@ -24,10 +24,13 @@ from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_colum
 from mp_agent.records.columns.optimizer import OPTIMIZER
 from mp_agent.records.columns.routers import ROUTERS
 from mp_agent.records.columns.step import (
+    GRADIENT_FACTOR,
+    GRADIENTS_REPLACED,
     GUARD_COLUMNS,
     LOCAL_GRAD_NONFINITE_BACKWARD,
     LOCAL_GRAD_NONFINITE_ELEMENTS,
     LOCAL_GRAD_NORM,
+    LOSS_FACTOR,
     STEP_COLUMNS,
     step_columns,
 )
@@ -43,8 +46,10 @@ __all__ = [
     "FAMILIES",
     "FP8",
     "GRADIENTS",
+    "GRADIENTS_REPLACED",
     "GRADIENT_COLUMNS",
     "GRADIENT_COLUMN_NAMES",
+    "GRADIENT_FACTOR",
     "GRADIENT_POSITIONS",
     "GUARD_COLUMNS",
     "LOCAL_GRAD_NONFINITE_BACKWARD",
@@ -52,6 +57,7 @@ __all__ = [
     "LOCAL_GRAD_NORM",
     "LOGITS",
     "LOGPROBS",
+    "LOSS_FACTOR",
     "OPTIMIZER",
     "ROUTERS",
     "STEP_COLUMNS",

@@ -82,6 +82,10 @@ class ColumnFamily:
         """Return whether a row, given by name, was measured and is of finite elements only."""
         return self.key in values and self.nonfinite_elements(values) == 0.0
 
+    def has_rows(self, values: Mapping[str, float]) -> bool:
+        """Return whether a row, by name, is of anything: none is of a layer without gradient."""
+        return any(values.get(name, 1.0) != 0.0 for name in (self.size, self.key))
+
     def has_sample(self, values: Mapping[str, float]) -> bool:
         """Return whether a row, by name, has any of the sampled columns."""
         return not values.keys().isdisjoint(self.sampled)

@@ -3,6 +3,10 @@
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns.column import Column
 
+GRADIENT_FACTOR = "gradient_factor"
+GRADIENTS_REPLACED = "gradients_replaced"
+LOSS_FACTOR = "loss_factor"
+
 COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
     Column("loss_nonfinite", Algebra.MAX, "1 if the loss was NaN or Inf, else 0"),
@@ -79,6 +83,24 @@ COMMON_STEP_COLUMNS = (
         "host time from the first of unscaling, clipping and the optimizer's step to its end",
     ),
     Column("other_seconds", Algebra.MAX, "what is left of step_seconds"),
+    Column(
+        GRADIENT_FACTOR,
+        Algebra.MEAN,
+        "norm of a few gradients as they were measured, divided by their norm when backward had "
+        "made them, without a scaler; on some steps. 1 if nothing has changed them in between",
+    ),
+    Column(
+        GRADIENTS_REPLACED,
+        Algebra.MAX,
+        "1 if any of them were NaN or Inf after backward and finite when they were measured, else "
+        "0; on the same steps",
+    ),
+    Column(
+        LOSS_FACTOR,
+        Algebra.MAX,
+        "constant by which the tensor that backward started from was multiplied last; on the same "
+        "steps, where backward made none of the gradients that were measured",
+    ),
 )
 """What every rank knows of a step as a whole."""
 

@@ -6,11 +6,16 @@ from mp_agent.alerting.conditions.nonfinite import NONFINITE_REMEDIES, WHY_NONFI
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.predicates import Compare
 from mp_agent.alerting.expressions.signals import Count
-from mp_agent.alerting.first_line.triage import UPDATED, Triage
+from mp_agent.alerting.expressions.signals import limit
+from mp_agent.alerting.first_line.triage import Triage
+from mp_agent.alerting.first_line.triage import UPDATED
 from mp_agent.alerting.severity import Severity
 
 _STEPS = Count(metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident_window"))
+
+_REPLACED = Count(metric=metrics.GRAD_NONFINITE_REPLACED, window=duration("incident_window"))
 
 
 def _fires(steps: int) -> str:
@@ -42,11 +47,30 @@ _ISOLATED = Example(
     ),
 )
 
+_NAN_TO_NUM = Example(
+    title="a script that replaces NaN by 0 in the gradients before each update",
+    minutes=26,
+    tracks=(Track(metrics.GRAD_NONFINITE_REPLACED, (*flat(0, 10), *ramp(1, 1, 4))),),
+    fires={
+        Severity.WARNING: "4 update(s) of run demo within the last <incident_window> used finite "
+        "gradients in place of NaN or Inf that backward had made."
+    },
+    at=14,
+    not_yet=(9, 11, 25),
+)
+
+_REPLACED_ONCE = Example(
+    title="a single update with replaced gradients",
+    minutes=20,
+    tracks=(Track(metrics.GRAD_NONFINITE_REPLACED, (*flat(0, 5), 1)),),
+)
+
 GRADIENT_NONFINITE = Condition(
     name="MpAgentGradientNonFinite",
     summary="Gradients are NaN or Inf repeatedly.",
     meaning="The trainer skips every step without lowering a loss scale: the weights do not "
-    "change; in published runs the loss diverged hundreds of steps later.",
+    "change; in published runs the loss diverged hundreds of steps later. Or it replaces NaN and "
+    "Inf before the update: the layers concerned then train on zeros.",
     confirm="mp_agent_grad_finite stays at 0; mp_agent_first_nonfinite_info names step, layer "
     "and, if there is evidence, rank. With measure_activations, "
     "mp_agent_activation_first_nonfinite_gradient_info names the module in whose backward it "
@@ -72,7 +96,15 @@ GRADIENT_NONFINITE = Condition(
             "a scaler lowers its scale are excluded, and so are updates, which "
             "MpAgentNonFiniteUpdate covers.",
         ),
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_REPLACED, ">=", limit("nonfinite_gradients")),
+            description="{value|count} update(s) of run {run} within the last <incident_window> "
+            "used finite gradients in place of NaN or Inf that backward had made."
+            + FIRST_NONFINITE,
+            reason="No delay: the condition already requires several such steps.",
+        ),
     ),
-    firing=(_SKIPPED_BY_HAND,),
-    quiet=(_ISOLATED,),
+    firing=(_SKIPPED_BY_HAND, _NAN_TO_NUM),
+    quiet=(_ISOLATED, _REPLACED_ONCE),
 )

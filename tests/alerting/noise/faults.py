@@ -201,6 +201,14 @@ def _dead_layer(random: Random) -> Events:
     yield from training.forever(of_layer={"blocks.1.mlp.weight": dead})
 
 
+def _adapters(random: Random) -> Events:
+    """Three layers in four never get a gradient."""
+    training = Training(random=random, seconds=2.0)
+    none = {"elements": 0.0, "zero_elements": 0.0, "abs_max": 0.0, "sum_squares": 0.0}
+    yield Fault()
+    yield from training.forever(of_layer=dict.fromkeys(LAYERS[:3], none))
+
+
 def _underflow(random: Random) -> Events:
     """Most elements of three layers in four become zero."""
     training, before = _trained(random, scaler=Scaler())
@@ -564,6 +572,13 @@ FAULTS = (
             "MpAgentGradientUnderflow": "warning",
         },
         minutes=75,
+    ),
+    Scenario(
+        name="without-gradient",
+        what="three layers in four never get a gradient",
+        script=_adapters,
+        expected={"MpAgentLayersWithoutGradient": "warning"},
+        minutes=30,
     ),
     Scenario(
         name="rate-zero",

@@ -30,6 +30,16 @@ def _underflowing_names(run: RunView) -> Reading:
     return {(name,): 1.0 for name in layers.underflowing_names} if layers else None
 
 
+def _without_gradient(run: RunView) -> Reading:
+    found = run.health.without_gradient
+    return None if found is None else found.share
+
+
+def _names_without_gradient(run: RunView) -> Reading:
+    found = run.health.without_gradient
+    return None if found is None else {(name,): 1.0 for name in found.names}
+
+
 def _sampled_step(run: RunView) -> Reading:
     return {(family,): float(step) for family, step in run.sampled_steps.items()}
 
@@ -104,5 +114,25 @@ LAYER_TROUBLE_METRICS = (
         labels=("layer",),
         help="Such a layer; 10 at most, those nearest to the input.",
         read=_exploding_names,
+    ),
+    Metric(
+        name="mp_agent.layers.without_gradient",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("untrained_steps",),
+        help="Share of the layers that the optimizer holds, and that require gradients, which have "
+        "never had one since the start of the attempt; absent during the first 64 steps. Idle "
+        "experts are not counted, and neither are layers of optimizers without any gradient.",
+        read=_without_gradient,
+    ),
+    Metric(
+        name="mp_agent.layer.without_gradient.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_names_without_gradient,
     ),
 )

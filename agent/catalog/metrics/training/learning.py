@@ -39,6 +39,16 @@ LEARNING_METRICS = (
         count=_repeated,
     ),
     Metric(
+        name="mp_agent.grad.nonfinite.replaced.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Updates made with finite gradients in place of NaN or Inf that backward had made, as "
+        "`nan_to_num_` does. Counted on every step with measure_local_gradients, else on some "
+        "steps, and by a few elements.",
+        count=lambda change: float(change.step.gradients_replaced),
+    ),
+    Metric(
         name="mp_agent.learning_rate.jumps",
         unit="{step}",
         kind=Kind.COUNTER,

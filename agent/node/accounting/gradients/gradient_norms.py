@@ -130,7 +130,10 @@ class NormTracker(Tracker):
     """Judged steps since the last one that exploded; None before the first."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Add a closed step. A norm that is that of a limit of clipping says nothing."""
+        if context.progress.misreadings.clipped:
+            self.histories, self.exploded, self.exploded_steps_ago = {}, {}, None
+            return
         risen_steps = context.progress.losses.reference.risen_steps
         self.fold(step, context.thresholds, loss_risen=risen_steps > 0)
 

@@ -52,6 +52,9 @@ _ELEMENTS_AT_LEAST = 64
 """With fewer elements a single zero is a large share."""
 _SPARSE_SHARE = 0.5
 """Zero share in the first samples above which a layer is sparse by nature, as embeddings are."""
+_ZEROS_AT_LEAST = 14
+"""Samples of exact zeros before they count, in a layer whose first samples were few: a head may be
+used on some steps alone, such as that of a detector for objects of one size."""
 _NEGLIGIBLE = 1e-6
 """Share of the other layers' gradients below which a layer's own is rounding noise."""
 _ADOPTED_SHARE = 0.1
@@ -201,13 +204,14 @@ class LayerHealth(Tracker):
         if abs_max == 0.0:
             memory.zero_samples[index] += 1
         else:
-            if 0 < memory.zero_samples[index] < thresholds["layer_dead_samples"]:
+            if memory.zero_samples[index]:
                 memory.sparse[index] |= memory.learns[index]
             memory.zero_samples[index] = 0
             memory.learns[index] = True
         small = abs_max < thresholds["layer_dead_abs_max"]
         fallen = abs_max <= thresholds["layer_fall"] * self._early(index)
-        if small and fallen and self._matters(index) and not self._unused(index, abs_max):
+        used = not self._unused(index, abs_max) and not self._perhaps_unused(index, abs_max)
+        if small and fallen and self._matters(index) and used:
             memory.dead_samples[index] += 1
         else:
             memory.dead_samples[index] = 0
@@ -235,7 +239,9 @@ class LayerHealth(Tracker):
 
     def _fold_zero_share(self, index: int, share: float, thresholds: Mapping[str, float]) -> None:
         memory = self.memory
-        if share == 1.0 and self._unused(index, 0.0):
+        zeros = memory.zero_samples[index]
+        unused_lately = memory.early_full[index] and zeros < thresholds["layer_dead_samples"]
+        if share == 1.0 and (self._unused(index, 0.0) or unused_lately):
             memory.underflowing[index] = False
         elif memory.early_full[index]:
             usual = memory.early_zero_shares[index][0]
@@ -251,6 +257,11 @@ class LayerHealth(Tracker):
         if abs_max != 0.0:
             return False
         return self.memory.sparse[index] or not self.memory.learns[index] or self._idle(index)
+
+    def _perhaps_unused(self, index: int, abs_max: float) -> bool:
+        """Return whether it is not known yet if a gradient of exactly 0 means that."""
+        settled = len(self.memory.early_abs_max[index]) >= EARLY_SAMPLES
+        return abs_max == 0.0 and not settled and self.memory.zero_samples[index] < _ZEROS_AT_LEAST
 
     def _idle(self, index: int) -> bool:
         """Return whether the layer is an expert, which only some steps use."""

@@ -95,7 +95,13 @@ class LossTracker(Tracker):
         self.recent = sorted(self.window[-RECENT_STEPS:])
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step, with the disturbances that may set the loss back."""
+        """Add a closed step, with the disturbances that may set the loss back.
+
+        A loss that is multiplied by a scale, which moves, is not compared.
+        """
+        if context.progress.misreadings.scaled:
+            self.spiking, self.reference = False, LossReference()
+            return
         norms, learning = context.progress.norms, context.progress.learning
         largest = max(norms.exploded.values(), default=0.0)
         unskipped_nonfinite = step.gradient_nonfinite_elements > 0 and not step.skipped
@@ -117,7 +123,9 @@ class LossTracker(Tracker):
         return {"loss_spiking": not self.explained and (self.spiking or overdue)}
 
     def health(self, context: AccountContext) -> Mapping[str, Any]:
-        """Return the usual loss, its trend, and the best level."""
+        """Return the usual loss, its trend, and the best level; nothing of a misread loss."""
+        if context.progress.misreadings.scaled:
+            return {}
         return {
             "loss": self.level(context.thresholds),
             "loss_trend": self.trend_deviations,

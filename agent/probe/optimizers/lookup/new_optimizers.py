@@ -64,6 +64,10 @@ class NewOptimizers:
         self._unexamined = []
         self._made = list(map(weakref.ref, others[-_MADE_AT_MOST:]))
 
+    def all(self) -> list[Optimizer]:
+        """Return those that still exist."""
+        return alive([*self._made, *self._candidates, *self._unexamined])
+
     @property
     def any_candidates(self) -> bool:
         """Whether any may still train a part of the run's model."""

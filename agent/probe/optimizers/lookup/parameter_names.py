@@ -42,16 +42,25 @@ class NamedParameter:
 
 
 def named_parameters(
-    optimizer: Optimizer, root: nn.Module | None, modules: Sequence[nn.Module] = ()
+    optimizer: Optimizer,
+    root: nn.Module | None,
+    modules: Sequence[nn.Module] = (),
+    sources: Sequence[torch.Tensor] = (),
 ) -> list[NamedParameter]:
     """Return the optimizer's parameters, each once, under unique names, in module order.
 
     Names are the optimizer's own `param_names` where it has them, else those of the module tree. A
     parameter outside the tree comes last: under the class of the one of `modules` that holds it,
     such as a critic trained together with its actor, else numbered.
+
+    sources: the model's parameters that the optimizer's are copies of, where it holds none of a
+    module. They give their names to copies of the same shapes in the same order.
     """
     parameters = list(optimizer_parameters(optimizer))
-    given = {**_names_elsewhere(parameters, root, modules), **_names_in_optimizer(optimizer)}
+    given = {
+        **_names_elsewhere(parameters, root, modules, sources),
+        **_names_in_optimizer(optimizer),
+    }
     return name_parameters(parameters, root, given)
 
 
@@ -89,12 +98,17 @@ def strip_wrappers(name: str) -> str:
 
 
 def _names_elsewhere(
-    parameters: Sequence[torch.Tensor], root: nn.Module | None, modules: Sequence[nn.Module]
+    parameters: Sequence[torch.Tensor],
+    root: nn.Module | None,
+    modules: Sequence[nn.Module],
+    sources: Sequence[torch.Tensor],
 ) -> dict[int, str]:
     """Return names of the parameters outside `root`, by `id`: class of their module, and path."""
     inside = set() if root is None else {id(each) for _, each in held_parameters(root)}
     left = [parameter for parameter in parameters if id(parameter) not in inside]
     stepped_for = model_parameters(left, modules)
+    if [each.shape for each in left] == [each.shape for each in sources]:
+        stepped_for = list(sources)
     models = {id(each): id(model) for each, model in zip(left, stepped_for, strict=True)}
     names: dict[int, str] = {}
     classes: Counter[str] = Counter()

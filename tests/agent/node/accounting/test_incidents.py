@@ -171,3 +171,28 @@ def test_after_a_healthy_while_the_next_value_begins_a_new_incident():
 
     assert tracker.first is not None
     assert tracker.first.step == 500
+
+
+def test_a_nan_that_the_script_replaces_before_the_update_is_an_incident_of_its_rank():
+    tracker = IncidentTracker()
+    tracker.fold(of_four(merged_step(6, loss_nonfinite=0.0, nan_elements=0.0)))
+    for sequence in (7, 8):
+        step = of_four(merged_step(sequence, loss_nonfinite=0.0, nan_elements=0.0))
+        tracker.fold(replace(step, nonfinite_gradient_ranks=(2,)))
+
+    assert tracker.first == FirstNonfinite(step=7, rank="2", layer="", phase="backward")
+
+
+def test_so_is_one_that_a_few_elements_have_shown_without_its_rank():
+    tracker = IncidentTracker()
+    tracker.fold(of_four(merged_step(7, nan_elements=0.0, gradients_replaced=1.0)))
+
+    assert tracker.first == FirstNonfinite(step=7, rank="", layer="", phase="backward")
+
+
+def test_own_gradients_of_a_step_that_was_skipped_are_none():
+    tracker = IncidentTracker()
+    step = of_four(merged_step(7, skipped=1.0, nan_elements=0.0))
+    tracker.fold(replace(step, nonfinite_gradient_ranks=(2,)))
+
+    assert tracker.first is None

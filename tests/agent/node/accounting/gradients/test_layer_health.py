@@ -40,8 +40,9 @@ def watched(*samples: LayerView | list[LayerView]) -> TroubledLayers:
 class TestDead:
     @pytest.mark.parametrize("abs_max", [9e-11, 1e-300, 0.0])
     def test_a_layer_is_dead_after_three_samples_in_a_row(self, abs_max):
-        assert watched(view(), *[view(abs_max)] * 2).dead == 0
-        found = watched(view(), *[view(abs_max)] * 3)
+        alive = [view()] * EARLY_SAMPLES
+        assert watched(*alive, *[view(abs_max)] * 2).dead == 0
+        found = watched(*alive, *[view(abs_max)] * 3)
         assert (found.dead, found.dead_names) == (1, ("w",))
 
     def test_one_healthy_sample_begins_the_count_anew(self):
@@ -74,7 +75,21 @@ class TestDead:
         assert watched(view(), view(0.0), view(), *[view(0.0)] * 9).dead == 0
 
     def test_what_was_dead_for_long_and_came_back_can_die_again(self):
-        assert watched(view(), *[view(0.0)] * 3, view(), *[view(0.0)] * 3).dead == 1
+        assert watched(view(), *[view(1e-12)] * 3, view(), *[view(1e-12)] * 3).dead == 1
+
+    def test_the_head_of_a_detector_which_few_batches_use_is_not(self):
+        """A batch without objects of its size gives it gradients of exactly 0."""
+        used, unused = view(), view(0.0)
+        first, later = [used, *[unused] * 9], [used] * 2 + [unused] * 12
+
+        assert watched(*first).dead == 0
+        assert watched(*first, *later).dead == 0
+        assert watched(*[used] * EARLY_SAMPLES, unused, unused, *later).dead == 0
+        assert watched(*[used] * EARLY_SAMPLES, unused, unused).underflowing_share == 0.0
+
+    def test_of_few_samples_exact_zeros_count_after_many(self):
+        assert watched(view(), *[view(0.0)] * 15).dead == 0
+        assert watched(view(), *[view(0.0)] * 16).dead == 1
 
     def test_many_are_counted_and_some_are_named_in_module_order(self):
         names = [f"layer.{index}" for index in range(40)]
@@ -108,7 +123,7 @@ class TestUnderflow:
         assert watched(*[view(zeros=usual)] * 30).underflowing_share == 0.0
 
     def test_a_gradient_that_underflows_altogether_counts(self):
-        assert watched(*[view()] * EARLY_SAMPLES, view(0.0)).underflowing_share == 1.0
+        assert watched(*[view()] * EARLY_SAMPLES, *[view(0.0)] * 3).underflowing_share == 1.0
 
     def test_an_idle_expert_does_not(self):
         name = "experts.3.w1"
