@@ -57,6 +57,24 @@ class Comparison:
     agree: bool
     minority_ranks: tuple[int, ...] = ()
     """Ranks that differ from a majority; none when they agree, or when there is no majority."""
+    tensors: tuple[str, ...] = ()
+    """Those that differ, as far as they are known."""
+    unjudged: tuple[str, ...] = ()
+    """Tensors that differ although nothing shows that they were ever copies."""
+    local: tuple[str, ...] = ()
+    """Tensors that differ by design, such as the statistics of BatchNorm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Whether ranks that hold copies of one model stepped with the same gradients."""
+
+    apart: bool
+    """Each with its own, and the weights were not equal before the step either."""
+    claimed: bool = False
+    """A wrapper says that it reduced them."""
+    everywhere: bool = False
+    """No two ranks had the same gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +106,10 @@ class MergedStep:
     optimizers_held: frozenset[str] = frozenset()
     """The names of all that there are, measured or not."""
     replicas: Mapping[str, Comparison] = field(default_factory=dict)
-    """What could be compared: `gradients`, `weights`."""
+    """What could be compared: `gradients`, `weights` before the step, `state` that no optimizer
+    steps."""
+    reduction: Reduction | None = None
+    """None where nothing shows that ranks hold copies."""
     gradients_observed: bool = True
     """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 

@@ -22,6 +22,7 @@ from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS
 from mp_agent.records.columns.logits import ATTENTION, LOGITS
 from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
 from mp_agent.records.columns.optimizer import OPTIMIZER
+from mp_agent.records.columns.replicas import STATE, WEIGHTS
 from mp_agent.records.columns.routers import ROUTERS
 from mp_agent.records.columns.step import (
     GUARD_COLUMNS,
@@ -54,11 +55,13 @@ __all__ = [
     "LOGPROBS",
     "OPTIMIZER",
     "ROUTERS",
+    "STATE",
     "STEP_COLUMNS",
     "STEP_COLUMNS_BY_NAME",
     "STEP_COLUMN_NAMES",
     "TENSORS",
     "TENSOR_EXPONENTS",
+    "WEIGHTS",
     "Column",
     "ColumnFamily",
     "Tier",
@@ -80,6 +83,8 @@ FAMILIES: tuple[ColumnFamily, ...] = (
     FP8,
     LOGPROBS,
     TENSORS,
+    WEIGHTS,
+    STATE,
 )
 """All of them. When there are too many series, the layers of the last family give way first."""
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.digest import DIGEST_MASK
 from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.probe.statistics.packed.packing import (
     Batch,
@@ -99,17 +99,25 @@ class PackedStatistics:
         return distribution_rows(tensors, inverse_scale, loss_scale, self._device)
 
     @torch.no_grad()
-    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the tensors' bits, modulo 2^48; what pads a row adds nothing."""
-        flat = self._pieces(tensors)
-        dtype = digest_dtype(flat)
-        layout = self._layout(dtype, (_forms(flat),))
-        total = torch.zeros((), dtype=torch.int64, device=self._device)
+    def digests(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of each tensor's bits, modulo 2^32; what pads a row adds nothing."""
+        pieces_by_tensor = [self._pieces((tensor,)) for tensor in tensors]
+        flat = [piece for found in pieces_by_tensor for piece in found]
+        if not flat:
+            return torch.zeros(len(tensors), dtype=torch.float64, device=self._device)
+        any_double = any(piece.dtype is torch.float64 for piece in flat)
+        dtype = torch.float64 if any_double else torch.float32
+        layout = self._layout(dtype, tuple(map(_forms, pieces_by_tensor)))
+        sums = []
         for batch in layout.batches:
-            bits_RW = self._filled(batch, flat, dtype).view(DIGEST_BITS[dtype])
-            for part in self._parts(batch.rows):
-                total += self._widened(bits_RW[part], torch.int64).sum()
-        return total.bitwise_and_(DIGEST_MASK).double()
+            bits_RW = self._filled(batch, flat, dtype).view(torch.int32)
+            sums += [
+                bits_RW[part].sum(dim=1, dtype=torch.int64) for part in self._parts(batch.rows)
+            ]
+        digests_R = torch.cat(sums).bitwise_and_(DIGEST_MASK)
+        for level in layout.fold_levels:
+            digests_R = torch.nn.functional.pad(digests_R, (0, 1))[level].sum(dim=1)
+        return digests_R.bitwise_and_(DIGEST_MASK).double()
 
     def _table(
         self,
