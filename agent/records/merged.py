@@ -69,10 +69,13 @@ class Comparison:
 class Reduction:
     """Whether ranks that hold copies of one model stepped with the same gradients."""
 
-    apart: bool
-    """Each with its own, and the weights were not equal before the step either."""
+    reduced: bool
+    equal_before: bool = False
+    """Whether the weights were equal before the step, as after they have been averaged."""
+    wrapped: bool = True
+    """Whether a wrapper is there to reduce gradients."""
     claimed: bool = False
-    """A wrapper says that it reduced them."""
+    """Whether it says that it did."""
     everywhere: bool = False
     """No two ranks had the same gradients."""
 

@@ -85,12 +85,14 @@ class AssumedShares:
     """
 
     def __init__(self, copies: Mapping[str, Iterable[Iterable[int]]] | None = None) -> None:
-        """copies: by group, the sets of ranks that hold copies of each other, as `copies` has."""
+        """Start with the sets of ranks that hold copies of each other, by group."""
         self._sets: dict[str, list[frozenset[int]]] = {
             group: list(map(frozenset, sets)) for group, sets in (copies or {}).items()
         }
         """By group of which anything is known; ranks in no set hold tensors of their own."""
         self._bits: dict[str, frozenset[float]] = {}
+        self._varied: set[str] = set()
+        self._constant: dict[str, frozenset[int]] = {}
         self.reduced_once = False
         """Whether any replicas had equal gradients, of different data."""
 
@@ -111,11 +113,32 @@ class AssumedShares:
         """Take in that ranks do not all have the same row: without evidence these add up."""
         self._sets.setdefault(group, [])
 
-    def moved(self, group: str, bits: Collection[float]) -> frozenset[float]:
-        """Return those of the weights' bits that ranks did not have at the last look."""
+    def moved(self, group: str, bits: Collection[float]) -> frozenset[float] | None:
+        """Return those of the weights' bits that no rank had at the last look; None at first."""
         before = self._bits.get(group)
         self._bits[group] = frozenset(bits)
-        return frozenset() if before is None else frozenset(bits) - before
+        return None if before is None else frozenset(bits) - before
+
+    def note_first_look(self, group: str, ranks: Collection[int], *, varied: bool) -> None:
+        """Take in what weights were at first: equal bits on some ranks, and whether not constant.
+
+        Weights that are all the same number, as those of norms, show nothing by themselves.
+        """
+        if varied:
+            self._varied.add(group)
+        elif group not in self._constant:
+            self._constant[group] = frozenset(ranks)
+
+    def follow_others(self, *, wrapped: bool) -> None:
+        """Let constant weights that were equal at first be copies where all others are.
+
+        wrapped: whether a wrapper holds the rest of the model.
+        """
+        for group, ranks in self._constant.items():
+            if not self._sets.get(group) and (self._varied or wrapped):
+                others = (self._sets.get(each, ()) for each in self._varied)
+                if all(any(own >= ranks for own in sets) for sets in others):
+                    self.learn_copies(group, ranks)
 
     def copies_of(self, group: str) -> Sequence[frozenset[int]]:
         """Return the sets of ranks that hold copies."""

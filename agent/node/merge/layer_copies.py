@@ -75,7 +75,8 @@ class LayerCopies:
         values: FloatArray,
     ) -> None:
         """Take in what some ranks of a node hold each."""
-        key = (family.name, *group_key(share), block.shards, layout.digest)
+        shards = block.shards if family.of_parameters else ()  # those number the ranks
+        key = (family.name, *group_key(share), shards, layout.digest)
         alike = self._found.setdefault(key, _Alike(layout, share.assumed))
         alike.tables.append(_Table(block.ranks, values))
 

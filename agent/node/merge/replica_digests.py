@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.node.merge.family_rows import Columns, PlainRows
@@ -24,20 +25,21 @@ class PlainParameters:
     gradients: Mapping[str, PlainRows]
     weights: Mapping[str, PlainRows]
 
-    def teach(self, assumed: AssumedShares, *, alike_at_first: bool) -> frozenset[str]:
+    def teach(
+        self, assumed: AssumedShares, *, alike_at_first: bool, wrapped: bool
+    ) -> frozenset[str]:
         """Let `assumed` learn who holds copies; return the groups that an update left equal.
 
         Equal bits of weights that were changed since the last look show copies, and those of
         weights that are not all the same do from the beginning, unless ranks begin alike that do
         not train the same (not `alike_at_first`). So do equal gradients, if of equal weights.
+        wrapped: whether a wrapper holds other parameters of the model.
         """
         kept: set[str] = set()
         for group, rows in self.weights.items():
             moved = assumed.moved(group, [row[_BITS] for row in rows])
             for row, ranks in rows.items():
-                shown = row[_VARIED] == 1.0 and alike_at_first
-                if len(ranks) > 1 and (shown or row[_BITS] in moved):
-                    assumed.learn_copies(group, ranks)
+                self._look(assumed, group, row, ranks, moved, alike_at_first=alike_at_first)
             if len(rows) == 1 and moved and sum(map(len, rows.values())) > 1:
                 kept.add(group)
         for group, rows in self.gradients.items():
@@ -48,7 +50,26 @@ class PlainParameters:
                         assumed.learn_copies(group, equal)
             if len(rows) > 1:
                 assumed.learn_differ(group)
+        assumed.follow_others(wrapped=wrapped)
         return frozenset(kept)
+
+    def _look(
+        self,
+        assumed: AssumedShares,
+        group: str,
+        row: Columns,
+        ranks: Sequence[int],
+        moved: frozenset[float] | None,
+        *,
+        alike_at_first: bool,
+    ) -> None:
+        """Let `assumed` learn from ranks that have the same bits of some weights."""
+        comparable = alike_at_first and not isnan(row[_VARIED])
+        if moved is None and comparable and (row[_VARIED] == 1.0 or len(ranks) > 1):
+            assumed.note_first_look(group, ranks, varied=row[_VARIED] == 1.0)
+        shown = comparable and row[_VARIED] == 1.0
+        if len(ranks) > 1 and (shown or (moved and row[_BITS] in moved)):
+            assumed.learn_copies(group, ranks)
 
     def ballots(
         self, rows: Mapping[str, PlainRows], assumed: AssumedShares
@@ -110,7 +131,11 @@ class ReplicaDigests:
         with gradients of their own differ until they synchronise: then only equality is reported.
         layers: of the same step, as far as they are here; they name the tensors.
         """
-        kept = plain.teach(assumed, alike_at_first=step.alike_at_first)
+        kept = plain.teach(
+            assumed,
+            alike_at_first=step.alike_at_first,
+            wrapped=step.wrapper_reduced is not None,
+        )
         reduction = self._reduction(plain, assumed, kept, step)
         gradients = list(self._rows.get(GRADIENTS, {}).values())
         weights = plain.ballots(plain.weights, assumed)
@@ -127,7 +152,7 @@ class ReplicaDigests:
                 layers, assumed, replicated=bool(weights) or bool(gradients)
             ),
         }
-        if reduction is not None and reduction.apart:
+        if reduction is not None and not reduction.reduced:
             found = {kind: _if_equal(own) for kind, own in found.items()}
         return {kind: own for kind, own in found.items() if own is not None}, reduction
 
@@ -151,11 +176,16 @@ class ReplicaDigests:
         if claimed or (step.wrapper_reduced is None and replicas):
             assumed.reduced_once |= equal
             never = claimed and everywhere and not assumed.reduced_once
-            return Reduction(apart=never, claimed=claimed, everywhere=everywhere)
+            return Reduction(reduced=not never, claimed=claimed, everywhere=everywhere)
         reduced = equal or plain.any_reduced(assumed) or bool(kept)
         assumed.reduced_once |= reduced
         again = any(len(votes) == 1 and _voters(votes) > 1 for votes in self._samples.values())
-        return Reduction(apart=not reduced and not again, claimed=False, everywhere=everywhere)
+        return Reduction(
+            reduced=reduced,
+            equal_before=again,
+            wrapped=step.wrapper_reduced is not None,
+            everywhere=everywhere,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,9 +71,9 @@ class WeightBits:
         rows_LC = _rows(self._measurement.digests(plan.device, parts), [[part] for part in parts])
         shows = [_shows_copies(plan.shares[layer.share]) for layer in plan.layers]
         if any(shows):
-            constant = torch.zeros((), device=plan.device)
+            unknown = torch.full((), torch.nan, device=plan.device)
             varied = [
-                _varied(part) if wanted else constant
+                _varied(part) if wanted else unknown
                 for part, wanted in zip(parts, shows, strict=True)
             ]
             rows_LC[:, WEIGHTS.names.index("varied")] = torch.stack(varied).double()
@@ -115,7 +115,7 @@ def _rows(digests_N: torch.Tensor, parts: Sequence[Sequence[torch.Tensor]]) -> t
     elements = np.array([sum(part.numel() for part in own) for own in parts], dtype=np.float64)
     columns = {
         "bits": digests_N,
-        "varied": torch.zeros_like(digests_N),
+        "varied": torch.full_like(digests_N, torch.nan),
         "elements": send(elements, digests_N.device),
     }
     return torch.stack([columns[name] for name in WEIGHTS.names], dim=1)

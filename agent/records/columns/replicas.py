@@ -13,7 +13,8 @@ WEIGHTS = ColumnFamily(
             "varied",
             Algebra.MAX,
             "1 if elements differ from each other, so that equal bits on two ranks show a copy; 0 "
-            "if they are all the same, or if ranks may begin with equal tensors that are no copies",
+            "if they are all the same; absent where ranks may begin with equal tensors that are no "
+            "copies, and where a wrapper says which are",
         ),
         sampled("elements", Algebra.SUM, "elements looked at"),
     ),
