@@ -79,6 +79,16 @@ class Reduction:
     everywhere: bool = False
     """No two ranks had the same gradients."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether copies trained apart: by gradients of their own, from weights that differed."""
+        return not self.equal_before and (not self.reduced or self.contradicted)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether a wrapper says that it reduced gradients of which no two ranks' are the same."""
+        return self.claimed and self.everywhere
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedStep:

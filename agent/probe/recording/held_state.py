@@ -127,7 +127,7 @@ def _wrapped(wrapper: DistributedDataParallel) -> Iterator[tuple[torch.Tensor, f
 
 
 def _is_local(module: nn.Module, key: str) -> bool:
-    """Return whether a buffer is each rank's own by design: statistics of its data, random state."""
+    """Return whether a buffer is local by design: statistics of its own data, random state."""
     if isinstance(module, _NormBase):
         return not isinstance(module, nn.SyncBatchNorm)
     if any(word in type(module).__name__ for word in _LOCAL_CLASSES):
