@@ -87,6 +87,13 @@ class PlainParameters:
                     found.append((group, votes))
         return found
 
+    def all_copied(self, assumed: AssumedShares) -> bool:
+        """Return whether all ranks that are here hold copies of every one of them."""
+        return all(
+            any(all(map(own.issuperset, rows.values())) for own in assumed.copies_of(group))
+            for group, rows in self.gradients.items()
+        )
+
     def any_reduced(self, assumed: AssumedShares) -> bool:
         """Return whether all ranks that hold copies of any tensor have equal gradients of it."""
         return any(
@@ -149,7 +156,7 @@ class ReplicaDigests:
                 ),
             ),
             STATE.name: _compare_state(
-                layers, assumed, replicated=bool(weights) or bool(gradients)
+                layers, assumed, replicated=not step.any_split and plain.all_copied(assumed)
             ),
         }
         if reduction is not None and not reduction.reduced:
@@ -197,6 +204,8 @@ class StepFacts:
     """Whether wrappers reduced the gradients; None where no wrapper reduces any."""
     gradients_count: bool
     """Whether there are gradients, finite and not all zero."""
+    any_split: bool
+    """Whether any tensor is known not to lie on all ranks as a whole."""
     alike_at_first: bool
     """Whether ranks that begin with equal weights train the same model: each has its own loss."""
 

@@ -54,6 +54,8 @@ class StepMerge:
         self._nonfinite_loss_ranks: list[int] = []
         self._nonfinite_gradients: list[OwnNonfinite] = []
         self._replicas = ReplicaDigests()
+        self._any_split = False
+        """Whether any tensor is known not to lie on all ranks as a whole."""
 
     def add(
         self, step: NodeStep, terms: ReportColumns, *, arrived_unix_seconds: float | None = None
@@ -145,6 +147,7 @@ class StepMerge:
             skipped=values.get("skipped", 0.0) > 0.0,
             wrapper_reduced=None if reduced is None else reduced > 0.0,
             gradients_count=found.get("sum_squares", 0.0) > 0.0 and GRADIENTS.counts(found),
+            any_split=self._any_split,
             alike_at_first=losses in (0, int(self._present.sum())),
         )
 
@@ -180,6 +183,8 @@ class StepMerge:
     def _add_row(self, row: NodeRow, terms: ReportColumns) -> None:
         sent, share = terms.families[row.family], terms.shares[row.share]
         family = self._families.get(sent.name)
+        if not (share.family or share.assumed):
+            self._any_split |= share.replica_count < self._world_size
         if family is not None:
             family.add(row, share, sent.columns)
             if not share.assumed:

@@ -59,7 +59,7 @@ REPLICA_METRICS = (
         labels=("kind",),
         help="1 if ranks that must have the same gradients, or weights, differed when they were "
         "last compared, else 0; absent if there was nothing to compare. Weights are compared "
-        "before the update; state is what a checkpoint holds besides: frozen parameters and buffers.",
+        "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
         read=_diverged,
     ),
     Metric(
