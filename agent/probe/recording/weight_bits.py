@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.optimizers.layer_slots import LayerSlot, local_of
 from mp_agent.probe.optimizers.measurement import Measurement
-from mp_agent.probe.optimizers.optimizer_state import part_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.placement import may_begin_alike
 from mp_agent.probe.scalars import scalar_of
@@ -64,10 +64,7 @@ class WeightBits:
             sampled.rows[plan.label] = missing
             return
         nothing = torch.empty(0, device=plan.device)
-        parts = [
-            nothing if (part := part_of(slot, slot.parameter)) is None else part
-            for slot in plan.slots
-        ]
+        parts = [nothing if (part := _part(slot)) is None else part for slot in plan.slots]
         rows_LC = _rows(self._measurement.digests(plan.device, parts), [[part] for part in parts])
         shows = [_shows_copies(plan.shares[layer.share]) for layer in plan.layers]
         if any(shows):
@@ -85,7 +82,7 @@ class WeightBits:
             part
             for slot, layer in zip(plan.slots, plan.layers, strict=False)
             if _may_be_copied(plan.shares[layer.share])
-            and (part := part_of(slot, slot.parameter)) is not None
+            and (part := _part(slot)) is not None
         ]
         apart = max(1, len(held) // _TENSORS_SAMPLED)
         chosen = [_middle(part) for part in held[::apart][:_TENSORS_SAMPLED]]
@@ -119,6 +116,14 @@ def _rows(digests_N: torch.Tensor, parts: Sequence[Sequence[torch.Tensor]]) -> t
         "elements": send(elements, digests_N.device),
     }
     return torch.stack([columns[name] for name in WEIGHTS.names], dim=1)
+
+
+def _part(slot: LayerSlot) -> torch.Tensor | None:
+    """Return this rank's part of a layer's weights; None where it has none."""
+    local = local_of(slot.parameter.detach())
+    if slot.part is None:
+        return local
+    return local[slot.part] if slot.part.stop <= local.numel() else None
 
 
 def _may_be_copied(share: Share) -> bool:
