@@ -7,14 +7,10 @@ from math import isnan
 from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.node.merge.family_rows import Columns, PlainRows
 from mp_agent.node.merge.layer_copies import LayerCopies, Votes
-from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS, ColumnFamily
+from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS, ColumnFamily, shows_reduction
 from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.reports.rows import NodeRow, WeightSample
 
-_SQUARES, _LARGEST, _ELEMENTS, *_NONFINITE = (
-    GRADIENTS.names.index(name)
-    for name in ("sum_squares", "abs_max", GRADIENTS.size, *GRADIENTS.nonfinite)
-)
 _BITS, _VARIED = WEIGHTS.names.index("bits"), WEIGHTS.names.index("varied")
 
 
@@ -45,7 +41,7 @@ class PlainParameters:
         for group, rows in self.gradients.items():
             weights = self.weights.get(group, {})
             for row, ranks in rows.items():
-                if _shows_reduction(row):
+                if shows_reduction(row):
                     for equal in _split(ranks, weights):
                         assumed.learn_copies(group, equal)
             if len(rows) > 1:
@@ -97,7 +93,7 @@ class PlainParameters:
     def any_reduced(self, assumed: AssumedShares) -> bool:
         """Return whether all ranks that hold copies of any tensor have equal gradients of it."""
         return any(
-            _shows_reduction(row) and any(own <= set(ranks) for own in assumed.copies_of(group))
+            shows_reduction(row) and any(own <= set(ranks) for own in assumed.copies_of(group))
             for group, rows in self.gradients.items()
             for row, ranks in rows.items()
         )
@@ -213,16 +209,6 @@ class StepFacts:
 def tensor_of(group: str) -> str:
     """Return the tensor that a group of plain parameters is named by."""
     return group.partition(" of optimizer ")[0].rpartition(" ")[2]
-
-
-def _shows_reduction(row: Columns) -> bool:
-    """Return whether a gradient is such that no two ranks have it by chance.
-
-    Not one that has the same magnitude everywhere, such as that of a bias added to a mean.
-    """
-    if any(row[place] > 0 for place in _NONFINITE) or not row[_SQUARES] > 0.0:
-        return False
-    return row[_SQUARES] < row[_LARGEST] ** 2 * row[_ELEMENTS] * (1.0 - 1e-9)
 
 
 def _split(ranks: Sequence[int], weights: PlainRows) -> list[list[int]]:

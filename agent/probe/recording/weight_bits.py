@@ -81,8 +81,7 @@ class WeightBits:
         held = [
             part
             for slot, layer in zip(plan.slots, plan.layers, strict=False)
-            if _may_be_copied(plan.shares[layer.share])
-            and (part := _part(slot)) is not None
+            if _may_be_copied(plan.shares[layer.share]) and (part := _part(slot)) is not None
         ]
         apart = max(1, len(held) // _TENSORS_SAMPLED)
         chosen = [_middle(part) for part in held[::apart][:_TENSORS_SAMPLED]]

@@ -18,7 +18,7 @@ from mp_agent.records.columns.column import Column, Tier, Unscaling
 from mp_agent.records.columns.distribution import DISTRIBUTION, EXPONENTS, exponent_column
 from mp_agent.records.columns.family import ColumnFamily
 from mp_agent.records.columns.fp8 import FP8
-from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS
+from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS, shows_reduction
 from mp_agent.records.columns.logits import ATTENTION, LOGITS
 from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
 from mp_agent.records.columns.optimizer import OPTIMIZER
@@ -69,6 +69,7 @@ __all__ = [
     "by_name",
     "delta_column",
     "exponent_column",
+    "shows_reduction",
     "step_columns",
 ]
 
