@@ -103,6 +103,7 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
 """Numbers that a level must compare against, by its severity."""
 
 _COUNTED = {
+    "unreduced_steps": 64,
     "grad_norm_high": 100,
     "grad_norm_extreme": 1000,
     "grad_norm_growth": 10,

@@ -87,6 +87,7 @@ REPLICA_METRICS = (
         unit="{step}",
         kind=Kind.GAUGE,
         scope=Scope.RUN,
+        thresholds=("unreduced_steps",),
         help="Consecutive steps that ranks which hold copies of one model have made with "
         "gradients that no collective reduced, once no periodic averaging of the weights explains "
         "it; else 0.",
