@@ -42,6 +42,7 @@ NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
     "MpAgentRankNonFinite": (_RANKS,),
     "MpAgentRankStalled": (_RANKS | _LIFE,),
     "MpAgentRankStraggler": (_RANKS,),
+    "MpAgentGradientsNotReduced": (frozenset((_Q.REPLICAS,)),),
     "MpAgentReplicaDivergence": (frozenset((_Q.REPLICAS,)),),
     "MpAgentRunStalled": (_LIFE,),
     "MpAgentRunFailed": (_LIFE,),

@@ -57,6 +57,37 @@ class Comparison:
     agree: bool
     minority_ranks: tuple[int, ...] = ()
     """Ranks that differ from a majority; none when they agree, or when there is no majority."""
+    tensors: tuple[str, ...] = ()
+    """Those that differ, as far as they are known."""
+    unjudged: tuple[str, ...] = ()
+    """Tensors that differ although nothing shows that they were ever copies."""
+    local: tuple[str, ...] = ()
+    """Tensors that differ by design, such as the statistics of BatchNorm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Whether ranks that hold copies of one model stepped with the same gradients."""
+
+    reduced: bool
+    equal_before: bool = False
+    """Whether the weights were equal before the step, as after they have been averaged."""
+    wrapped: bool = True
+    """Whether a wrapper is there to reduce gradients."""
+    claimed: bool = False
+    """Whether it says that it did."""
+    everywhere: bool = False
+    """No two ranks had the same gradients."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether copies trained apart: by gradients of their own, from weights that differed."""
+        return not self.equal_before and (not self.reduced or self.contradicted)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether a wrapper says that it reduced gradients of which no two ranks' are the same."""
+        return self.claimed and self.everywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +119,10 @@ class MergedStep:
     optimizers_held: frozenset[str] = frozenset()
     """The names of all that there are, measured or not."""
     replicas: Mapping[str, Comparison] = field(default_factory=dict)
-    """What could be compared: `gradients`, `weights`."""
+    """What could be compared: `gradients`, `weights` before the step, `state` that no optimizer
+    steps."""
+    reduction: Reduction | None = None
+    """None where nothing shows that ranks hold copies."""
     gradients_observed: bool = True
     """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 

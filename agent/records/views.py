@@ -28,6 +28,12 @@ class DivergenceView:
     step: int
     """The step on which they were compared."""
     minority_ranks: tuple[int, ...] = ()
+    tensors: tuple[str, ...] = ()
+    """Those that differ, as far as they are known."""
+    unjudged: tuple[str, ...] = ()
+    """Tensors that differ although nothing shows that they were ever copies."""
+    local: tuple[str, ...] = ()
+    """Tensors that differ by design."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +148,8 @@ class RunView:
     optimizer_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Of each, the largest and the smallest norm over the window."""
     replicas: Mapping[str, DivergenceView] = field(default_factory=dict)
+    unreduced_steps: int = 0
+    """Consecutive steps of copies with gradients that no collective reduced, once that is sure."""
     """The last comparison of `gradients` and of `weights`, if there was one."""
     health: Health = field(default_factory=Health)
     thresholds: Mapping[str, float] = field(default_factory=dict)

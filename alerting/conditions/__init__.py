@@ -48,6 +48,7 @@ from mp_agent.alerting.conditions.loss_scale.overflow_ratio_high import OVERFLOW
 from mp_agent.alerting.conditions.optimizer.adam_epsilon_unsafe import ADAM_EPSILON_UNSAFE
 from mp_agent.alerting.conditions.optimizer.second_moment_stale import SECOND_MOMENT_STALE
 from mp_agent.alerting.conditions.optimizer.updates_lost import UPDATES_LOST
+from mp_agent.alerting.conditions.ranks.gradients_not_reduced import GRADIENTS_NOT_REDUCED
 from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
 from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
@@ -88,7 +89,13 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
         LOSS_SCALE_LOW,
         OVERFLOW_RATIO_HIGH,
     ),
-    "ranks": (RANK_NONFINITE, RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE),
+    "ranks": (
+        RANK_NONFINITE,
+        RANK_STALLED,
+        RANK_STRAGGLER,
+        GRADIENTS_NOT_REDUCED,
+        REPLICA_DIVERGENCE,
+    ),
     "run": (RUN_STALLED, RUN_FAILED, RUN_RESTARTING, RUN_VANISHED, PRECISION_LINT),
     "agent": (COVERAGE_LOW, TELEMETRY_DEGRADED),
     "optimizer": (SECOND_MOMENT_STALE, UPDATES_LOST, ADAM_EPSILON_UNSAFE),

@@ -71,7 +71,7 @@ _NODE_COUNTERS = (
 _BOUNDS = tuple({"bound": limit(name)} for name in ("grad_norm_high", "grad_norm_extreme"))
 _K3_BOUNDS = tuple({"bound": limit(name)} for name in ("logprob_k3_high", "logprob_k3_extreme"))
 _LOW = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
-_REPLICAS = ("gradients", "weights")
+_REPLICAS = ("gradients", "weights", "state")
 NODE = {"node_rank": "0"}
 """Label of what a node agent exports about itself."""
 

@@ -28,7 +28,8 @@ FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
         "MpAgentGradientExplosion",
         "MpAgentLearningRateJump",
     ),
-    "MpAgentReplicaDivergence": (),
+    "MpAgentGradientsNotReduced": (),
+    "MpAgentReplicaDivergence": ("MpAgentGradientsNotReduced",),
     "MpAgentActivationNonFinite": (
         "MpAgentRankNonFinite",
         "MpAgentNonFiniteUpdate",

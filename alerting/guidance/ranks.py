@@ -4,19 +4,43 @@ from mp_agent.alerting.guidance import panels
 from mp_agent.alerting.guidance.record import Guidance
 
 RANKS = {
+    "MpAgentGradientsNotReduced": Guidance(
+        harm="Every rank trains a model of its own, on its part of the data, at the cost of all "
+        "ranks; a checkpoint holds one of the models. Stop the run and correct the loop.",
+        query='mp_agent_replica_unreduced_steps{run="RUN"}',
+        reading="The number of consecutive steps on which ranks that hold copies of one model had "
+        "gradients of their own and weights that were not equal. A wrapper that says it reduces, "
+        "while no two ranks have the same gradients, counts from the first step on.",
+        causes=(
+            "The loss is computed through model.module, or by a method of the inner model: the "
+            "forward pass of DistributedDataParallel, which prepares the reduction, never runs.",
+            "The last micro-batch runs under no_sync(), by an inverted condition or an off-by-one.",
+            "A communication hook that returns its bucket without a collective.",
+            "The script was started on several ranks without a wrapper or a reduction by hand.",
+        ),
+        false_positives=(
+            "Local SGD or DiLoCo whose period is longer than unreduced_steps: raise it.",
+            "Models of one seed that ranks train apart on purpose: declare them by "
+            "mp_agent.declare(model).",
+        ),
+        samples=("compare_replicas", "save_and_resume"),
+        panels=(panels.REPLICAS, panels.WHICH_DIFFER),
+    ),
     "MpAgentReplicaDivergence": Guidance(
         harm="The ranks train different models while averaging their gradients: the result is "
         "neither model. Every step makes it worse; stop the run and keep the evidence.",
         query='last_over_time(mp_agent_divergent_ranks_info{run="RUN"}[1h])',
         reading="The ranks that differ from the others, since which step, and in what: reduced "
-        "gradients or weights. mp_agent_replica_divergence is 1 while they differ.",
+        "gradients, weights before the update, or state (frozen parameters and buffers); and the "
+        "tensors, if not all differ. mp_agent_replica_divergence is 1 while they differ.",
         causes=(
+            "Parameters that are excluded from the gradient reduction: unused in some ranks' "
+            "forward pass, ignored by the wrapper, or added after wrapping.",
+            "Buffers, such as codebooks, that follow each rank's own data without a reduction.",
             "Silent data corruption by hardware: one GPU computes or stores wrong values.",
             "Parameters that are changed outside the wrapped step on one rank only.",
             "Ranks that resumed from different checkpoints, or were initialized with different "
             "seeds.",
-            "Parameters that are excluded from the gradient reduction: unused in some ranks' "
-            "forward pass, or added after wrapping.",
         ),
         false_positives=(
             "Models that differ between ranks by design, such as unwrapped parameters of an "

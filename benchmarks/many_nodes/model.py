@@ -8,7 +8,7 @@ from math import fsum, nan, sqrt
 
 import numpy as np
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, step_columns
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, WEIGHTS, step_columns
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
@@ -40,7 +40,6 @@ _PLACES = [
         "step_seconds",
         "compute_seconds",
         "probe_seconds",
-        "weight_digest",
     )
 ]
 _GRADIENT_PLACES = [GRADIENT_COLUMN_NAMES.index(name) for name in ("sum_squares", "abs_max")]
@@ -123,7 +122,6 @@ class Model:
             1.0 + own / 100,
             0.2 + own / 100,
             1e-3 + own / 1e4,
-            self._digest(shard, sequence) if sampled else nan,
         )
         gradients = self._usual_row.copy()
         gradients[0, _GRADIENT_PLACES] = (sum_squares, 0.25 + _fraction(shard, sequence) / 4)
@@ -132,7 +130,10 @@ class Model:
             step=sequence,
             time_unix_ns=time.time_ns(),
             values=values,
-            families={GRADIENTS.name: gradients},
+            families={
+                GRADIENTS.name: gradients,
+                **(self._bits(shard, sequence) if sampled else {}),
+            },
         )
 
     def table(self, rank: int, sequence: int) -> LayerTable:
@@ -212,8 +213,9 @@ class Model:
     def _loss(self, rank: int, sequence: int) -> float:
         return float(np.float32(2.0 + _fraction(rank, sequence) / 4))
 
-    def _digest(self, shard: int, sequence: int) -> int:
-        return (shard * 2654435761 + sequence * 40503) % 2**48
+    def _bits(self, shard: int, sequence: int) -> dict[str, FloatArray]:
+        digest = (shard * 2654435761 + sequence * 40503) % 2**32
+        return {WEIGHTS.name: np.array([[digest, nan, self.layers * _ELEMENTS / self.shards]])}
 
     def _place(self, shard: int, sequence: int) -> int:
         return (shard * 31 + sequence * 7) % _SPREAD

@@ -43,7 +43,8 @@ _SEVERITIES = {
     "MpAgentRunStalled": (_C, _W),
     "MpAgentRunFailed": (_C,),
     "MpAgentRunVanished": (_W,),
-    "MpAgentReplicaDivergence": (_C,),
+    "MpAgentGradientsNotReduced": (_C,),
+    "MpAgentReplicaDivergence": (_C, _W),
     "MpAgentRankNonFinite": (_C,),
     "MpAgentRankStraggler": (_W,),
     "MpAgentRankStalled": (_C,),
@@ -102,6 +103,7 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
 """Numbers that a level must compare against, by its severity."""
 
 _COUNTED = {
+    "unreduced_steps": 64,
     "grad_norm_high": 100,
     "grad_norm_extreme": 1000,
     "grad_norm_growth": 10,

@@ -105,6 +105,7 @@ KNOBS: Mapping[str, tuple[Knob, ...]] = {
     "MpAgentLossScaleLow": (_down("loss_scale_very_low", "loss_scale_reduced"),),
     "MpAgentOverflowRatioHigh": (_up("overflow_warning", "overflow_critical", "overflow_rising"),),
     "MpAgentRankStraggler": (_up("straggler_ratio"),),
+    "MpAgentGradientsNotReduced": (_up("unreduced_steps"),),
     "MpAgentTrainInferenceMismatch": (_up("logprob_k3_high", "logprob_k3_extreme"),),
     "MpAgentReductionSwallows": (_up("reduction_swallowed"),),
     "MpAgentDimensionImbalance": (_up("dimension_imbalance"),),

@@ -17,6 +17,14 @@ RUN_THRESHOLDS = (
         meaning="share of the usual step time from which the cost of a straggler matters",
     ),
     Threshold(
+        name="unreduced_steps",
+        value=64.0,
+        unit="{step}",
+        meaning="consecutive steps of replicas with gradients of their own, without weights that "
+        "are equal again, after which no averaging is to be expected; more than the period of "
+        "local SGD, and 8 times as many where no wrapper shows that they are replicas",
+    ),
+    Threshold(
         name="restarts",
         value=7.0,
         unit="{attempt}",

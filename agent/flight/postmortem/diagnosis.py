@@ -87,9 +87,15 @@ class Causes(Enum):
         "A GPU failed: its driver reported errors",
         ("MpAgentRankNonFinite", "MpAgentRunFailed"),
     )
+    NEVER_REDUCED = Cause(
+        "gradients_not_reduced",
+        "Never reduced: no collective reduced these gradients",
+        ("MpAgentGradientsNotReduced",),
+    )
     REPLICA_DIVERGENCE = Cause(
         "replica_divergence",
-        "Replicas are not equal: the memory of a rank, or an operation of single ranks",
+        "Replicas are not equal: tensors that are not reduced, an operation or the memory of "
+        "single ranks",
         ("MpAgentReplicaDivergence",),
     )
     GRADIENT_EXPLOSION = Cause(

@@ -123,7 +123,14 @@ class ReplicaTracker(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step."""
         found = {
-            kind: DivergenceView(agree=own.agree, step=step.step, minority_ranks=own.minority_ranks)
+            kind: DivergenceView(
+                agree=own.agree,
+                step=step.step,
+                minority_ranks=own.minority_ranks,
+                tensors=own.tensors,
+                unjudged=own.unjudged,
+                local=own.local,
+            )
             for kind, own in step.replicas.items()
         }
         self.views = {**self.views, **found}

@@ -13,6 +13,7 @@ from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.logits import LogitTracker
 from mp_agent.node.accounting.ranks.pace import Pace
+from mp_agent.node.accounting.ranks.reduction import ReductionTracker
 from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
 from mp_agent.node.accounting.routers import RouterTracker
 from mp_agent.node.accounting.tensor_collections import CollectionTracker
@@ -46,6 +47,7 @@ class Progress:
     stragglers: StragglerTracker = field(default_factory=StragglerTracker)
     optimizers: OptimizerTracker = field(default_factory=OptimizerTracker)
     replicas: ReplicaTracker = field(default_factory=ReplicaTracker)
+    reduction: ReductionTracker = field(default_factory=ReductionTracker)
     latest: LatestStep = field(default_factory=LatestStep)
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)

@@ -34,7 +34,7 @@ class ClusterMember:
         settings: Settings,
         *,
         session: str,
-        assumed: Mapping[str, bool] | None = None,
+        assumed: Mapping[str, list[list[int]]] | None = None,
         retired_sessions: Collection[str] = (),
     ) -> None:
         """Start where the attempt starts to read; retired_sessions: those of earlier attempts."""
@@ -78,9 +78,9 @@ class ClusterMember:
         return self._root.steps.closed_sequence, self._root.tables.closed_sequence
 
     @property
-    def assumed(self) -> Mapping[str, bool]:
-        """Decisions on plain parameters: group → whether its ranks are independent."""
-        return self._root.assumed.verdicts if self._root else self._assumed
+    def assumed(self) -> Mapping[str, list[list[int]]]:
+        """Of plain parameters, by group, the sets of ranks that hold copies."""
+        return self._root.assumed.copies if self._root else self._assumed
 
     @property
     def sessions(self) -> frozenset[str]:
@@ -226,6 +226,8 @@ class ClusterMember:
     def _root_has(self, block: LayerBlock) -> bool:
         """Return whether every rank of the run holds these layers, and therefore rank 0 does."""
         share = self.attempt.schema_index.shares[block.share]
+        if self.attempt.schema_index.families[block.family].compared_only:
+            return False
         everywhere = share.replica_count == self.attempt.identity.world_size
         return everywhere and share.shard_count == 1 and not share.assumed
 

@@ -58,7 +58,7 @@ class RootMerger:
         grace_seconds: float,
         closed_sequence: int = 0,
         closed_layers_sequence: int = 0,
-        assumed: Mapping[str, bool] | None = None,
+        assumed: Mapping[str, list[list[int]]] | None = None,
         retired_sessions: Collection[str] = (),
         families: Sequence[ColumnFamily] = FAMILIES,
     ) -> None:
@@ -242,7 +242,10 @@ class RootMerger:
     def _merge_step(self, sequence: int) -> MergedStep:
         entry = self._open.pop(sequence)
         held = entry.held | self.nodes.held(without=entry.nodes)
-        merged = entry.merge.merged(self._shares_expected_of(held), self.assumed)
+        table = self._open_tables.get(sequence)
+        merged = entry.merge.merged(
+            self._shares_expected_of(held), self.assumed, None if table is None else table.copies
+        )
         reduced = self._reduced.pop(sequence, None)
         for earlier in [number for number in self._reduced if number < sequence]:
             del self._reduced[earlier]

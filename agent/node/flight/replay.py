@@ -88,26 +88,30 @@ class _Replay:
                         ),
                         arrived_unix_seconds=None if node.holds_root else row.time_unix_seconds,
                     )
-            yield merge.merged(self._expected_shares(sequence), self._assumed)
+            layers = self._layers(sequence).copies
+            yield merge.merged(self._expected_shares(sequence), self._assumed, layers)
 
     def tables(self) -> Iterator[tuple[int, Mapping[str, MergedLayers]]]:
         """Yield the layers' families, by sequence number."""
         for sequence in sorted({s for node in self._nodes.values() for s in node.tables}):
-            merge = LayerMerge(self._world_size)
-            for node in self._nodes.values():
-                if sequence in node.tables:
-                    rows = reduce_layers(sequence, node.tables[sequence], node.schema_index)
-                    schema_index = node.schema_index
-                    merge.add(
-                        rows,
-                        ReportLayerColumns(
-                            family_columns(schema_index.families),
-                            schema_index.shares,
-                            schema_index.layouts,
-                        ),
-                    )
             expected = self._expected_shares(sequence)
-            yield sequence, merge.merged(expected, self._assumed, self._names)
+            yield sequence, self._layers(sequence).merged(expected, self._assumed, self._names)
+
+    def _layers(self, sequence: int) -> LayerMerge:
+        """Return the layers of a step, as far as any were recorded."""
+        merge = LayerMerge(self._world_size)
+        for node in self._nodes.values():
+            if sequence in node.tables:
+                schema_index = node.schema_index
+                merge.add(
+                    reduce_layers(sequence, node.tables[sequence], schema_index),
+                    ReportLayerColumns(
+                        family_columns(schema_index.families),
+                        schema_index.shares,
+                        schema_index.layouts,
+                    ),
+                )
+        return merge
 
     def _add(self, log: RankLog) -> None:
         identity = log.identity

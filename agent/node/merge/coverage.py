@@ -1,14 +1,14 @@
 """Which tensors a run has, how they are split, and which of them are whole in a merge."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import FIRST
 from mp_agent.records.reports.rows import NodeShare
 
-DIGEST_STEPS = 3
-"""Steps on which assumed replicas must agree bit for bit before they count as replicas."""
+Row = TypeVar("Row")
 
 GroupKey = tuple[str, str]
 """Group and optimizer: rows of the same key are of the same tensors."""
@@ -78,32 +78,94 @@ def make_expected_shares(
 
 
 class AssumedShares:
-    """Judges the shares of plain parameters that no wrapper explains.
+    """Judges tensors that no wrapper explains by what the ranks hold, each group by itself.
 
-    Rows that are bitwise equal on all ranks at the first steps are replicas; rows that once
-    differ belong to models of their own and add up. Either verdict stays.
+    Ranks hold copies once anything shows it, and for good: copies that part are still copies.
+    Other ranks hold tensors of their own, whose rows add up.
     """
 
-    def __init__(self, verdicts: Mapping[str, bool] | None = None) -> None:
-        self.verdicts = dict(verdicts or {})
-        """Final verdicts: group → whether its ranks are independent."""
-        self._agreed_steps: dict[str, int] = {}
+    def __init__(self, copies: Mapping[str, Iterable[Iterable[int]]] | None = None) -> None:
+        """Start with the sets of ranks that hold copies of each other, by group."""
+        self._sets: dict[str, list[frozenset[int]]] = {
+            group: list(map(frozenset, sets)) for group, sets in (copies or {}).items()
+        }
+        """By group of which anything is known; ranks in no set hold tensors of their own."""
+        self._bits: dict[str, frozenset[float]] = {}
+        self._varied: set[str] = set()
+        self._constant: dict[str, frozenset[int]] = {}
+        self.reduced_once = False
+        """Whether any replicas had equal gradients, of different data."""
 
-    def observe(self, group: str, *, ranks: int, distinct_rows: int) -> None:
-        """Take in how many ranks delivered a row of one step, and how many of those differ."""
-        if group in self.verdicts or ranks < 2:
+    @property
+    def copies(self) -> dict[str, list[list[int]]]:
+        """By group that was judged, the sets of ranks that hold copies, each ascending."""
+        return {group: sorted(map(sorted, sets)) for group, sets in self._sets.items()}
+
+    def learn_copies(self, group: str, ranks: Collection[int]) -> None:
+        """Take in that these ranks, at least two, hold copies of each other."""
+        sets = self._sets.setdefault(group, [])
+        if any(known.issuperset(ranks) for known in sets):
             return
-        if distinct_rows > 1:
-            self.verdicts[group] = True
-            return
-        self._agreed_steps[group] = self._agreed_steps.get(group, 0) + 1
-        if self._agreed_steps[group] >= DIGEST_STEPS:
-            self.verdicts[group] = False
+        joined = frozenset(ranks).union(*(known for known in sets if not known.isdisjoint(ranks)))
+        self._sets[group] = [joined, *(known for known in sets if known.isdisjoint(ranks))]
 
-    def independent(self, group: str) -> bool:
-        """Return whether each rank holds tensors of its own under this group's name."""
-        return self.verdicts.get(group, False)
+    def learn_differ(self, group: str) -> None:
+        """Take in that ranks do not all have the same row: without evidence these add up."""
+        self._sets.setdefault(group, [])
 
-    def replicated(self, group: str) -> bool:
-        """Return whether the ranks are known to hold the same tensors."""
-        return self.verdicts.get(group) is False
+    def moved(self, group: str, bits: Collection[float]) -> frozenset[float] | None:
+        """Return those of the weights' bits that no rank had at the last look; None at first."""
+        before = self._bits.get(group)
+        self._bits[group] = frozenset(bits)
+        return None if before is None else frozenset(bits) - before
+
+    def note_first_look(self, group: str, ranks: Collection[int], *, varied: bool) -> None:
+        """Take in what weights were at first: equal bits on some ranks, and whether not constant.
+
+        Weights that are all the same number, as those of norms, show nothing by themselves.
+        """
+        if varied:
+            self._varied.add(group)
+        elif group not in self._constant:
+            self._constant[group] = frozenset(ranks)
+
+    def follow_others(self, *, wrapped: bool) -> None:
+        """Let constant weights that were equal at first be copies where all others are.
+
+        wrapped: whether a wrapper holds the rest of the model.
+        """
+        for group, ranks in self._constant.items():
+            if not self._sets.get(group) and (self._varied or wrapped):
+                others = (self._sets.get(each, ()) for each in self._varied)
+                if all(any(own >= ranks for own in sets) for sets in others):
+                    self.learn_copies(group, ranks)
+
+    def copies_of(self, group: str) -> Sequence[frozenset[int]]:
+        """Return the sets of ranks that hold copies."""
+        return self._sets.get(group, ())
+
+    def chosen(self, group: str, rows: Sequence[tuple[Row, Sequence[int]]]) -> list[Row]:
+        """Return the rows to unite: of copies that of the lowest rank, every rank's own otherwise.
+
+        rows: each with the ranks that have it.
+        """
+        sets = self._sets.get(group)
+        present = frozenset(rank for _, ranks in rows for rank in ranks)
+        if sets is None or (sets and sets[0] >= present):
+            return [min(rows, key=lambda item: min(item[1]))[0]]
+        if not sets:
+            return [row for row, ranks in rows for _ in ranks]
+        by_rank = sorted(((rank, place) for place, (_, ranks) in enumerate(rows) for rank in ranks))
+        taken, represented = [], set[int]()
+        for rank, place in by_rank:
+            if rank not in represented:
+                taken.append(rows[place][0])
+                represented.update(*(own for own in sets if rank in own))
+        return taken
+
+    def whole(self, group: str, present: Collection[int], world_size: int) -> bool:
+        """Return whether nothing is missing of a group of which these ranks have rows."""
+        if len(present) == world_size or group not in self._sets:
+            return True
+        copied = [own for own in self._sets[group] if not own.isdisjoint(present)]
+        return len(frozenset(present).union(*copied)) == world_size

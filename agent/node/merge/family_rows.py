@@ -1,6 +1,6 @@
 """The rows of one family in one step as they come in: of equal replicas one, all shards."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 
@@ -10,6 +10,9 @@ from mp_agent.records.reports.rows import NodeRow, NodeShare
 
 Columns = tuple[float, ...]
 """A row, in the order of the family's columns."""
+
+PlainRows = Mapping[Columns, Sequence[int]]
+"""Rows of one group, each with the ranks that have it."""
 
 Rows = Mapping[GroupKey, Iterable[Columns]]
 """The rows to unite, by group."""
@@ -70,33 +73,29 @@ class FamilyRows:
             self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add(row, columns)
 
-    def observe(self, assumed: AssumedShares) -> None:
-        """Let `assumed` learn which of the groups that it judges are replicas."""
-        for key, rows in self._assumed.items():
-            ranks = sum(map(len, rows.values()))
-            assumed.observe(assumed_name(key), ranks=ranks, distinct_rows=len(rows))
+    def any_replica(self) -> dict[str, float]:
+        """Return the columns of one replica of every group that a wrapper explains, as one row."""
+        rows = [row for group in self._groups.values() for row in group.chosen()]
+        return self.family.merged(rows) if rows else {}
 
     @property
-    def apart(self) -> Iterator[str]:
-        """Assumed groups of which ranks have different rows."""
-        return (assumed_name(key) for key, rows in self._assumed.items() if len(rows) > 1)
+    def plain(self) -> Mapping[str, PlainRows]:
+        """The rows of parameters that no wrapper explains, by the name of their group."""
+        return {assumed_name(key): rows for key, rows in self._assumed.items()}
 
     def chosen(self, assumed: AssumedShares) -> dict[GroupKey, list[Columns]]:
         """Return the rows to unite, by group."""
         chosen = {key: group.chosen() for key, group in self._groups.items()}
         for key, rows in self._assumed.items():
-            if assumed.independent(assumed_name(key)):
-                chosen[key] = [columns for columns, ranks in rows.items() for _ in ranks]
-            else:
-                chosen[key] = [_of_lowest_rank(rows)]
+            chosen[key] = assumed.chosen(assumed_name(key), list(rows.items()))
         return chosen
 
     def whole(self, assumed: AssumedShares, world_size: int) -> set[GroupKey]:
         """Return the groups of which nothing is missing."""
         whole = {key for key, group in self._groups.items() if group.complete is not None}
         for key, rows in self._assumed.items():
-            everyone = sum(map(len, rows.values())) == world_size
-            if everyone or not assumed.independent(assumed_name(key)):
+            present = [rank for ranks in rows.values() for rank in ranks]
+            if assumed.whole(assumed_name(key), present, world_size):
                 whole.add(key)
         return whole
 
@@ -111,7 +110,3 @@ class FamilyRows:
         values = (found.get(name, nan) for name in self.family.names)
         # One object stands for all that is absent: rows that are equal compare equal.
         return tuple(nan if isnan(value) else value for value in values)
-
-
-def _of_lowest_rank(rows: Mapping[Columns, Sequence[int]]) -> Columns:
-    return min(rows.items(), key=lambda item: min(item[1]))[0]

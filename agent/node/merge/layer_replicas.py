@@ -1,10 +1,8 @@
 """The layer tables of one group as they come in: one of equal replicas, its shards added up."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
+from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.node.merge.node_layers import fold
 from mp_agent.records.columns import Column
 from mp_agent.records.reports.rows import LayerBlock, Layout
@@ -73,43 +71,29 @@ class LayerGroup:
 
 @dataclass(slots=True)
 class AssumedLayers:
-    """The layers of an assumed group: each rank's own, or the same on all.
+    """The layers of an assumed group: each rank's own, or copies.
 
-    Which of the two is known only from the steps, so that both are kept.
+    Which of the two is known only from the steps, so that every table is kept that differs.
     """
 
     columns: tuple[Column, ...]
     ranks: set[int] = field(default_factory=set)
-    _first: dict[bytes, Table] = field(default_factory=dict)
-    """What the lowest rank has, by layout."""
-    _total: dict[bytes, Table] = field(default_factory=dict)
-    """What all have together."""
+    _tables: dict[bytes, list[tuple[Table, tuple[int, ...]]]] = field(default_factory=dict)
+    """By layout, each table with the ranks that have it."""
 
     def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
         """Take in the layers [C, L] that some ranks of a node have each."""
-        if not self.ranks.isdisjoint(block.ranks):
-            return
-        self.ranks.update(block.ranks)
-        table = Table(layout, min(block.ranks), values, {0})
-        first = self._first.setdefault(layout.digest, table)
-        if table.rank < first.rank:
-            self._first[layout.digest] = table
-        all_of_them = _times(values, len(block.ranks), self.columns)
-        total = self._total.get(layout.digest)
-        if total is None:
-            self._total[layout.digest] = replace(table, values=all_of_them)
-        else:
-            total.values = fold([total.values, all_of_them], self.columns)
-            total.rank = min(total.rank, table.rank)
+        if self.ranks.isdisjoint(block.ranks):
+            self.ranks.update(block.ranks)
+            table = Table(layout, min(block.ranks), values, {0})
+            self._tables.setdefault(layout.digest, []).append((table, block.ranks))
 
-    def chosen(self, *, independent: bool) -> list[Table]:
-        """Return what all ranks have together if they are independent, else one rank's."""
-        return list((self._total if independent else self._first).values())
-
-
-def _times(values: FloatArray, count: int, columns: Sequence[Column]) -> FloatArray:
-    """Return a table [C, L] as if `count` ranks had one each."""
-    if count == 1:
-        return values
-    pairs = zip(columns, values, strict=True)
-    return np.stack([column.algebra.repeated(own, count) for column, own in pairs])
+    def chosen(self, assumed: AssumedShares, group: str) -> list[Table]:
+        """Return what the ranks have together, copies counted once."""
+        united = []
+        for found in self._tables.values():
+            tables = assumed.chosen(group, found)
+            rows = [table.values for table in tables]
+            rank = min(table.rank for table in tables)
+            united.append(replace(tables[0], values=fold(rows, self.columns), rank=rank))
+        return united

@@ -1,6 +1,6 @@
 """The layer tables that a node's ranks wrote of one step become the node's blocks of layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -40,7 +40,7 @@ def reduce_layers(
     """Return what the tables of a node's ranks say together.
 
     Shards are added up per replica. Where the node has every shard of a replica, no other replica
-    is reported; of an assumed share, equal tables are reported once.
+    is reported; of an assumed share, and of what is only compared, equal tables are reported once.
     """
     tables = sorted(tables, key=lambda table: table.rank)
     blocks = tuple(
@@ -57,17 +57,19 @@ def _blocks(
     """Yield the blocks of one family."""
     family = schema_index.families[number]
     parts: dict[tuple[int, int], list[_Part]] = {}
-    assumed: dict[tuple[int, int, bytes], list[_Part]] = {}
+    assumed: dict[tuple[int, int, int, bytes], list[_Part]] = {}
     for table in tables:
         for part in _parts(table, family, schema_index.plan(table.schema)):
             place = part.place
-            if place.assumed:
-                key = (place.share, place.layout, part.table.tobytes())
+            if place.assumed or family.compared_only:
+                key = (place.share, place.layout, place.shard, part.table.tobytes())
                 assumed.setdefault(key, []).append(part)
             else:
                 parts.setdefault((place.share, place.replica), []).append(part)
     for alike in assumed.values():
-        yield _block(number, family, alike[:1], [part.rank for part in alike])
+        ranks = [part.rank for part in alike]
+        replicas = {part.place.replica for part in alike}
+        yield _block(number, family, alike[:1], ranks, replicas)
     for share in dict.fromkeys(share for share, _ in parts):
         replicas = {replica: found for (own, replica), found in parts.items() if own == share}
         for chosen in _needed(replicas, schema_index.shares[share].shard_count):
@@ -111,11 +113,17 @@ def _replica_blocks(
         by_layout.setdefault(part.place.layout, {}).setdefault(part.place.shard, part)
     for shards in by_layout.values():
         ordered = [shards[shard] for shard in sorted(shards)]
-        yield _block(number, family, ordered, [part.rank for part in ordered])
+        yield _block(
+            number, family, ordered, [part.rank for part in ordered], {ordered[0].place.replica}
+        )
 
 
 def _block(
-    number: int, family: ColumnFamily, parts: Sequence[_Part], ranks: Sequence[int]
+    number: int,
+    family: ColumnFamily,
+    parts: Sequence[_Part],
+    ranks: Sequence[int],
+    replicas: Collection[int],
 ) -> LayerBlock:
     place = parts[0].place
     table = fold([part.table for part in parts], family.columns)
@@ -124,7 +132,7 @@ def _block(
         share=place.share,
         layout=place.layout,
         shards=tuple(part.place.shard for part in parts),
-        replicas=(place.replica,),
+        replicas=tuple(sorted(replicas)),
         ranks=tuple(ranks),
         values=np.ascontiguousarray(table, dtype="<f8").tobytes(),
     )

@@ -13,7 +13,7 @@ from mp_agent.records.columns import (
     STEP_COLUMNS_BY_NAME,
     ColumnFamily,
 )
-from mp_agent.records.reports.rows import NodeRow, NodeStep, OwnNonfinite, StepValue, WeightDigest
+from mp_agent.records.reports.rows import NodeRow, NodeStep, OwnNonfinite, StepValue, WeightSample
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 
@@ -72,7 +72,7 @@ def reduce_step(
         nonfinite_gradients=_nonfinite_gradients(
             steps, _own(values, plans, LOCAL_GRAD_NONFINITE_BACKWARD)
         ),
-        digests=_digests(steps, plans, _own(values, plans, "weight_digest")),
+        samples=_samples(steps, plans, _own(values, plans, "weight_sample")),
     )
 
 
@@ -222,16 +222,16 @@ def _nonfinite_gradients(
     )
 
 
-def _digests(
-    steps: Sequence[RankStep], plans: Sequence[SchemaMapping], digests: Sequence[float]
-) -> tuple[WeightDigest, ...]:
-    alike: dict[tuple[str, tuple[str, ...], float], list[int]] = {}
-    for step, plan, digest in zip(steps, plans, digests, strict=True):
-        if plan.weights and isfinite(digest):
-            alike.setdefault((plan.weights, plan.assumed_groups, digest), []).append(step.rank)
+def _samples(
+    steps: Sequence[RankStep], plans: Sequence[SchemaMapping], samples: Sequence[float]
+) -> tuple[WeightSample, ...]:
+    alike: dict[tuple[str, float], list[int]] = {}
+    for step, plan, sample in zip(steps, plans, samples, strict=True):
+        if plan.weights and isfinite(sample):
+            alike.setdefault((plan.weights, sample), []).append(step.rank)
     return tuple(
-        WeightDigest(of=weights, assumed=assumed, digest=digest, ranks=tuple(ranks))
-        for (weights, assumed, digest), ranks in alike.items()
+        WeightSample(of=weights, digest=sample, ranks=tuple(ranks))
+        for (weights, sample), ranks in alike.items()
     )
 
 

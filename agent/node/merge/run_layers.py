@@ -13,6 +13,7 @@ from mp_agent.node.merge.coverage import (
     assumed_name,
     group_key,
 )
+from mp_agent.node.merge.layer_copies import LayerCopies
 from mp_agent.node.merge.layer_names import LayerNames, LayerPlan, LayerSource
 from mp_agent.node.merge.layer_replicas import AssumedLayers, LayerGroup, Table
 from mp_agent.records.columns import FAMILIES, ColumnFamily, by_name
@@ -114,7 +115,7 @@ class _FamilyTables:
         """Return the tables to unite as (lowest rank, group, table), in a fixed order."""
         chosen = {key: group.chosen() for key, group in self.groups.items()}
         for key, layers in self.assumed.items():
-            chosen[key] = layers.chosen(independent=assumed.independent(assumed_name(key)))
+            chosen[key] = layers.chosen(assumed, assumed_name(key))
         return sorted(
             ((table.rank, key, table) for key, found in chosen.items() for table in found),
             key=lambda item: (*item[:2], item[2].layout.digest),
@@ -126,7 +127,7 @@ class _FamilyTables:
         return whole | {
             key
             for key, layers in self.assumed.items()
-            if len(layers.ranks) == world_size or not assumed.independent(assumed_name(key))
+            if assumed.whole(assumed_name(key), layers.ranks, world_size)
         }
 
 
@@ -135,14 +136,21 @@ class LayerMerge:
 
     def __init__(self, world_size: int, families: Iterable[ColumnFamily] = FAMILIES) -> None:
         self._world_size = world_size
-        self._families = {family.name: _FamilyTables(family) for family in families}
+        merged = [family for family in families if not family.compared_only]
+        self._families = {family.name: _FamilyTables(family) for family in merged}
+        self._compared = {family.name: family for family in families if family.compared_only}
         self._homes: dict[GroupKey, str] = {}
+        self.copies = LayerCopies()
+        """What is compared of the layers, and not merged."""
 
     def add(self, table: NodeLayers, terms: ReportLayerColumns) -> None:
         """Add a node's blocks; those of a family that this agent does not know are ignored."""
         for block in table.blocks:
             share, layout = terms.shares[block.share], terms.layouts[block.layout]
-            tables = self._families.get(terms.families[block.family].name)
+            name = terms.families[block.family].name
+            tables = self._families.get(name)
+            if (family := self._compared.get(name)) is not None:
+                self.copies.add(family, block, share, layout, terms.table(block, family))
             if tables is not None:
                 self._homes[group_key(share)] = share.home
                 tables.add(block, share, layout, terms.table(block, tables.family))

@@ -7,10 +7,17 @@ from math import isfinite, nan
 import numpy as np
 
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, GroupKey, group_key
-from mp_agent.node.merge.family_rows import FamilyRows, Rows
-from mp_agent.node.merge.replica_digests import ReplicaDigests
+from mp_agent.node.merge.family_rows import FamilyRows, PlainRows, Rows
+from mp_agent.node.merge.layer_copies import LayerCopies
+from mp_agent.node.merge.replica_digests import PlainParameters, ReplicaDigests, StepFacts
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import FAMILIES, GRADIENTS, STEP_COLUMNS_BY_NAME, ColumnFamily
+from mp_agent.records.columns import (
+    FAMILIES,
+    GRADIENTS,
+    STEP_COLUMNS_BY_NAME,
+    WEIGHTS,
+    ColumnFamily,
+)
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.reports.rows import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
 from mp_agent.records.schema import FamilyColumns
@@ -47,6 +54,8 @@ class StepMerge:
         self._nonfinite_loss_ranks: list[int] = []
         self._nonfinite_gradients: list[OwnNonfinite] = []
         self._replicas = ReplicaDigests()
+        self._any_split = False
+        """Whether any tensor is known not to lie on all ranks as a whole."""
 
     def add(
         self, step: NodeStep, terms: ReportColumns, *, arrived_unix_seconds: float | None = None
@@ -74,25 +83,32 @@ class StepMerge:
                 self._values.setdefault(name, []).append(value)
         for row in step.rows:
             self._add_row(row, terms)
-        self._replicas.add_weights(step.digests)
+        self._replicas.add_samples(step.samples)
 
-    def merged(self, expected_shares: ExpectedShares, assumed: AssumedShares) -> MergedStep:
+    def merged(
+        self,
+        expected_shares: ExpectedShares,
+        assumed: AssumedShares,
+        layers: LayerCopies | None = None,
+    ) -> MergedStep:
         """Return the step; `assumed` learns from its rows before they are merged.
 
-        A column that no rank observed, or whose value is beyond float64, is absent.
+        A column that no rank observed, or whose value is beyond float64, is absent. layers: what
+        is compared of the layers of this step, as far as it is here.
         """
-        learning = [own for own in self._families.values() if own.family.compares_replicas]
-        for own in learning:
-            own.observe(assumed)
-        # Plain replicas that step with gradients of their own: that is how local SGD drifts.
-        apart = {group for own in learning for group in own.apart}
         values, of_run = self._step_values(), expected_shares.of_run
+        replicas, reduction = self._replicas.compared(
+            PlainParameters(self._plain_rows(GRADIENTS), self._plain_rows(WEIGHTS)),
+            assumed,
+            step=self._facts(values),
+            layers=layers,
+        )
         # Of a step that some ranks left out by plan, the others' part is no statement on the run.
         left_out = values.get("gradients_measured") == 0.0
         merged = {
             name: self._family_step(own, assumed)
             for name, own in self._families.items()
-            if not (left_out and name == GRADIENTS.name)
+            if not (left_out and name == GRADIENTS.name) and not own.family.compared_only
         }
         families = {name: found for name, own in merged.items() if (found := own.values(of_run))}
         return MergedStep(
@@ -113,12 +129,26 @@ class StepMerge:
                 for _, label in expected_shares.groups
                 if (name := expected_shares.name_of(label)) is not None
             ),
-            replicas=self._replicas.compared(
-                skipped=values.get("skipped", 0.0) > 0.0,
-                reduced=values.get("gradients_reduced", 1.0) > 0.0
-                or self._gradients_look_reduced(families.get(GRADIENTS.name, {})),
-                replicated=lambda group: assumed.replicated(group) and group not in apart,
-            ),
+            replicas=replicas,
+            reduction=reduction,
+        )
+
+    def _plain_rows(self, family: ColumnFamily) -> Mapping[str, PlainRows]:
+        rows = self._families.get(family.name)
+        return {} if rows is None else rows.plain
+
+    def _facts(self, values: Mapping[str, float]) -> StepFacts:
+        rows = self._families.get(GRADIENTS.name)
+        found = {} if rows is None else rows.any_replica()
+        losses = sum(value.count for value in self._values.get("loss", ()))
+        losses += len(self._nonfinite_loss_ranks)
+        reduced = values.get("gradients_reduced")
+        return StepFacts(
+            skipped=values.get("skipped", 0.0) > 0.0,
+            wrapper_reduced=None if reduced is None else reduced > 0.0,
+            gradients_count=found.get("sum_squares", 0.0) > 0.0 and GRADIENTS.counts(found),
+            any_split=self._any_split,
+            alike_at_first=losses in (0, int(self._present.sum())),
         )
 
     def _family_step(self, own: FamilyRows, assumed: AssumedShares) -> "_FamilyStep":
@@ -153,15 +183,12 @@ class StepMerge:
     def _add_row(self, row: NodeRow, terms: ReportColumns) -> None:
         sent, share = terms.families[row.family], terms.shares[row.share]
         family = self._families.get(sent.name)
+        if not (share.family or share.assumed):
+            self._any_split |= share.replica_count < self._world_size
         if family is not None:
             family.add(row, share, sent.columns)
             if not share.assumed:
                 self._replicas.add_rows(family.family, group_key(share), row)
-
-    def _gradients_look_reduced(self, gradients: Mapping[str, float]) -> bool:
-        """Return whether the gradients show that they were reduced: equal, though of other data."""
-        nonzero = gradients.get("sum_squares", 0.0) > 0.0
-        return nonzero and GRADIENTS.counts(gradients) and self._replicas.agree(GRADIENTS)
 
     def _step_values(self) -> dict[str, float]:
         values = {

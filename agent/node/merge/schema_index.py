@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.node.merge.coverage import assumed_name
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
 from mp_agent.records.reports.rows import Layout, NodeShare
@@ -58,7 +57,6 @@ class SchemaMapping:
     held: frozenset[int]
     weights: str
     """Names what the rank holds of the model; "" where no other rank can hold the same."""
-    assumed_groups: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -122,9 +120,6 @@ class SchemaIndex:
             },
             held=frozenset(place.share for place in places),
             weights=_weights_name([share for share in schema.shares if not share.family]),
-            assumed_groups=tuple(
-                sorted({_verdict(s) for s in schema.shares if s.assumed and not s.family})
-            ),
         )
 
     def _place(self, schema: Schema, index: int) -> SharePlace:
@@ -176,10 +171,6 @@ def _places(found: tuple[str, ...], wanted: tuple[str, ...]) -> Indices | None:
         return None
     places = [found.index(name) if name in found else len(found) for name in wanted]
     return np.array(places, dtype=np.intp)
-
-
-def _verdict(share: Share) -> str:
-    return assumed_name((as_utf8(share.group), as_utf8(share.optimizer)))
 
 
 def _weights_name(shares: Iterable[Share]) -> str:

@@ -22,7 +22,7 @@ from mp_agent.ring.files import open_private, replace_atomically
 
 log = logging.getLogger("mp_agent.node")
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,8 @@ class Ledger:
     totals: list[Total] = field(default_factory=list)
     histograms: list[Cells] = field(default_factory=list)
     layer_budget: LayerBudgetState = field(default_factory=LayerBudgetState)
-    assumed: dict[str, bool] = field(default_factory=dict)
+    assumed: dict[str, list[list[int]]] = field(default_factory=dict)
+    """By group that no wrapper explains, the sets of ranks that hold copies of it."""
     agent: ProbeTotals = field(default_factory=ProbeTotals)
     conditions: ConditionMemory = field(default_factory=ConditionMemory)
 

@@ -1,6 +1,6 @@
 """Builds the immutable views of a run that the catalog reads, from the run's state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator
@@ -220,11 +220,17 @@ def run_collections(member: ClusterMember) -> tuple[TensorCollection, ...]:
 def run_facts(member: ClusterMember) -> Mapping[str, str]:
     """Return the facts of the lowest rank that has a schema.
 
-    Where no wrapper declared the parameters, `strategy` says what their digests showed.
+    Where no wrapper explains any parameter, `strategy` says what the ranks turned out to hold.
     """
     sources = sorted(member.attempt.sources.values(), key=lambda source: source.identity.rank)
     facts = next((dict(source.schema.facts) for source in sources if source.schema), {})
-    if member.assumed:
-        independent = any(member.assumed.values())
-        facts["strategy"] = "assumed_independent" if independent else "assumed_replicated"
+    if facts.get("strategy") == "none" and member.assumed:
+        facts["strategy"] = _held(list(member.assumed.values()))
     return facts
+
+
+def _held(groups: Sequence[Sequence[Sequence[int]]]) -> str:
+    """Return what ranks hold of groups, by the sets of ranks that hold copies of each."""
+    if not any(groups):
+        return "independent"
+    return "replicated" if all(groups) else "mixed"

@@ -7,7 +7,7 @@ import torch
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.probe.scalars import Scalar, scalar_of
+from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 from mp_agent.probe.statistics.table import folded_rows
@@ -81,12 +81,9 @@ class Measurement:
         statistics.layers([gradient], 1.0)
         statistics.totals([[gradient]], 1.0)
 
-    def weight_digest(self, plans: Sequence[MeasurementPlan]) -> Scalar | None:
-        """Return the digest of all local weights, left on their device."""
-        weights = [weight for plan in plans for weight in plan.weights()]
-        if not weights:
-            return None
-        return scalar_of(self._statistics_on(plans[0].device).digest(weights))
+    def digests(self, device: torch.device, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of the bits of each tensor [N], left on their device."""
+        return self._statistics_on(device).digests(tensors)
 
     def _statistics_on(self, device: torch.device) -> GradientStatistics:
         stream = (device, accelerator.current_stream(device))

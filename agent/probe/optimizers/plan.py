@@ -1,6 +1,7 @@
 """What there is to measure: an optimizer's parameters, their shares and their gradients."""
 
 import hashlib
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -194,13 +195,18 @@ def make_plan(
     )
 
 
+TENSORS_JUDGED_ALONE = 64
+"""Of tensors that nothing explains: beyond so many, those whose names differ in numbers alone are
+judged together, as the same matrices of all blocks."""
+
+
 def _named_shares(
     slots: Sequence[LayerSlot], verdicts: Sequence[ParameterPlacement], label: str, *, joint: bool
 ) -> list[Share]:
     """Return the share of each layer, marked with its optimizer.
 
-    Groups of which ranks are assumed to hold copies are named by the shapes that they hold: ranks
-    that hold other ones (another pipeline stage) cannot hold copies.
+    Groups of which ranks are assumed to hold copies are named by their tensor, and by the shapes
+    that the rank holds: ranks that hold other ones (another pipeline stage) hold no copies.
     """
     shares = [verdict.share for verdict in verdicts if verdict.share is not None]
     shapes: dict[Share, list[tuple[int, ...]]] = {}
@@ -211,16 +217,27 @@ def _named_shares(
         share: hashlib.sha256(repr(sorted(held)).encode()).hexdigest()[:8]
         for share, held in shapes.items()
     }
-    named = {
-        share: replace(
+    names = _names_judged([slot.name for slot in slots], [share.assumed for share in shares])
+    return [
+        replace(
             share,
-            group=f"{share.group} {digests[share]}" if share.assumed else share.group,
+            group=f"{share.group} {digests[share]} {name}" if share.assumed else share.group,
             optimizer=label,
             joint=joint,
         )
-        for share in dict.fromkeys(shares)
-    }
-    return [named[share] for share in shares]
+        for share, name in zip(shares, names, strict=True)
+    ]
+
+
+def _names_judged(names: Sequence[str], assumed: Sequence[bool]) -> list[str]:
+    """Return, for each layer, the name under which what ranks hold of it is judged."""
+    if sum(assumed) <= TENSORS_JUDGED_ALONE:
+        return list(names)
+    patterns = [re.sub(r"\d+", "*", name) for name in names]
+    pairs = zip(patterns, assumed, strict=True)
+    if len({pattern for pattern, judged in pairs if judged}) <= TENSORS_JUDGED_ALONE:
+        return patterns
+    return ["*"] * len(names)
 
 
 def _strategy(verdicts: Iterable[ParameterPlacement]) -> str:

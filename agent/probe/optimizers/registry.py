@@ -37,6 +37,7 @@ class OptimizerRegistry:
         self, note_unsupported: Callable[[str], None], ranks_in_run: Callable[[], int]
     ) -> None:
         self.note_unsupported = note_unsupported
+        self.ranks_in_run = ranks_in_run
         self.roles = OptimizerRoles()
         self._new = NewOptimizers(OPTIMIZERS_AT_MOST)
         self._plan_maker = PlanMaker(ranks_in_run, self._new)

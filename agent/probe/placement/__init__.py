@@ -9,6 +9,14 @@ replicas shared their gradients before a step. Nothing enters a collective.
 from mp_agent.probe.identity.world import this_rank, world_size
 from mp_agent.probe.placement.declared import declarations
 from mp_agent.probe.placement.reduction import Reducers
-from mp_agent.probe.placement.survey import ParameterPlacement, Survey
+from mp_agent.probe.placement.survey import ParameterPlacement, Survey, may_begin_alike
 
-__all__ = ["ParameterPlacement", "Reducers", "Survey", "declarations", "this_rank", "world_size"]
+__all__ = [
+    "ParameterPlacement",
+    "Reducers",
+    "Survey",
+    "declarations",
+    "may_begin_alike",
+    "this_rank",
+    "world_size",
+]

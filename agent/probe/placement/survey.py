@@ -92,14 +92,22 @@ class Survey:
             yield from megatron.axes_of(parameter, self._masters)
 
 
+_PLAIN, _EXPERTS, _SHARDS = "unwrapped", "unwrapped experts", "unwrapped shards"
+
+
+def may_begin_alike(share: Share) -> bool:
+    """Return whether ranks may hold equal tensors at first that are no copies: made by one seed."""
+    return share.group.startswith((_EXPERTS, _SHARDS))
+
+
 def _unwrapped(name: str, parameter: torch.Tensor) -> Share:
     """Return the share of a parameter among other ranks that nothing explains.
 
-    The merge judges it by digests: equal on all ranks, or each rank's own. Experts and shards by
-    hand are judged separately from the rest, which may well be equal while they are not.
+    The merge judges it by what the ranks hold: copies, or each rank's own. Of experts and shards
+    by hand, equal weights at the beginning show nothing.
     """
     if megatron.is_expert(parameter) or _EXPERT.search(name):
-        return Share(group="unwrapped experts", assumed=True)
+        return Share(group=_EXPERTS, assumed=True)
     if megatron.is_tensor_parallel(parameter):
-        return Share(group="unwrapped shards", assumed=True)
-    return Share(group="unwrapped", assumed=True)
+        return Share(group=_SHARDS, assumed=True)
+    return Share(group=_PLAIN, assumed=True)

@@ -20,6 +20,7 @@ from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.recording.forward_pass import ForwardPass
 from mp_agent.probe.recording.forward_start import ForwardStart
+from mp_agent.probe.recording.held_state import HeldState
 from mp_agent.probe.recording.ring_schema import (
     DRAIN_SECONDS,
     RingSchema,
@@ -28,7 +29,7 @@ from mp_agent.probe.recording.ring_schema import (
 )
 from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.recording.tensor_collections import tensor_collections
-from mp_agent.probe.recording.weight_digest import DigestRecorder
+from mp_agent.probe.recording.weight_bits import WeightBits
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
@@ -37,7 +38,7 @@ from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.overhead_budget import OverheadBudget
 from mp_agent.probe.step.parts import StepParts
 from mp_agent.probe.tensors.watched import WatchedTensors
-from mp_agent.records.columns import LOGPROBS, TENSORS
+from mp_agent.records.columns import LOGPROBS, STATE, TENSORS
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -104,7 +105,8 @@ class StepRecorder:
         self._logprobs = StepLogprobs(registry.note_unsupported)
         self._host_is_ahead = False
         self._writer: RingWriter | None = None
-        self._digest = DigestRecorder(self._measures, registry.note_unsupported)
+        self._weights = WeightBits(self._measures, registry.note_unsupported)
+        self._state = HeldState(self._measures, registry.note_unsupported)
 
     def write_to(self, writer: RingWriter) -> None:
         """Write to this ring from now on; until then nothing is measured."""
@@ -146,13 +148,15 @@ class StepRecorder:
             step.scalars["gradients_measured"] = 1.0
         timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        measured = [plan for plan, _ in usable]
         if self._schedule.due(step.sequence):
-            self.keep_weights(step, [plan for plan, _ in usable])
+            self.keep_weights(step, measured)
+        for plan in measured:
+            step.note_reduction(plan.reducers.reduced())
+        self._add_bits(step, measured)
         if timer is not None:
             timer.stop()
             step.timers.append(timer)
-        for plan, _ in usable:
-            step.note_reduction(plan.reducers.reduced())
         step.measured.update(plan.label for plan, _ in usable)
         if step.worth_telling(self._registry.roles.labels_of_run):
             self._offer(step, ready, complete=False)
@@ -289,17 +293,21 @@ class StepRecorder:
             if self._writer is not None and self._registry.plans():
                 self._writer.drop_step(step.sequence)
             return
-        if ready.plans and self._schedule.due(step.sequence):
-            self._add_digest(step, ready.plans)
         self._offer(step, ready, complete=True)
         ready.delivery.collect()
 
-    def _add_digest(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
-        """Add the digest of the weights, unless another thread may be changing them meanwhile."""
+    def _add_bits(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Add what replicas are compared by, unless another thread may be changing it meanwhile."""
+        if self._registry.ranks_in_run() == 1:
+            return
         if self._registry.trains_in_several_threads():
             self._registry.note_unsupported("digests of weights that several threads train")
-        else:
-            self._digest.add(step, plans)
+            return
+        if step.scalars.get("gradients_reduced") != 1.0:
+            self._weights.add_sample(step, plans)
+        if self._schedule.compares(step.sequence):
+            self._weights.add(step, plans)
+            self._state.add(step)
 
     def lost_a_step(self) -> None:
         """Count a step whose end was not seen: something was raised in the middle of it."""
@@ -377,4 +385,8 @@ class StepRecorder:
             found[TENSORS.name] = self._tensors.names
         if self._logprobs.used:
             found[LOGPROBS.name] = ()
+        if self._registry.ranks_in_run() > 1 and (
+            names := self._state.names(self._registry.root, self._registry.plans())
+        ):
+            found[STATE.name] = names
         return found

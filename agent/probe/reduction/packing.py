@@ -13,12 +13,15 @@ from mp_agent.probe.reduction.assumed_groups import AssumedGroups
 from mp_agent.probe.reduction.exact_sum import PARTS, IntArray, parts_of, value_of
 from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS, Column
+from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS, WEIGHTS, Column, shows_reduction
 from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.steps import StepRecord
 
 _STEP_COLUMNS = tuple(column for column in STEP_COLUMNS if column.algebra is not Algebra.OWN)
+_EVIDENCE = tuple(WEIGHTS.names.index(name) for name in ("bits", "varied"))
+_VARIED = 1
+"""Place of `varied` among those."""
 _HEADER = 3
 """Integers in front of the sums: ranks that have a record, ranks that have a new schema, and ranks
 that know the trainer's step."""
@@ -41,8 +44,12 @@ class Packing:
         self._is_first_rank = is_first_rank
         groups = len(layout.groups)
         columns = len(GRADIENTS.columns)
-        self.sums_size = _HEADER + (len(_STEP_COLUMNS) + groups * columns) * _SUM + groups
-        self.extremes_size = 1 + 2 * (len(_STEP_COLUMNS) + groups * columns)
+        places = len(_STEP_COLUMNS) + groups * columns
+        self._weights_at = places
+        """Where the places of the weights' bits begin, one pair per group."""
+        places += groups * len(_EVIDENCE)
+        self.sums_size = _HEADER + places * _SUM + groups
+        self.extremes_size = 1 + 2 * places
 
     def packed(
         self, record: StepRecord | None, schema: Schema | None
@@ -60,10 +67,20 @@ class Packing:
         values = dict(zip(schema.step_columns, record.values.tolist(), strict=True))
         for place, column in enumerate(_STEP_COLUMNS):
             self._put(sums, extremes, place, values.get(column.name, nan))
+        positions = self.layout.positions
+        weights = record.families.get(WEIGHTS.name)
+        for share, row in zip(
+            schema.shares,
+            weights.tolist() if weights is not None else [[]] * len(schema.shares),
+            strict=True,
+        ):
+            position = positions.get(TensorGroup.of(share))
+            if position is not None and share.assumed and row:
+                for offset, place in enumerate(_EVIDENCE):
+                    self._put(sums, extremes, self._evidence_at(position) + offset, row[place])
         rows = record.families.get(GRADIENTS.name)
         if rows is None:
             return sums, extremes
-        positions = self.layout.positions
         for share, row in zip(schema.shares, rows.tolist(), strict=True):
             position = positions.get(TensorGroup.of(share))
             if position is not None and self._counts(share) and not all(map(isnan, row)):
@@ -93,6 +110,9 @@ class Packing:
         at = 1 + 2 * place
         extremes[at] = max(extremes[at], value)
         extremes[at + 1] = max(extremes[at + 1], -value)
+
+    def _evidence_at(self, position: int) -> int:
+        return self._weights_at + position * len(_EVIDENCE)
 
     @property
     def _rows_at(self) -> int:
@@ -145,10 +165,42 @@ class Packing:
         group = self.layout.groups[position]
         if group.assumed and rows > 1:
             highs = self._equal_row(sums, extremes, [place for place, _ in places], rows)
-            self._assumed.observe(group, rows, equal=highs is not None)
+            shown = self._hold_copies(sums, extremes, position, highs, rows)
+            known = self._assumed.replicated(group)
+            self._assumed.learn(group, copies=shown, equal=highs is not None)
             if highs is not None and not self._assumed.independent(group):
                 return highs
+            if self._assumed.replicated(group) and not known:
+                return [self._mean(sums, extremes, place, column) for place, column in places]
         return [self._merged(sums, extremes, place, column) for place, column in places]
+
+    def _hold_copies(
+        self,
+        sums: IntArray,
+        extremes: FloatArray,
+        position: int,
+        gradients: Sequence[float] | None,
+        rows: int,
+    ) -> bool:
+        """Return whether all ranks have the same weights, not constant, or the same gradients."""
+        start = self._evidence_at(position)
+        weights = self._equal_row(sums, extremes, range(start, start + len(_EVIDENCE)), rows)
+        looked_at = int(sums[_HEADER + start * _SUM]) > 0
+        if weights is not None and weights[_VARIED] == 1.0:
+            return True
+        return (
+            gradients is not None
+            and (weights is not None or not looked_at)
+            and shows_reduction(gradients)
+        )
+
+    def _mean(self, sums: IntArray, extremes: FloatArray, place: int, column: Column) -> float:
+        """Return a column of copies that have different rows: of sums the mean over the ranks."""
+        count, value = (
+            int(sums[_HEADER + place * _SUM]),
+            self._merged(sums, extremes, place, column),
+        )
+        return value / count if column.algebra is Algebra.SUM and count else value
 
     def _equal_row(
         self, sums: IntArray, extremes: FloatArray, places: Sequence[int], rows: int

@@ -47,11 +47,11 @@ class GradientStatistics(Protocol):
         """
         ...
 
-    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the tensors' bits as integers, summed modulo 2^48: exact in a 0-dim float64.
+    def digests(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return float64 [N]: of each tensor its bits as integers, summed modulo 2^32.
 
-        On the tensors' device. The order of tensors and elements does not matter. The bits are
-        those of float32, to which narrower numbers are widened; of float64 if any tensor has it.
+        On the tensors' device. The order of elements does not matter. Narrower numbers are widened
+        to 32 bits, wider ones are two integers each.
         """
         ...
 

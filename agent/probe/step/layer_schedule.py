@@ -46,6 +46,13 @@ class LayerSchedule:
         dense = self._after_trouble.due(sequence, self.budget.layer_factor)
         return sequence == 1 or early or dense or sequence % self.interval_steps == 0
 
+    def compares(self, sequence: int) -> bool:
+        """Return whether what ranks hold is compared before the update of step `sequence`.
+
+        Of the second step, so that what the first one did wrong is found at once.
+        """
+        return sequence == 2 or self.due(sequence)
+
     def note_step(
         self, sequence: int, scalars: Mapping[str, float], totals_GC: FloatArray | None
     ) -> None:

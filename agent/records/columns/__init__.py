@@ -18,10 +18,11 @@ from mp_agent.records.columns.column import Column, Tier, Unscaling
 from mp_agent.records.columns.distribution import DISTRIBUTION, EXPONENTS, exponent_column
 from mp_agent.records.columns.family import ColumnFamily
 from mp_agent.records.columns.fp8 import FP8
-from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS
+from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS, shows_reduction
 from mp_agent.records.columns.logits import ATTENTION, LOGITS
 from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
 from mp_agent.records.columns.optimizer import OPTIMIZER
+from mp_agent.records.columns.replicas import STATE, WEIGHTS
 from mp_agent.records.columns.routers import ROUTERS
 from mp_agent.records.columns.step import (
     GRADIENT_FACTOR,
@@ -60,11 +61,13 @@ __all__ = [
     "LOSS_FACTOR",
     "OPTIMIZER",
     "ROUTERS",
+    "STATE",
     "STEP_COLUMNS",
     "STEP_COLUMNS_BY_NAME",
     "STEP_COLUMN_NAMES",
     "TENSORS",
     "TENSOR_EXPONENTS",
+    "WEIGHTS",
     "Column",
     "ColumnFamily",
     "Tier",
@@ -72,6 +75,7 @@ __all__ = [
     "by_name",
     "delta_column",
     "exponent_column",
+    "shows_reduction",
     "step_columns",
 ]
 
@@ -86,6 +90,8 @@ FAMILIES: tuple[ColumnFamily, ...] = (
     FP8,
     LOGPROBS,
     TENSORS,
+    WEIGHTS,
+    STATE,
 )
 """All of them. When there are too many series, the layers of the last family give way first."""
 

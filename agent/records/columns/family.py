@@ -39,6 +39,8 @@ class ColumnFamily:
     of_parameters: bool = True
     """Whether rows are of parameters, and of their shares; other families have shares of their own,
     and take no room where nothing of them is measured."""
+    compared_only: bool = False
+    """Whether rows serve to compare what ranks hold, layer by layer, and are never merged."""
     of_some_ranks: bool = False
     """Whether a rank that is present may have no row: then a step counts with those that are there.
     Otherwise it takes the rows of all ranks that have a share."""

@@ -1,5 +1,7 @@
 """What is known of gradients on every step."""
 
+from collections.abc import Sequence
+
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns.column import Column, Tier, Unscaling
 from mp_agent.records.columns.family import ColumnFamily
@@ -53,3 +55,16 @@ GRADIENTS = ColumnFamily(
     compares_replicas=True,
     counts_when_skipped=False,
 )
+
+_SQUARES, _LARGEST, _ELEMENTS = map(GRADIENTS.names.index, ("sum_squares", "abs_max", "elements"))
+_NONFINITE = tuple(map(GRADIENTS.names.index, GRADIENTS.nonfinite))
+
+
+def shows_reduction(row: Sequence[float]) -> bool:
+    """Return whether the row of a gradient is such that no two ranks have it by chance.
+
+    Not one that has the same magnitude everywhere, such as that of a bias added to a mean.
+    """
+    if any(row[place] > 0 for place in _NONFINITE) or not row[_SQUARES] > 0.0:
+        return False
+    return row[_SQUARES] < row[_LARGEST] ** 2 * row[_ELEMENTS] * (1.0 - 1e-9)

@@ -26,12 +26,11 @@ COMMON_STEP_COLUMNS = (
         "steps with its own; absent where no wrapper reduces any",
     ),
     Column(
-        "weight_digest",
+        "weight_sample",
         Algebra.OWN,
-        "bits of this rank's weights after the step, as integers summed modulo 2^48; on steps on "
-        "which layers are looked at by plan. Ranks whose tuples of (group, shard_index) over all "
-        "shares are equal hold the same weights, and must have equal digests; others have nothing "
-        "to compare",
+        "bits of a few of this rank's weights before the step, summed modulo 2^32; on steps on "
+        "which no wrapper is known to reduce the gradients. Ranks whose tuples of (group, "
+        "shard_index) over all shares are equal may hold the same weights",
     ),
     Column(
         "gradients_measured",

@@ -8,7 +8,7 @@ from mp_agent.errors import ReportError
 from mp_agent.records.reports.row_checks import check_report
 from mp_agent.records.reports.rows import NodeReport, Receipt
 
-FORMAT = 5
+FORMAT = 6
 """Incremented with every change that an agent of another version would misread."""
 
 REPORT_BYTES_MAX = 64 * 2**20

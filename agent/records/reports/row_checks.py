@@ -53,11 +53,11 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
             raise ReportError(f"{what} has the value {value.value} of {value.count} observations")
     own = step.nonfinite_gradients
     evidence = (step.nonfinite_loss_ranks, () if own is None else own.ranks)
-    for ranks in (*evidence, *(digest.ranks for digest in step.digests)):
+    for ranks in (*evidence, *(sample.ranks for sample in step.samples)):
         if not present.issuperset(ranks):
             raise ReportError(f"{what} names ranks that did not deliver it")
-    for digest in step.digests:
-        _finite(digest.digest, f"weight digest of {what}")
+    for sample in step.samples:
+        _finite(sample.digest, f"weight sample of {what}")
     for row in step.rows:
         _check_place(report, row, what)
         if not present.issuperset(row.ranks):

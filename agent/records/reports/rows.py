@@ -72,13 +72,11 @@ class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkno
     """NaN where `count` is 0."""
 
 
-class WeightDigest(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Digest of the weights of ranks that hold the same shards of the same tensors."""
+class WeightSample(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Digest of a few weights of ranks that hold the same shards of the same tensors."""
 
     of: Text
     """Names the (group, shard index) pairs; digests are compared among ranks of equal ones."""
-    assumed: tuple[Text, ...]
-    """Groups among them that are replicated only if their gradients say so."""
     digest: float
     ranks: Ranks
 
@@ -111,7 +109,7 @@ class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknow
     """In the order of `ranks`; NaN where it was not observed."""
     nonfinite_loss_ranks: Ranks = ()
     nonfinite_gradients: OwnNonfinite | None = None
-    digests: tuple[WeightDigest, ...] = ()
+    samples: tuple[WeightSample, ...] = ()
 
 
 class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

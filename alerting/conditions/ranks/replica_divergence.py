@@ -14,7 +14,8 @@ _WINDOW = duration("incident_window")
 _DIVERGED = Series(metric=metrics.REPLICA_DIVERGENCE)
 _STEPS = Count(metric=metrics.REPLICA_DIVERGENCE_STEPS, window=_WINDOW)
 _WEIGHTS = {"kind": "weights"}
-_LABELS = {"kind": "weights", "step": "5600", "ranks": "3"}
+_LABELS = {"kind": "weights", "step": "5600", "ranks": "3", "tensors": "norm.weight"}
+_UNEXPLAINED = Series(metric=metrics.REPLICA_UNEXPLAINED)
 
 _APART = Example(
     title="weights that are compared periodically, and stay unequal for half an hour",
@@ -26,7 +27,7 @@ _APART = Example(
     ),
     fires={
         Severity.CRITICAL: "Replicas of run demo are not equal. Last seen: kind weights, step "
-        "5600, ranks 3."
+        "5600, ranks 3, tensors norm.weight."
     },
     at=35,
     not_yet=(9, 52),
@@ -44,6 +45,25 @@ _FOR_A_STEP = Example(
     not_yet=(9, 25),
 )  # fmt: skip
 
+_STATE = Example(
+    title="a codebook that follows the data of each rank",
+    minutes=20,
+    tracks=(
+        Track(metrics.REPLICA_UNEXPLAINED, (*flat(0, 5), *flat(1, 10), 0)),
+        Track(
+            metrics.LOCAL_STATE,
+            (*flat(None, 5), *flat(1, 10), "stale"),
+            {"why": "unknown", "tensors": "codes"},
+        ),
+    ),
+    fires={
+        Severity.WARNING: "Ranks of run demo train the same weights, but 1 frozen parameters or "
+        "buffers differ. Seen: why unknown, tensors codes."
+    },
+    at=10,
+    not_yet=(4, 17),
+)
+
 _EQUAL = Example(title="replicas that agree on every comparison", minutes=20)
 
 _NOTHING_TO_COMPARE = Example(
@@ -58,13 +78,14 @@ REPLICA_DIVERGENCE = Condition(
     meaning="Ranks train different models: each averages gradients of weights that it does not "
     "have, and a checkpoint contains only one of the models.",
     confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and "
-    "the step; mp_agent_replica_divergence_steps_total shows since when.",
+    "the step, and the tensors; mp_agent_replica_divergence_steps_total shows since when.",
     remedies=(
         "Stop, and resume from a checkpoint from before the step, so that all ranks load the same "
         "weights.",
         "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
         "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
-        "no_sync, parameters that are changed outside the optimizer.",
+        "no_sync, parameters or buffers that are changed outside the optimizer, parameters that "
+        "the wrapper ignores.",
     ),
     why="Data-parallel training only averages gradients and never compares weights: a flipped "
     "bit on one rank persists, and the difference grows with every update.",
@@ -77,10 +98,17 @@ REPLICA_DIVERGENCE = Condition(
             ),
             when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_STEPS)),
             description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "
-            "Last seen: |kind step ranks}",
+            "Last seen: |kind step ranks tensors}",
+            reason="No delay: the comparison is exact.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_UNEXPLAINED, ">", Number(0)),
+            description="Ranks of run {run} train the same weights, but {value|count} frozen "
+            "parameters or buffers differ.{mp_agent_local_state_info| Seen: |why tensors}",
             reason="No delay: the comparison is exact.",
         ),
     ),
-    firing=(_APART, _FOR_A_STEP),
+    firing=(_APART, _FOR_A_STEP, _STATE),
     quiet=(_EQUAL, _NOTHING_TO_COMPARE),
 )

@@ -20,11 +20,12 @@ def merge_nodes(
     *,
     assumed: AssumedShares | None = None,
     absent: Sequence[RankStep] = (),
+    layers: Sequence[RankLayers] = (),
 ) -> MergedStep:
     """Return the step that the nodes' ranks make together, in the order of the nodes.
 
     absent: ranks whose shares are known, but which did not deliver the step. The first node is
-    the root's own.
+    the root's own. layers: the ranks' layer tables of the step.
     """
     nodes = [node for node in nodes if node]
     present = [step for node in nodes for step in node]
@@ -40,7 +41,8 @@ def merge_nodes(
         )
         merge.add(step, terms, arrived_unix_seconds=50.0 if number else None)
     expected_shares = _expected_shares([*present, *absent], world_size)
-    return merge.merged(expected_shares, assumed or AssumedShares())
+    copies = _layers_of([layers], world_size).copies if layers else None
+    return merge.merged(expected_shares, assumed or AssumedShares(), copies)
 
 
 def merge_node_layers(
@@ -55,6 +57,13 @@ def merge_node_layers(
     nodes = [node for node in nodes if node]
     tables = [table for node in nodes for table in node]
     world_size = world_size or len(tables)
+    merge = _layers_of(nodes, world_size)
+    expected_shares = _expected_shares(tables, world_size)
+    families = merge.merged(expected_shares, assumed or AssumedShares(), names or LayerNames())
+    return families[family]
+
+
+def _layers_of(nodes: Sequence[Sequence[RankLayers]], world_size: int) -> LayerMerge:
     merge = LayerMerge(world_size)
     for node in nodes:
         schema_index = SchemaIndex()
@@ -65,9 +74,7 @@ def merge_node_layers(
                 family_columns(schema_index.families), schema_index.shares, schema_index.layouts
             ),
         )
-    expected_shares = _expected_shares(tables, world_size)
-    families = merge.merged(expected_shares, assumed or AssumedShares(), names or LayerNames())
-    return families[family]
+    return merge
 
 
 def _expected_shares(ranks: Sequence[RankStep | RankLayers], world_size: int) -> ExpectedShares:

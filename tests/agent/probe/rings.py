@@ -104,14 +104,25 @@ def read_ring(path: Path, *, one_schema: bool = True) -> RingContents:
 
 def merge_rings(rings: Mapping[int, RingContents], *, nodes: int = 1) -> list[MergedStep]:
     """Merge the records of all ranks, as if they came from so many nodes."""
-    assumed = AssumedShares()
+    return _merged(rings, AssumedShares(), nodes)
+
+
+def _merged(
+    rings: Mapping[int, RingContents], assumed: AssumedShares, nodes: int
+) -> list[MergedStep]:
     merged = []
     for index in range(len(rings[0].records)):
         steps = [
             RankStep(rank=rank, schema=ring.record_schemas[index], record=ring.records[index])
             for rank, ring in rings.items()
         ]
-        merged.append(merge_nodes(_over(nodes, steps), len(rings), assumed=assumed))
+        layers = [
+            RankLayers(rank=rank, schema=schema, families=table.families)
+            for rank, ring in rings.items()
+            for table, schema in zip(ring.layers, ring.layer_schemas, strict=True)
+            if table.sequence == steps[0].record.sequence
+        ]
+        merged.append(merge_nodes(_over(nodes, steps), len(rings), assumed=assumed, layers=layers))
     return merged
 
 
@@ -145,12 +156,7 @@ def merge_layer_tables(
 def _judged(rings: Mapping[int, RingContents]) -> AssumedShares:
     """What the merge has learned of plain parameters once it has seen all steps."""
     assumed = AssumedShares()
-    for index in range(len(rings[0].records)):
-        steps = [
-            RankStep(rank=rank, schema=ring.record_schemas[index], record=ring.records[index])
-            for rank, ring in rings.items()
-        ]
-        merge_nodes([steps], len(rings), assumed=assumed)
+    _merged(rings, assumed, nodes=1)
     return assumed
 
 

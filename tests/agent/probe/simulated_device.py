@@ -112,9 +112,9 @@ class SimulatedStatistics(PackedStatistics):
         self._simulated.check()
         return super().distribution(tensors, inverse_scale, loss_scale)
 
-    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def digests(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         self._simulated.check()
-        return super().digest(tensors)
+        return super().digests(tensors)
 
 
 class SimulatedTimer:

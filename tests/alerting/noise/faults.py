@@ -440,6 +440,16 @@ def _diverged(random: Random) -> Events:
         yield replace(step, norm_of_rank={3: step.norm * 1.0001})
 
 
+def _unreduced(random: Random) -> Events:
+    """The last micro-batch of every step is under `no_sync`, and nothing averages weights."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        step = training.step()
+        own = {rank: step.norm * random.uniform(0.9, 1.1) for rank in range(4)}
+        yield replace(step, of_rank={0: {"gradients_reduced": 0.0}}, norm_of_rank=own)
+
+
 def _cut_off(random: Random) -> Events:
     """A node's agent cannot reach the root any more; its ranks train on."""
     training, before = _trained(random)
@@ -871,6 +881,13 @@ FAULTS = (
         script=_diverged,
         ranks=4,
         expected={"MpAgentReplicaDivergence": "critical"},
+    ),
+    Scenario(
+        name="unreduced",
+        what="no step reduces its gradients any more, and nothing averages the weights",
+        script=_unreduced,
+        ranks=4,
+        expected={"MpAgentGradientsNotReduced": "critical"},
     ),
     Scenario(
         name="flushed",

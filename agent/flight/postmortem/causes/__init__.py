@@ -6,7 +6,11 @@ from mp_agent.flight.postmortem.case import Case
 from mp_agent.flight.postmortem.causes.batches import unusual_batch
 from mp_agent.flight.postmortem.causes.ends import ends
 from mp_agent.flight.postmortem.causes.explosion import explosion
-from mp_agent.flight.postmortem.causes.hardware import gpu_errors, replica_divergence
+from mp_agent.flight.postmortem.causes.hardware import (
+    gpu_errors,
+    never_reduced,
+    replica_divergence,
+)
 from mp_agent.flight.postmortem.causes.learning_rate import learning_rate
 from mp_agent.flight.postmortem.causes.loss import diverging_loss
 from mp_agent.flight.postmortem.causes.loss_scale import loss_scale
@@ -26,6 +30,7 @@ DETECTORS: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
     underflow,
     untrained,
     diverging_loss,
+    never_reduced,
     replica_divergence,
     ends,
 )

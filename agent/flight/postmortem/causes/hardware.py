@@ -1,4 +1,4 @@
-"""Hardware: errors that the kernel reported of a GPU, and replicas that are no longer equal."""
+"""Hardware: errors of a GPU, and replicas that are not equal, for whatever reason."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,9 @@ from mp_agent.flight.postmortem.diagnosis import (
 from mp_agent.flight.record.gpu_errors import GpuError
 
 _NEAR_SECONDS = 600.0
+_NAMED_AT_MOST = 8
+_LOST_STEPS = 3
+"""Steps on which no two ranks have the gradients that a wrapper says are the same."""
 
 
 def gpu_errors(case: Case) -> Iterator[Diagnosis]:
@@ -40,6 +43,36 @@ def gpu_errors(case: Case) -> Iterator[Diagnosis]:
     )
 
 
+def never_reduced(case: Case) -> Iterator[Diagnosis]:
+    """Yield the first of the steps, up to the last one, whose gradients no collective reduced."""
+    compared = [step for step in case.steps if step.reduction is not None and not step.skipped]
+    reduced = [
+        at for at, step in enumerate(compared) if step.reduction and not step.reduction.apart
+    ]
+    apart = compared[reduced[-1] + 1 if reduced else 0 :]
+    contradicted = sum(step.reduction.contradicted for step in apart if step.reduction)
+    if not apart or (len(apart) < case.limit("unreduced_steps") and contradicted < _LOST_STEPS):
+        return
+    first, ranks = apart[0], case.world_size
+    arguments_for = [
+        Argument(
+            f"On {len(apart)} consecutive step(s), up to the last one, the {ranks} ranks stepped "
+            "each with its own gradients, and their weights were never equal.",
+            DECISIVE,
+        )
+    ]
+    if contradicted:
+        text = "A wrapper is there to reduce them; its forward pass may have been bypassed."
+        arguments_for.append(Argument(text, MEDIUM))
+    yield Diagnosis(
+        cause=Causes.NEVER_REDUCED.value,
+        sequence=first.sequence,
+        step=first.step,
+        phase="backward",
+        arguments_for=tuple(arguments_for),
+    )
+
+
 def replica_divergence(case: Case) -> Iterator[Diagnosis]:
     """Yield the first step on which replicas were compared and were not equal."""
     apart = [s for s in case.steps if any(not c.agree for c in s.replicas.values())]
@@ -47,12 +80,15 @@ def replica_divergence(case: Case) -> Iterator[Diagnosis]:
         return
     first = apart[0]
     kind = next(name for name, found in first.replicas.items() if not found.agree)
-    ranks = first.replicas[kind].minority_ranks
+    ranks, tensors = first.replicas[kind].minority_ranks, first.replicas[kind].tensors
     named = f"rank {', '.join(map(str, ranks))}" if ranks else "single ranks"
     arguments_for = [
         Argument(f"On step {first.step} the {kind} of {named} differed from the others.", DECISIVE),
         Argument(f"They differed on {len(apart)} step(s).", WEAK),
     ]
+    if tensors:
+        text = f"Only {', '.join(tensors[:_NAMED_AT_MOST])} differed."
+        arguments_for.append(Argument(text, WEAK))
     yield Diagnosis(
         cause=Causes.REPLICA_DIVERGENCE.value,
         sequence=first.sequence,

@@ -84,9 +84,9 @@ class FusedStatistics:
                     return self._distribution.measure(tables, inverse_scale, loss_scale)
         return distribution_rows(tensors, inverse_scale, loss_scale, self._device)
 
-    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the tensors' bits, modulo 2^48."""
-        return self._stock.digest(tensors)
+    def digests(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of each tensor's bits, modulo 2^32."""
+        return self._stock.digests(tensors)
 
     def _by_layer(self, tensors: Sequence[torch.Tensor | None]) -> "_Layers":
         values = [None if tensor is None else stored_values(tensor) for tensor in tensors]

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.digest import DIGEST_MASK, bits_of
 from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.probe.statistics.host.chunk import CHUNK_ELEMENTS, TALLY_COLUMNS, ChunkMeter, Tally
 from mp_agent.probe.statistics.host.small_tensors import PACK_ELEMENTS, RowMeter
@@ -56,16 +56,15 @@ class CpuStatistics:
         return distribution_rows(tensors, inverse_scale, loss_scale, torch.device("cpu"))
 
     @torch.no_grad()
-    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the tensors' bits, modulo 2^48."""
-        values = [stored_values(tensor) for tensor in tensors]
-        wide = digest_dtype(values)
-        total = 0
-        for tensor in values:
-            for piece in pieces(tensor, CHUNK_ELEMENTS):
-                bits = piece.to(wide).view(DIGEST_BITS[wide])
-                total += int(bits.sum(dtype=torch.int64).item())
-        return torch.tensor(total & DIGEST_MASK, dtype=torch.float64, device="cpu")
+    def digests(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of each tensor's bits, modulo 2^32."""
+        found = []
+        for tensor in tensors:
+            total = 0
+            for piece in pieces(stored_values(tensor), CHUNK_ELEMENTS):
+                total += int(bits_of(piece).sum(dtype=torch.int64).item())
+            found.append(float(total & DIGEST_MASK))
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
     def _tensor_tallies(
         self, gradients: Sequence[torch.Tensor | None], wanted: frozenset[str]

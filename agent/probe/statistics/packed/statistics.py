@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.digest import DIGEST_BITS, DIGEST_MASK, digest_dtype
+from mp_agent.probe.statistics.digest import DIGEST_MASK
 from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.probe.statistics.packed.packing import (
     Batch,
@@ -99,17 +99,34 @@ class PackedStatistics:
         return distribution_rows(tensors, inverse_scale, loss_scale, self._device)
 
     @torch.no_grad()
-    def digest(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the tensors' bits, modulo 2^48; what pads a row adds nothing."""
-        flat = self._pieces(tensors)
-        dtype = digest_dtype(flat)
-        layout = self._layout(dtype, (_forms(flat),))
-        total = torch.zeros((), dtype=torch.int64, device=self._device)
+    def digests(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of each tensor's bits, modulo 2^32; what pads a row adds nothing."""
+        values = [stored_values(tensor) for tensor in tensors]
+        total_N = torch.zeros(len(values), dtype=torch.float64, device=self._device)
+        for dtype in (torch.float32, torch.float64):
+            # Of the other kind none has a piece, so that its digest here is 0.
+            own = [
+                self._pieces((value,)) if (value.dtype is torch.float64) is _is_wide(dtype) else []
+                for value in values
+            ]
+            if any(own):
+                total_N += self._digests(own, dtype)
+        return total_N
+
+    def _digests(
+        self, pieces_by_tensor: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype
+    ) -> torch.Tensor:
+        flat = [piece for found in pieces_by_tensor for piece in found]
+        layout = self._layout(dtype, tuple(map(_forms, pieces_by_tensor)))
+        sums = []
         for batch in layout.batches:
-            bits_RW = self._filled(batch, flat, dtype).view(DIGEST_BITS[dtype])
+            bits_RW = self._filled(batch, flat, dtype).view(torch.int32)
             for part in self._parts(batch.rows):
-                total += self._widened(bits_RW[part], torch.int64).sum()
-        return total.bitwise_and_(DIGEST_MASK).double()
+                sums.append(bits_RW[part].sum(dim=1, dtype=torch.int64))
+        digests_R = torch.cat(sums).bitwise_and_(DIGEST_MASK)
+        for level in layout.fold_levels:
+            digests_R = torch.nn.functional.pad(digests_R, (0, 1))[level].sum(dim=1)
+        return digests_R.bitwise_and_(DIGEST_MASK).double()
 
     def _table(
         self,
@@ -226,6 +243,10 @@ class PackedStatistics:
             with torch.inference_mode(False):  # else training outside it could not write to it
                 self._scratches[dtype] = torch.empty(shape, dtype=dtype, device=self._device)
         return self._scratches[dtype]
+
+
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype is torch.float64
 
 
 def _forms(pieces: Sequence[torch.Tensor]) -> tuple[PieceForm, ...]:

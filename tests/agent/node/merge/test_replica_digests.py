@@ -1,45 +1,36 @@
 """Replicas that should be equal and are not."""
 
 import dataclasses
+from math import isnan
 
+import numpy as np
 import pytest
 
 from mp_agent.node.merge.coverage import AssumedShares
+from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS
 from mp_agent.records.merged import Comparison
-from mp_agent.records.schema import Schema, Share
+from mp_agent.records.schema import Share, family_columns
 from tests.agent.node.builders import gradient_row, make_record, make_schema
 from tests.agent.node.nodes import merge_nodes
 
 AGREE = Comparison(agree=True)
+NAN = float("nan")
 
 
-def with_weights(schema: Schema) -> Schema:
-    """Return a schema that has weight digests, whether or not all have them by now."""
-    if "weight_digest" in schema.step_columns:
-        return schema
-    return Schema(
-        step_columns=(*schema.step_columns, "weight_digest"),
-        families=schema.families,
-        shares=schema.shares,
-        layers=schema.layers,
-    )
-
-
-def rank_step(rank: int, share: Share, digest: float = float("nan"), **row: float) -> RankStep:
-    import numpy as np
-
-    schema = with_weights(make_schema(share))
-    values = dict.fromkeys(schema.step_columns, float("nan"))
-    values |= {"weight_digest": digest, "skipped": row.pop("skipped", 0.0)}
-    plain = make_record(1, {}, [gradient_row(elements=4.0, **row)])
-    record = type(plain)(
-        sequence=1,
-        step=1,
-        time_unix_ns=plain.time_unix_ns,
-        values=np.array([values[name] for name in schema.step_columns]),
-        families=plain.families,
-    )
+def rank_step(
+    rank: int, share: Share, bits: float = NAN, *, varied: float = NAN, **row: float
+) -> RankStep:
+    """Return a rank's step: bits of its weights, if they were looked at, and its gradients."""
+    schema = dataclasses.replace(make_schema(share), families=family_columns((GRADIENTS, WEIGHTS)))
+    names = ("skipped", "gradients_reduced", "weight_sample", "loss")
+    values = {name: row.pop(name) for name in names if name in row}
+    gradients = {"elements": 4.0, "abs_max": 9.0, **row}
+    record = make_record(1, values, [gradient_row(**gradients)])
+    if not isnan(bits):
+        weights = np.array([[bits, varied, 4.0]])
+        record = dataclasses.replace(record, families={**record.families, WEIGHTS.name: weights})
     return RankStep(rank, schema, record)
 
 
@@ -108,7 +99,7 @@ def test_of_hybrid_shards_the_one_rank_is_named_wherever_it_is():
 def test_shards_that_nobody_else_has_are_not_compared():
     steps = [
         rank_step(
-            r, Share(group="fsdp", shard_index=r, shard_count=3), digest=float(r), sum_squares=r
+            r, Share(group="fsdp", shard_index=r, shard_count=3), bits=float(r), sum_squares=r
         )
         for r in range(3)
     ]
@@ -117,7 +108,7 @@ def test_shards_that_nobody_else_has_are_not_compared():
 
 class TestWeights:
     def test_that_drifted_apart_are_found_though_the_gradients_agree(self):
-        steps = [rank_step(r, ddp(r, 3), digest=7.0 + (r == 2)) for r in range(3)]
+        steps = [rank_step(r, ddp(r, 3), bits=7.0 + (r == 2)) for r in range(3)]
         replicas = merge_nodes([steps[:1], steps[1:]]).replicas
 
         assert replicas["gradients"] == AGREE
@@ -133,75 +124,215 @@ class TestWeights:
                 replica_count=2,
             )
 
-        steps = [rank_step(r, share(r), digest=float(r % 2)) for r in range(4)]
+        steps = [rank_step(r, share(r), bits=float(r % 2)) for r in range(4)]
         assert merge_nodes([steps]).replicas["weights"] == AGREE
 
-    def test_of_plain_parameters_are_compared_once_they_are_known_to_be_replicas(self):
-        share = Share(group="plain", assumed=True)
-        steps = [rank_step(r, share, digest=float(r), sum_squares=1.0) for r in range(3)]
+    def test_of_plain_parameters_are_compared_once_they_are_known_to_be_copies(self):
+        share = plain("weight")
         assumed = AssumedShares()
-        seen = [merge_nodes([steps], assumed=assumed).replicas for _ in range(4)]
 
-        assert seen[0] == seen[1] == {}
-        assert seen[3] == {"weights": Comparison(agree=False)}
+        def seen(norms: list[float], bits: list[float]):
+            steps = [
+                rank_step(r, share, bits=b, sum_squares=n)
+                for r, (n, b) in enumerate(zip(norms, bits, strict=True))
+            ]
+            return merge_nodes([steps], assumed=assumed).replicas
+
+        assert seen([1.0] * 3, [7.0] * 3) == {"weights": AGREE}
+        assert seen([2.0] * 3, [8.0, 8.0, 9.0]) == {
+            "weights": Comparison(agree=False, minority_ranks=(2,), tensors=("weight",))
+        }
 
     def test_of_independent_models_are_never_compared(self):
-        share = Share(group="plain", assumed=True)
-        steps = [rank_step(r, share, digest=float(r), sum_squares=1.0 + r) for r in range(3)]
+        share = plain("weight")
+        steps = [rank_step(r, share, bits=float(r), sum_squares=1.0 + r) for r in range(3)]
         assert merge_nodes([steps]).replicas == {}
 
 
-def local_steps(digests: list[float], norms: list[float], *, reduced: list[float], **row: float):
+def plain(name: str) -> Share:
+    return Share(group=f"unwrapped 1234 {name}", assumed=True)
+
+
+class TestEvidence:
+    """What shows that ranks hold copies of a tensor that no wrapper explains."""
+
+    def learned(self, *steps: list[RankStep]) -> list[list[int]]:
+        assumed = AssumedShares()
+        for step in steps:
+            merge_nodes([step[:1], step[1:]], assumed=assumed)
+        return assumed.copies.get("unwrapped 1234 weight", [])
+
+    def ranks(self, bits: list[float], norms: list[float], **values: float) -> list[RankStep]:
+        return [
+            rank_step(r, plain("weight"), bits=b, sum_squares=n, **values)
+            for r, (b, n) in enumerate(zip(bits, norms, strict=True))
+        ]
+
+    def test_equal_weights_at_first_that_are_not_constant(self):
+        assert self.learned(self.ranks([7.0, 7.0, 8.0], [1.0, 2.0, 3.0], varied=1.0)) == [[0, 1]]
+
+    @pytest.mark.parametrize("varied", [0.0, NAN])
+    def test_not_equal_weights_that_are_constant_or_of_experts(self, varied):
+        assert self.learned(self.ranks([7.0, 7.0], [1.0, 2.0], varied=varied)) == []
+
+    def test_not_equal_weights_of_stages_of_which_one_alone_has_the_loss(self):
+        steps = self.ranks([7.0, 7.0], [1.0, 2.0], varied=1.0)
+        last = rank_step(1, plain("weight"), bits=7.0, varied=1.0, sum_squares=2.0, loss=1.0)
+        assert self.learned([steps[0], last]) == []
+
+    def test_weights_that_are_still_equal_after_an_update(self):
+        first = self.ranks([7.0, 7.0], [1.0, 2.0], varied=0.0)
+        assert self.learned(first, self.ranks([8.0, 8.0], [1.0, 2.0], varied=0.0)) == [[0, 1]]
+        assert self.learned(first, first) == [], "nothing was updated"
+
+    def test_equal_gradients_but_of_equal_weights_alone(self):
+        assert self.learned(self.ranks([7.0, 7.0], [1.0, 1.0])) == [[0, 1]]
+        assert self.learned(self.ranks([7.0, 8.0], [1.0, 1.0])) == []
+
+    def test_constant_weights_are_copies_where_all_others_are(self):
+        assumed = AssumedShares()
+        shares = (plain("weight"), plain("norm"))
+        schema = dataclasses.replace(
+            make_schema(*shares), families=family_columns((GRADIENTS, WEIGHTS))
+        )
+        steps = []
+        for rank in range(2):
+            rows = [gradient_row(elements=4.0, abs_max=9.0, sum_squares=1.0 + rank)] * 2
+            record = make_record(1, {}, rows)
+            weights = np.array([[7.0, 1.0, 4.0], [3.0, 0.0, 4.0]])
+            families = {**record.families, WEIGHTS.name: weights}
+            steps.append(RankStep(rank, schema, dataclasses.replace(record, families=families)))
+        assert merge_nodes([steps], assumed=assumed).get("sum_squares") == 2.0
+        assert set(map(str, assumed.copies.values())) == {"[[0, 1]]"}
+
+
+def state_table(rank: int, *columns: tuple[str, float, float, float]) -> RankLayers:
+    """Return a rank's table of name, bits, varied and copied of each tensor."""
+    share = Share(group=STATE.name, shard_index=rank, shard_count=3, family=STATE.name)
+    schema = dataclasses.replace(
+        make_schema(share, layers=tuple(name for name, *_ in columns)),
+        families=family_columns((GRADIENTS, STATE)),
+    )
+    rows = np.array([numbers for _, *numbers in columns])
+    return RankLayers(rank, schema, {STATE.name: rows})
+
+
+class TestState:
+    """Frozen parameters and buffers."""
+
+    def compared(self, assumed: AssumedShares, **bits: list[float]):
+        kinds = {"codes": (1.0, 0.0), "zeros": (0.0, 0.0), "mean": (1.0, -1.0), "known": (0.0, 1.0)}
+        steps = [rank_step(r, ddp(r, 3), sum_squares=1.0) for r in range(3)]
+        layers = [
+            state_table(r, *((name, own[r], *kinds[name]) for name, own in bits.items()))
+            for r in range(3)
+        ]
+        return merge_nodes([steps], assumed=assumed, layers=layers).replicas["state"]
+
+    def test_that_was_equal_and_parts_is_named(self):
+        assumed = AssumedShares()
+        assert self.compared(assumed, codes=[1.0] * 3, zeros=[2.0] * 3).agree
+        found = self.compared(assumed, codes=[1.0, 4.0, 1.0], zeros=[2.0] * 3)
+        assert found == Comparison(agree=False, minority_ranks=(1,), tensors=("codes",))
+
+    def test_that_a_wrapper_copied_needs_no_evidence(self):
+        found = self.compared(AssumedShares(), known=[1.0, 1.0, 4.0])
+        assert found == Comparison(agree=False, minority_ranks=(2,), tensors=("known",))
+
+    def test_that_is_local_by_design_is_no_divergence(self):
+        found = self.compared(AssumedShares(), mean=[1.0, 2.0, 3.0])
+        assert found == Comparison(agree=True, local=("mean",))
+
+    def test_that_was_never_equal_is_no_divergence_but_named(self):
+        found = self.compared(AssumedShares(), codes=[1.0, 2.0, 3.0])
+        assert found == Comparison(agree=True, unjudged=("codes",))
+
+
+def local_steps(bits: list[float], norms: list[float], *, reduced: list[float], **row: float):
     """Ranks of DDP of which some say whether their gradients were reduced."""
-    steps = []
-    for rank, (digest, norm) in enumerate(zip(digests, norms, strict=True)):
-        plain = rank_step(rank, ddp(rank, len(norms)), digest, sum_squares=norm, **row)
-        values = plain.record.values.copy()
-        values[plain.schema.step_columns.index("gradients_reduced")] = reduced[rank]
-        record = dataclasses.replace(plain.record, values=values)
-        steps.append(RankStep(rank, plain.schema, record))
-    return merge_nodes([steps[:1], steps[1:]]).replicas
+    steps = [
+        rank_step(r, ddp(r, len(norms)), b, sum_squares=n, gradients_reduced=reduced[r], **row)
+        for r, (b, n) in enumerate(zip(bits, norms, strict=True))
+    ]
+    return merge_nodes([steps[:1], steps[1:]], assumed=AssumedShares())
 
 
 class TestReplicasThatStepWithTheirOwnGradients:
     def test_are_not_said_to_diverge(self):
-        assert local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[0.0] * 3) == {}
+        merged = local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[0.0] * 3)
+        assert merged.replicas == {}
+        assert merged.reduction.apart
 
     def test_are_found_equal_once_they_have_synchronised(self):
-        replicas = local_steps([1.0] * 3, [4.0, 5.0, 6.0], reduced=[0.0] * 3)
-        assert replicas == {"weights": AGREE}
+        merged = local_steps([1.0] * 3, [4.0, 5.0, 6.0], reduced=[0.0] * 3, weight_sample=3.0)
+        assert merged.replicas == {"weights": AGREE}
+        assert not merged.reduction.apart
 
     def test_one_rank_that_did_not_reduce_is_enough(self):
-        assert local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[1.0, 0.0, 1.0]) == {}
+        merged = local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[1.0, 0.0, 1.0])
+        assert merged.replicas == {}
 
     def test_equal_gradients_show_that_they_were_reduced_after_all(self):
-        replicas = local_steps([1.0, 2.0, 1.0], [4.0] * 3, reduced=[0.0] * 3)
+        replicas = local_steps([1.0, 2.0, 1.0], [4.0] * 3, reduced=[0.0] * 3).replicas
         assert replicas["gradients"] == AGREE
-        assert replicas["weights"] == Comparison(agree=False, minority_ranks=(1,))
+        assert not replicas["weights"].agree
+        assert replicas["weights"].minority_ranks == (1,)
 
     @pytest.mark.parametrize("row", [{"nan_elements": 4.0}, {}])
     def test_gradients_without_a_number_in_them_show_nothing(self, row):
-        replicas = local_steps([1.0, 2.0, 1.0], [0.0] * 3, reduced=[0.0] * 3, **row)
+        replicas = local_steps([1.0, 2.0, 1.0], [0.0] * 3, reduced=[0.0] * 3, **row).replicas
         assert "weights" not in replicas
 
     def test_the_same_differences_after_a_reduction_are_a_divergence(self):
-        replicas = local_steps([1.0, 2.0, 1.0], [4.0, 5.0, 4.0], reduced=[1.0] * 3)
+        replicas = local_steps([1.0, 2.0, 1.0], [4.0, 5.0, 4.0], reduced=[1.0] * 3).replicas
         assert not replicas["gradients"].agree
         assert not replicas["weights"].agree
 
-    def test_plain_replicas_may_drift_while_their_gradients_differ(self):
-        share = Share(group="plain", assumed=True)
+    def test_that_a_wrapper_says_are_reduced_but_differ_on_all_ranks_never_were(self):
+        merged = local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[1.0] * 3)
+        assert merged.replicas == {}
+        assert merged.reduction.contradicted
+        assert not merged.reduction.reduced
 
-        def merged(norms: list[float], digests: list[float]):
+    def test_once_reduced_a_difference_on_all_ranks_is_a_divergence_first(self):
+        assumed = AssumedShares()
+        for norms in ([4.0, 4.0], [4.0, 5.0]):
             steps = [
-                rank_step(r, share, digest=d, sum_squares=n)
-                for r, (n, d) in enumerate(zip(norms, digests, strict=True))
+                rank_step(r, ddp(r, 2), sum_squares=n, gradients_reduced=1.0)
+                for r, n in enumerate(norms)
+            ]
+            merged = merge_nodes([steps], assumed=assumed)
+        assert merged.replicas == {"gradients": Comparison(agree=False)}
+        assert merged.reduction.contradicted
+
+    def test_plain_copies_may_drift_while_their_gradients_differ(self):
+        def merged(norms: list[float], bits: list[float]):
+            steps = [
+                rank_step(r, plain("weight"), bits=b, sum_squares=n)
+                for r, (n, b) in enumerate(zip(norms, bits, strict=True))
             ]
             return merge_nodes([steps], assumed=assumed).replicas
 
         assumed = AssumedShares()
-        for _ in range(4):
-            merged([1.0] * 3, [7.0] * 3)
+        merged([1.0] * 3, [7.0] * 3)
         assert merged([1.0, 2.0, 3.0], [7.0, 8.0, 9.0]) == {}
         assert merged([1.0] * 3, [7.0] * 3) == {"weights": AGREE}
         assert merged([1.0] * 3, [7.0, 7.0, 8.0])["weights"].minority_ranks == (2,)
+
+    def test_plain_copies_that_part_while_others_are_reduced_are_named_alone(self):
+        assumed = AssumedShares({plain(name).group: [[0, 1]] for name in ("router", "weight")})
+        shares = (plain("weight"), plain("router"))
+        schema = dataclasses.replace(
+            make_schema(*shares), families=family_columns((GRADIENTS, WEIGHTS))
+        )
+        steps = []
+        for rank in range(2):
+            own = gradient_row(elements=4.0, abs_max=9.0, sum_squares=1.0 + rank)
+            rows = [gradient_row(elements=4.0, abs_max=9.0, sum_squares=5.0), own]
+            record = make_record(1, {}, rows)
+            weights = np.array([[7.0, 1.0, 4.0], [3.0 + rank, 1.0, 4.0]])
+            families = {**record.families, WEIGHTS.name: weights}
+            steps.append(RankStep(rank, schema, dataclasses.replace(record, families=families)))
+        merged = merge_nodes([steps], assumed=assumed)
+        assert merged.replicas["weights"] == Comparison(agree=False, tensors=("router",))
+        assert merged.get("sum_squares") == 6.0

@@ -211,40 +211,57 @@ class TestAssumedShares:
         return [
             rank_step(
                 rank,
-                make_record(gradients=[gradient_row(sum_squares=value)]),
+                make_record(gradients=[gradient_row(sum_squares=value, abs_max=2.0, elements=4.0)]),
                 Share(group="plain", replica_index=rank, replica_count=len(sums), assumed=True),
             )
             for rank, value in enumerate(sums)
         ]
 
-    def test_equal_digests_at_the_first_steps_make_replicas_for_good(self):
-        assumed = AssumedShares()
-        for _ in range(3):
-            assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 4.0
-
-        assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 4.0
-        assert assumed.verdicts == {"plain": False}
-
-    def test_digests_that_once_differ_make_independent_models_for_good(self):
+    def test_equal_gradients_make_copies_for_good(self):
         assumed = AssumedShares()
         assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 4.0
+
+        assert merge_in(assumed, self.steps(3.0, 5.0)).get("sum_squares") == 3.0
+        assert assumed.copies == {"plain": [[0, 1]]}
+
+    def test_gradients_that_differ_from_the_first_step_on_add_up(self):
+        assumed = AssumedShares()
         assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 9.0
-        assert merge_in(assumed, self.steps(4.0, 4.0)).get("sum_squares") == 8.0
-        assert assumed.verdicts == {"plain": True}
+        assert assumed.copies == {"plain": []}
+
+    def test_gradients_that_any_model_may_have_show_nothing(self):
+        """Such as that of a bias that is added to a mean: the same number everywhere."""
+        assumed = AssumedShares()
+        assert merge_in(assumed, self.steps(16.0, 16.0)).get("sum_squares") == 16.0
+        assert merge_in(assumed, self.steps(4.0, 5.0)).get("sum_squares") == 9.0
+        assert merge_in(assumed, self.steps(16.0, 16.0)).get("sum_squares") == 32.0
+
+    def test_of_ranks_that_hold_copies_in_pairs_each_pair_counts_once(self):
+        assumed = AssumedShares()
+        assert merge_in(assumed, self.steps(4.0, 5.0, 4.0, 5.0)).get("sum_squares") == 9.0
+        assert assumed.copies == {"plain": [[0, 2], [1, 3]]}
+        assert merge_in(assumed, self.steps(1.0, 2.0, 3.0, 4.0)).get("sum_squares") == 3.0
 
     def test_independent_models_are_complete_only_with_all_ranks(self):
-        assumed = AssumedShares({"plain": True})
+        assumed = AssumedShares({"plain": []})
         steps = self.steps(4.0, 5.0)
 
         assert merge_in(assumed, steps).gradients_complete
         assert not merge_in(assumed, steps[:1], world_size=2).gradients_complete
+
+    def test_of_copies_one_of_each_is_enough(self):
+        assumed = AssumedShares({"plain": [[0, 2], [1, 3]]})
+        steps = self.steps(1.0, 2.0, 1.0, 2.0)
+
+        assert merge_in(assumed, steps[:2], world_size=4).gradients_complete
+        assert not merge_in(assumed, steps[::2], world_size=4).gradients_complete
 
     def test_one_rank_alone_proves_nothing(self):
         assumed = AssumedShares()
         for _ in range(5):
             merge_in(assumed, self.steps(4.0))
 
-        assert assumed.verdicts == {}
+        assert assumed.copies == {}
 
 
 @pytest.mark.parametrize("nodes", [[[0, 1]], [[0], [1]], [[1], [0]]])

@@ -24,7 +24,7 @@ FULL = Ledger(
     ),
     totals=[("mp_agent.steps", (), 41.0), ("mp_agent.layer", ("ünï\\",), 1e300)],
     histograms=[("mp_agent.step.duration", (), [1.0, 0.0, 0.1])],
-    assumed={"plain": True},
+    assumed={"plain": [[0, 1], [2, 3]], "own": []},
     agent=ProbeTotals(probe_seconds=0.25, records_dropped=2),
 )
 

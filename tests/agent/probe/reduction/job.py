@@ -120,7 +120,7 @@ def _train(
 
 
 def _wrapped(strategy: str, world_size: int) -> nn.Module:
-    model = make_model()
+    model = make_model(dist.get_rank() if strategy == "apart" else 0)
     if strategy == "ddp":
         return DistributedDataParallel(model)
     if strategy == "fsdp2":

@@ -10,18 +10,15 @@ from mp_agent.probe.statistics.base import GradientStatistics
 from mp_agent.probe.statistics.host.cpu import CpuStatistics
 from mp_agent.probe.statistics.packed.statistics import PackedStatistics
 
-MODULUS = 2**48
+MODULUS = 2**32
 
 
-def expected(tensors: list[torch.Tensor]) -> float:
-    """By Python's own integers, element by element."""
-    double = any(tensor.dtype is torch.float64 for tensor in tensors)
-    total = 0
-    for tensor in tensors:
-        real = torch.view_as_real(tensor.contiguous()) if tensor.is_complex() else tensor
-        wide = real.to(torch.float64 if double else torch.float32).contiguous().numpy()
-        total += sum(map(int, wide.ravel().view(np.int64 if double else np.int32).tolist()))
-    return float(total % MODULUS)
+def expected(tensor: torch.Tensor) -> float:
+    """By Python's own integers, 32 bits at a time."""
+    real = torch.view_as_real(tensor.contiguous()) if tensor.is_complex() else tensor
+    wide = real if real.dtype is torch.float64 else real.to(torch.float32)
+    halves = wide.contiguous().numpy().ravel().view(np.int32).tolist()
+    return float(sum(map(int, halves)) % MODULUS)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[], GradientStatistics]] = {
@@ -31,8 +28,8 @@ IMPLEMENTATIONS: dict[str, Callable[[], GradientStatistics]] = {
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def digest(request):
-    return IMPLEMENTATIONS[request.param]().digest
+def digests(request):
+    return IMPLEMENTATIONS[request.param]().digests
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -58,29 +55,46 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_is_the_sum_of_all_bits(digest, case):
-    assert digest(CASES[case]).item() == expected(CASES[case])
+def test_are_the_sums_of_all_bits_tensor_by_tensor(digests, case):
+    assert digests(CASES[case]).tolist() == list(map(expected, CASES[case]))
 
 
-def test_does_not_depend_on_the_order(digest):
+def test_of_many_tensors_are_each_its_own(digests):
+    tensors = [tensor for case in CASES.values() for tensor in case]
+    assert digests(tensors).tolist() == list(map(expected, tensors))
+
+
+def test_do_not_depend_on_the_order_of_elements(digests):
     values = draw(100)
-    one = digest([values[:30], values[30:]])
-    assert one.item() == digest([values[30:].flip(0), values[:30].flip(0)]).item()
+    one, other = digests([values, values.flip(0)]).tolist()
+    assert one == other
 
 
 @pytest.mark.parametrize("index", [0, 15, 16, 99])
-def test_shows_a_single_bit_that_differs(digest, index):
-    values = draw(100)
+@pytest.mark.parametrize("bit", [0, 22, 31])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_show_a_single_bit_that_differs(digests, index, bit, dtype):
+    values = draw(100, dtype=dtype)
     other = values.clone()
-    other.view(torch.int32)[index] ^= 1
-    assert digest([values]).item() != digest([other]).item()
+    other.view(torch.int32)[index] ^= torch.iinfo(torch.int32).min if bit == 31 else 1 << bit
+    one, changed = digests([values, other]).tolist()
+    assert one != changed
 
 
-def test_is_a_float64_and_leaves_the_weights_alone(digest):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_show_integers_that_differ(digests, dtype):
+    values = torch.arange(40).remainder(2).to(dtype)
+    other = values.clone()
+    other[7] = 0
+    one, changed = digests([values, other]).tolist()
+    assert one != changed
+
+
+def test_are_float64_and_leave_the_weights_alone(digests):
     values = draw(100).requires_grad_()
     before = values.detach().clone()
-    result = digest([values])
+    result = digests([values])
     assert result.dtype is torch.float64
-    assert result.shape == ()
+    assert result.shape == (1,)
     assert not result.requires_grad
     assert torch.equal(values.detach(), before)

@@ -1,0 +1,147 @@
+"""What ranks hold, copies or parts, is judged tensor by tensor, as users train them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.tracker import AccountContext
+from mp_agent.records.merged import MergedStep
+from tests.agent.probe.rings import merge_rings, read_ring
+from tests.e2e.replicas_job import LONG_STEPS, STEPS
+from tests.frameworks.torchrun import WORLD, torchrun
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("replicas")
+    torchrun("tests.e2e.replicas_job", str(directory))
+    return directory
+
+
+@pytest.fixture
+def merged(trained) -> Callable[[str], list[MergedStep]]:
+    def steps_of(name: str) -> list[MergedStep]:
+        rings = {
+            rank: read_ring(trained / name / f"rank{rank}.ring", one_schema=False)
+            for rank in range(WORLD)
+        }
+        assert all(ring.state.probe_errors == 0 for ring in rings.values())
+        return merge_rings(rings)
+
+    return steps_of
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradients_reduced_within_step",
+        "inner_steps_of_diloco",
+        "one_router_is_not_reduced",
+        "ddp_ignores_two_norms",
+        "the_last_micro_batch_under_no_sync",
+        "the_wrapper_is_bypassed",
+        "an_ensemble",
+        "experts_from_one_seed",
+        "one_rank_clips_the_norms",
+    ],
+)
+def test_the_norm_counts_copies_once(merged, trained, name):
+    norms = torch.load(trained / name / "norms.pt")
+    assert [step.grad_norm for step in merged(name)] == pytest.approx(norms, rel=1e-6)
+
+
+def compared(steps: list[MergedStep], kind: str) -> dict[int, tuple[str, ...]]:
+    """Return the tensors that differ, by the step on which they were compared."""
+    return {step.sequence: step.replicas[kind].tensors for step in steps if kind in step.replicas}
+
+
+def unreduced(steps: list[MergedStep]) -> list[int]:
+    """Return the steps on which the account says that no collective reduces the gradients."""
+    progress, found = Progress(), []
+    context = AccountContext(resolve({}), 60.0, progress)
+    for step in steps:
+        progress.reduction.observe(step, context)
+        if progress.reduction.unreduced:
+            found.append(step.sequence)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("one_router_is_not_reduced", {"router.weight"}),
+        (
+            "ddp_ignores_two_norms",
+            {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"},
+        ),
+        (
+            "one_rank_clips_the_norms",
+            {"norm.weight", "norm.bias", "out_norm.weight", "out_norm.bias"},
+        ),
+    ],
+)
+def test_copies_that_part_are_named_alone_from_the_first_step_on(merged, name, tensors):
+    found = compared(merged(name), "weights")
+    assert found.pop(1) == ()
+    assert found.keys() >= {2, 4, STEPS}
+    assert all(set(own) == tensors for own in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("a_codebook_follows_each_ranks_data", ("codes",)),
+        ("a_frozen_parameter_changes_on_one_rank", ("router.weight",)),
+    ],
+)
+def test_frozen_parameters_and_buffers_that_part_are_named_alone(merged, name, tensors):
+    steps = merged(name)
+    assert compared(steps, "state")[STEPS] == tensors
+    assert all(step.replicas["weights"].agree for step in steps if "weights" in step.replicas)
+
+
+def test_buffers_that_nothing_shows_to_be_copies_are_named_as_such(merged):
+    state = merged("a_plain_codebook_follows_each_ranks_data")[-1].replicas["state"]
+    assert (state.agree, state.unjudged, state.local) == (True, ("codes",), ())
+
+
+def test_statistics_of_each_ranks_data_are_no_divergence(merged):
+    steps = merged("statistics_of_batch_norm_are_local")
+    assert all(found.agree for step in steps for found in step.replicas.values())
+    assert steps[-1].replicas["state"].local == ("layers.1.running_mean", "layers.1.running_var")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradients_reduced_within_step",
+        "inner_steps_of_diloco",
+        "local_sgd_under_ddp",
+        "an_ensemble",
+        "experts_from_one_seed",
+        "statistics_of_batch_norm_are_local",
+    ],
+)
+def test_ranks_that_differ_by_design_are_silent(merged, name):
+    steps = merged(name)
+    assert all(found.agree for step in steps for found in step.replicas.values())
+    assert unreduced(steps) == []
+
+
+def test_a_bypassed_wrapper_is_found_at_the_first_step(merged):
+    steps = merged("the_wrapper_is_bypassed")
+    assert unreduced(steps) == list(range(1, STEPS + 1))
+    assert all(found.agree for step in steps for found in step.replicas.values())
+
+
+def test_updates_that_are_never_reduced_are_found_once_no_averaging_is_to_be_expected(merged):
+    steps = merged("the_last_micro_batch_under_no_sync")
+    limit = int(resolve({})["unreduced_steps"])
+    assert unreduced(steps) == list(range(limit + 1, LONG_STEPS + 1))
+    assert all(found.agree for step in steps for found in step.replicas.values())
