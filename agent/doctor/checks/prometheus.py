@@ -65,6 +65,8 @@ def _is_ours(target: Json, machine: Machine) -> bool:
 def _target_remedy(error: str) -> str:
     if "401" in error:
         return "give the scrape the basic_auth that the agent asks for"
+    if "421" in error:
+        return "add the host of that address to MP_AGENT_ALLOWED_HOSTS, or scrape by IP address"
     if "limit" in error:
         return "raise sample_limit above MP_AGENT_MAX_SERIES"
     if "certificate" in error or "tls" in error:

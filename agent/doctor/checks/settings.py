@@ -111,7 +111,7 @@ def port_settings(machine: Machine) -> Iterator[CheckResult]:
     requirements = ["HTTPS" if granted.tls else "HTTP"]
     if machine.settings.tls_client_ca is not None:
         requirements.append("client certificates")
-    if granted.middlewares:
+    if granted.requires_password:
         requirements.append("user and password")
     yield ok(
         f"the port speaks {requirements[0]}"
