@@ -45,9 +45,9 @@ def address_of(text: str) -> Address:
         raise SourceError("the address has no valid host and port") from None
     if parts.scheme not in _SCHEMES or not host or port == 0:
         raise SourceError("the address is no http:// or https:// with a host")
-    if "@" in parts.path or not text.isprintable() or " " in text:
-        # An unencoded / in a password would make what is before it the host.
-        raise SourceError("the address has characters in user, password or path to percent-encode")
+    if "@" in parts.path + parts.query + parts.fragment or not text.isprintable() or " " in text:
+        # An unencoded / ? or # in a password makes a host of what is before it.
+        raise SourceError("the address has characters that have to be percent-encoded")
     shown_host = f"[{host}]" if ":" in host else host
     netloc = shown_host if port is None else f"{shown_host}:{port}"
     return Address(

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from mp_agent.inputs.addresses import Address, is_loopback, shown_address, shown_message
@@ -130,5 +130,7 @@ def _reason(error: BaseException) -> str:
         error = error.reason
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, HTTPException) and not isinstance(error, OSError):
+        return f"it does not speak HTTP: {shown_message(repr(error))}"[:_PROBLEM_CHARACTERS_MAX]
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return shown_message(str(text))[:_PROBLEM_CHARACTERS_MAX]

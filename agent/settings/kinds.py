@@ -138,7 +138,7 @@ def _reachable(value: str) -> str:
     if value and (parts.scheme not in ("http", "https") or not _has_valid_host(parts)):
         raise ValueError("must be host, host:port or an http URL; IPv6 in brackets")
     if parts.username or parts.password:
-        raise ValueError("must hold no user and password: the token authorizes a node")
+        raise ValueError("holds a user or password, not shown here: the token authorizes nodes")
     return value
 
 

@@ -46,7 +46,10 @@ def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Se
     if len(wanted) > _RUNS_MAX:
         raise LogError(f"has {len(wanted)} runs in that time; name one by --run")
     logs = (_log(source, run, pattern, start, end, options.scrape_seconds) for run in wanted)
-    return [log for log in logs if log is not None]
+    found = [log for log in logs if log is not None]
+    if not found:
+        raise LogError(f"has no sample of {', '.join(wanted[:20])} in that time")
+    return found
 
 
 def period_of(options: ReadOptions, now_seconds: float) -> tuple[float, float]:

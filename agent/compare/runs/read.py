@@ -34,7 +34,7 @@ def _from_agent(address: str, settings: Settings) -> RunSeries:
         parts = urlsplit(address)
     except ValueError:
         raise CompareError(f"{shown}: the address has no valid host and port") from None
-    base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
+    base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
     found = _document(f"{base}/api/v1/snapshot", settings).get("runs")
     listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     runs = {str(one.get("run", "")): one for one in listed if one.get("is_root")}
