@@ -17,6 +17,8 @@ from mp_agent.doctor.command import doctor_command
 from mp_agent.evaluate.command import evaluate_command
 from mp_agent.export.command import export_command
 from mp_agent.exporters.dashboards import dashboards_command
+from mp_agent.inputs.addresses import shown_message
+from mp_agent.inputs.texts import printable
 from mp_agent.lint.command import check_command
 from mp_agent.node.commands.exec import exec_command
 from mp_agent.node.commands.flight import dump_command, postmortem_command
@@ -30,7 +32,17 @@ _PRINTERS = ("click.utils", "click._compat", "rich.console")
 
 
 class _Commands(click.Group):
-    """The commands. Where standard output cannot be written, they say so in one line."""
+    """The commands. Where standard output cannot be written, they say so in one line.
+
+    What their errors quote is shown safely: names of files come from others as well.
+    """
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except click.ClickException as error:
+            error.message = printable(shown_message(error.message), keep="\n")
+            raise
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:

@@ -7,8 +7,10 @@ MpAgentError
 ├── FlightError       a flight record cannot be read: absent, truncated, other version
 ├── CompareError      a model or two runs cannot be compared (also a ValueError)
 ├── AdviceError       a precision cannot be recommended or measured (also a ValueError)
-├── LogError          a training log cannot be read: absent, of no known format
-│   └── NothingToJudge  it holds no number that a condition looks at
+├── SourceError       a server cannot be asked, or a text from outside cannot be used
+│   ├── AnswerTooLarge  its answer is larger than what is read
+│   └── LogError        a training log cannot be read: absent, of no known format
+│       └── NothingToJudge  it holds no number that a condition looks at
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
@@ -41,7 +43,15 @@ class AdviceError(MpAgentError, ValueError):
     """A precision cannot be recommended or measured; the message names the argument or field."""
 
 
-class LogError(MpAgentError):
+class SourceError(MpAgentError):
+    """A server cannot be asked, or what it or a file holds cannot be used; shows no credentials."""
+
+
+class AnswerTooLarge(SourceError):
+    """A server's answer is larger than what is read."""
+
+
+class LogError(SourceError):
     """A training log cannot be read; the message names the path, and the line and field."""
 
 

@@ -1,48 +1,118 @@
-"""How the commands write their files: as a whole or not at all."""
+"""How the commands show and write: safe for terminals, and files as a whole or not at all."""
 
+import errno
 import os
+import secrets
 import shutil
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import click
+import rich.console
+from rich.segment import Segment
+
+from mp_agent.inputs.texts import printable
+
+WRONG_USE = 2
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+"""What file systems without hard links say."""
 
 
 class UnwritableError(click.ClickException):
     """A file cannot be written. Ends a command with 2: other statuses speak of what it found."""
 
-    exit_code = 2
+    exit_code = WRONG_USE
 
 
-def printable(text: str) -> str:
-    """Return text on one line, with escapes for what a terminal or a file would interpret."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
-    )
+class Console(rich.console.Console):
+    """A console that shows what a terminal would interpret in a text by escapes.
+
+    Names of runs, layers, hosts and files, and what servers answer, come from others.
+    """
+
+    def render(
+        self,
+        renderable: rich.console.RenderableType,
+        options: rich.console.ConsoleOptions | None = None,
+    ) -> Iterable[Segment]:
+        """Yield the segments of what is printed; only styles and rich itself may control."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text, keep="\n"), segment.style)
 
 
-def write_whole(path: Path, text: str, *, encoding: str = "utf-8") -> None:
+def refuse(command: str, problem: object) -> NoReturn:
+    """Say on one line of standard error why a command does nothing, and exit with 2."""
+    click.echo(f"mp-agent {command}: {printable(str(problem))}", err=True)
+    sys.exit(WRONG_USE)
+
+
+def write_whole(
+    path: Path, text: str, *, encoding: str = "utf-8", errors: str = "backslashreplace"
+) -> None:
     """Write a file; until it is whole, the one before it stays. A device is written as it stands.
 
-    Line endings are written as `text` has them.
+    Line endings are written as `text` has them. errors: what becomes of characters that the
+    encoding does not have, such as the bytes of a file name that is no UTF-8.
 
     Raises UnwritableError, naming the path, when it cannot be written.
     """
-    target = path.resolve()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
+    with _unwritable(path):
+        content = text.encode(encoding, errors)
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding=encoding, newline="")
+            path.write_bytes(content)
             return
-        partial.write_text(text, encoding=encoding, newline="")
-        if target.exists():
-            shutil.copymode(target, partial)
-        os.replace(partial, target)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{error}"
-        raise UnwritableError(f"{printable(str(path))} cannot be written: {reason}") from error
+        target = path.resolve()
+        with _partial(target) as partial:
+            with os.fdopen(os.open(partial, _NEW, 0o666), "wb") as file:
+                file.write(content)
+            if target.exists():
+                shutil.copymode(target, partial)
+            os.replace(partial, target)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write a file or directory to, which then becomes `path`, all or nothing.
+
+    What has come to be at `path` is not replaced. Raises UnwritableError, naming the path.
+    """
+    with _unwritable(path), _partial(path) as partial:
+        yield partial
+        if partial.is_dir():
+            os.rename(partial, path)
+            return
+        try:
+            # Unlike a rename, it fails if the file is there by now.
+            os.link(partial, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS or os.path.lexists(path):
+                raise
+            os.rename(partial, path)
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """Yield a path next to `target` that nobody can foresee, and remove what remains there."""
+    partial = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.partial")
+    try:
+        yield partial
     finally:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _unwritable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnwritableError(f"{printable(str(path))} cannot be written: {reason}") from error

@@ -8,14 +8,17 @@ from typing import Any
 from urllib.parse import quote
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mp_agent.doctor.fetch import FetchResult, fetch_from_agent
+from mp_agent.doctor.fetch import fetch_from_agent
 from mp_agent.exporters.status_page.report import FORMAT
 from mp_agent.exporters.status_page.terminal import LAYER_SORTS, run_panel
+from mp_agent.inputs.addresses import shown_address
+from mp_agent.inputs.http import Answer
 from mp_agent.node.leftovers import clear_leftovers
+from mp_agent.output import Console
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
 
@@ -105,16 +108,19 @@ def _picture(urls: list[str], wanted: _Wanted) -> RenderableType:
 
 def _agent(url: str, wanted: _Wanted) -> tuple[RenderableType, bool]:
     """Return the picture of a node agent, and whether it has anything to show."""
+    shown = shown_address(url)
     try:
         report = _ask(f"{url}/api/v1/snapshot", wanted.settings)
         runs = [run for run in report["runs"] if wanted.run in (None, run["run"])]
         if not runs:
             if wanted.run:
-                return Text(f"{url} knows no run {wanted.run!r}", style="yellow"), False
-            return Text(f"{url}: a node agent that waits for jobs; it has no run"), True
+                return Text(f"{shown} knows no run {wanted.run!r}", style="yellow"), False
+            return Text(f"{shown}: a node agent that waits for jobs; it has no run"), True
         return Group(*(_run(url, run, report, wanted) for run in runs)), True
     except _InvalidAnswer as error:
-        return Text(f"{url} {error}", style="red"), False
+        return Text(f"{shown} {error}", style="red"), False
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        return Text(f"{shown} answers what cannot be read: {error!r}", style="red"), False
 
 
 def _run(
@@ -122,7 +128,9 @@ def _run(
 ) -> RenderableType:
     history = None
     if run["is_root"]:
-        history = _ask(f"{url}/api/v1/history?run={quote(run['run'], safe='')}", wanted.settings)
+        history = _ask(
+            f"{url}/api/v1/history", wanted.settings, f"run={quote(run['run'], safe='')}"
+        )
     return run_panel(
         run,
         history,
@@ -133,15 +141,15 @@ def _run(
     )
 
 
-def _ask(url: str, settings: Settings) -> dict[str, Any]:
+def _ask(url: str, settings: Settings, query: str = "") -> dict[str, Any]:
     """Return a node agent's answer. Raises _InvalidAnswer if this version cannot read it."""
-    answer = fetch_from_agent(url, settings)
+    answer = fetch_from_agent(url, settings, query)
     if not answer.ok:
         raise _InvalidAnswer(f"does not answer: {_problem(answer)}")
     try:
         report = json.loads(answer.body)
         spoken = report["format"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise _InvalidAnswer("is not a node agent, or one of another version") from None
     if spoken != FORMAT:
         raise _InvalidAnswer(
@@ -150,7 +158,7 @@ def _ask(url: str, settings: Settings) -> dict[str, Any]:
     return dict(report)
 
 
-def _problem(answer: FetchResult) -> str:
+def _problem(answer: Answer) -> str:
     if answer.status == _UNAUTHORIZED:
         return (
             "it requires a user and a password: set MP_AGENT_BASIC_AUTH_USER and "

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from mp_agent.advice.report.document import as_json
 from mp_agent.advice.report.model import GOALS, Recommendation
@@ -12,7 +11,7 @@ from mp_agent.advice.report.terminal import print_recommendation
 from mp_agent.compare.progress import progress_bar
 from mp_agent.compare.target import is_target, load_target
 from mp_agent.errors import AdviceError, MpAgentError
-from mp_agent.output import write_whole
+from mp_agent.output import Console, write_whole
 
 _WRONG_USE = 2
 

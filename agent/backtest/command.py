@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from mp_agent.backtest.compare import Difference, differences
 from mp_agent.backtest.labels import label_of, read_labels
 from mp_agent.backtest.many import Job, split
 from mp_agent.backtest.options import (
-    WRONG_USE,
     judge_with_bar,
     log_options,
     read_options,
-    refuse,
     values_of,
 )
 from mp_agent.backtest.readers.find import expand
@@ -30,7 +27,7 @@ from mp_agent.backtest.report.terminal import (
 )
 from mp_agent.backtest.results import SEVERITIES, Failure, RunResult
 from mp_agent.errors import LogError
-from mp_agent.output import write_whole
+from mp_agent.output import WRONG_USE, Console, refuse, write_whole
 
 _LOG_FAILED = 1
 _ALERTED = 3

@@ -1,16 +1,18 @@
 """What the user says of runs: which are healthy, and which went wrong."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import yaml
-
 from mp_agent.backtest.results import RunResult
-from mp_agent.errors import LogError
+from mp_agent.errors import LogError, SourceError
+from mp_agent.inputs.files import read_text
+from mp_agent.inputs.texts import parse_yaml_texts
 
 HEALTHY, WRONG, UNCLEAR = "healthy", "wrong", "unclear"
 LABELS = (HEALTHY, WRONG, UNCLEAR)
+_BYTES_MAX = 4 << 20
+_CHARACTERS_SHOWN = 60
 
 
 def read_labels(path: Path) -> dict[str, str]:
@@ -19,15 +21,14 @@ def read_labels(path: Path) -> dict[str, str]:
     Raises LogError, naming the file and the line or run.
     """
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LogError(f"{path}: cannot be read: {error}") from error
+        text = read_text(path, _BYTES_MAX)
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read: {error.strerror or error}") from error
     labels = _of_csv(path, text) if path.suffix == ".csv" else _of_mapping(path, text)
     for run, label in labels.items():
         if label not in LABELS:
-            raise LogError(
-                f"{path}: run {run!r} has label {label!r}; it must be one of {', '.join(LABELS)}"
-            )
+            shown = f"run {run[:_CHARACTERS_SHOWN]!r} has label {label[:_CHARACTERS_SHOWN]!r}"
+            raise LogError(f"{path}: {shown}; it must be one of {', '.join(LABELS)}")
     if not labels:
         raise LogError(f"{path}: holds no label")
     return labels
@@ -42,7 +43,8 @@ def label_of(labels: Mapping[str, str], run: RunResult) -> str:
 
 def _of_csv(path: Path, text: str) -> dict[str, str]:
     labels = {}
-    for number, row in enumerate(csv.reader(text.splitlines()), start=1):
+    lines = csv.reader(text.replace("\0", "").splitlines())
+    for number, row in enumerate(_rows(path, lines), start=1):
         if not row or (number == 1 and row[-1].strip() == "label"):
             continue
         if len(row) != 2:
@@ -51,11 +53,23 @@ def _of_csv(path: Path, text: str) -> dict[str, str]:
     return labels
 
 
+def _rows(path: Path, lines: Iterable[list[str]]) -> Iterator[list[str]]:
+    try:
+        yield from lines
+    except csv.Error as error:
+        raise LogError(f"{path}: is no CSV: {error}") from error
+
+
 def _of_mapping(path: Path, text: str) -> dict[str, str]:
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise LogError(f"{path}: is no YAML: {error}") from error
+        content = parse_yaml_texts(text)
+    except SourceError as error:
+        raise LogError(f"{path}: {error}") from error
     if not isinstance(content, Mapping):
         raise LogError(f"{path}: must hold a mapping from runs to labels")
-    return {str(run): str(label) for run, label in content.items()}
+    for run, label in content.items():
+        if not isinstance(run, str) or not isinstance(label, str):
+            raise LogError(
+                f"{path}: run {str(run)[:_CHARACTERS_SHOWN]!r} has no label, but a list or table"
+            )
+    return dict(content)

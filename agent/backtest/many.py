@@ -13,6 +13,7 @@ from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.readers.find import Source, read_logs, renamed
 from mp_agent.backtest.results import Failure, RunResult
 from mp_agent.errors import LogError, NothingToJudge
+from mp_agent.inputs.addresses import shown_address
 
 _BYTES_PER_PROCESS = 300_000
 """Of logs; below that, starting a process takes longer than judging."""
@@ -73,9 +74,10 @@ def judge_source(source: Source, job: Job) -> Judged:
     except NothingToJudge as error:
         return () if source.found else Failure(address, str(error))
     except LogError as error:
-        return Failure(address, str(error))
+        return Failure(shown_address(address), str(error))
     except (MemoryError, RecursionError) as error:
-        return Failure(address, f"{address}: is too large: {type(error).__name__}")
+        shown = shown_address(address)
+        return Failure(shown, f"{shown}: is too large: {type(error).__name__}")
     return tuple(
         tuple(
             play(log, values, step_seconds=job.step_seconds, only=job.alerts)

@@ -1,15 +1,13 @@
 """What `mp-agent backtest` and `mp-agent tune` have in common."""
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.progress import Progress
 
 from mp_agent.alerting.duration_text import parse_seconds
@@ -20,9 +18,9 @@ from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.many import Job, Judged, judge_all
 from mp_agent.backtest.readers.find import Source, format_names
 from mp_agent.errors import SettingError
+from mp_agent.output import Console
 from mp_agent.settings import load_settings
 
-WRONG_USE = 2
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _BAR_LOGS_MIN = 5
 _DAYS = re.compile(r"(\d+(?:\.\d+)?)d")
@@ -90,12 +88,6 @@ def judge_with_bar(
     with Progress(console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task(what, total=len(sources))
         return judge_all(sources, job, processes=processes, progress=lambda: bar.advance(task))
-
-
-def refuse(command: str, problem: str) -> NoReturn:
-    """Say what is wrong and exit."""
-    click.echo(f"mp-agent {command}: {problem}", err=True)
-    sys.exit(WRONG_USE)
 
 
 def _column(text: str) -> tuple[str, str]:

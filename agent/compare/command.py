@@ -2,10 +2,8 @@
 
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import click
-from rich.console import Console
 
 from mp_agent.backtest.options import period_options
 from mp_agent.compare.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
@@ -16,9 +14,7 @@ from mp_agent.compare.report.terminal import print_report
 from mp_agent.compare.runs.command import compare_runs, compare_scraped_runs
 from mp_agent.compare.target import is_target, load_target
 from mp_agent.errors import CompareError, MpAgentError
-from mp_agent.output import write_whole
-
-_WRONG_USE = 2
+from mp_agent.output import Console, refuse, write_whole
 
 
 @click.command("compare")
@@ -148,7 +144,7 @@ def compare_command(
             required,
         )
     except MpAgentError as error:
-        _refuse(str(error))
+        refuse("compare", error)
     if page is not None:
         write_whole(page, report.as_html())
     if as_document:
@@ -185,8 +181,3 @@ def _compare(
             search_trials=search_trials,
             progress=progress,
         )
-
-
-def _refuse(problem: str) -> NoReturn:
-    click.echo(f"mp-agent compare: {problem}", err=True)
-    sys.exit(_WRONG_USE)

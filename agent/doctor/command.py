@@ -5,16 +5,17 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from mp_agent.doctor.check_result import CheckResult, CheckStatus
 from mp_agent.doctor.checks import Check, examine
 from mp_agent.doctor.machine import Machine, settings_and_ignored
+from mp_agent.errors import SourceError
+from mp_agent.inputs.addresses import address_of, shown_address
 from mp_agent.node.leftovers import clear_leftovers
+from mp_agent.output import Console
 
 _STYLES = {CheckStatus.OK: "green", CheckStatus.WRONG: "bold red", CheckStatus.UNKNOWN: "yellow"}
 _VERDICT_WIDTH = 9
@@ -25,13 +26,9 @@ Results = Iterable[tuple[Check, list[CheckResult]]]
 def _base_url(context: click.Context, option: click.Parameter, value: str) -> str:
     """Return a URL without its path to the metrics; refuse invalid ones."""
     try:
-        parts = urlsplit(value)
-        valid = not value or (parts.scheme in ("http", "https") and bool(parts.hostname))
-        valid = valid and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise click.BadParameter(f"{value!r} is no http or https address")
+        address_of(value or "http://localhost")
+    except SourceError as error:
+        raise click.BadParameter(f"{shown_address(value)!r}: {error}") from None
     return value.rstrip("/").removesuffix("/metrics")
 
 

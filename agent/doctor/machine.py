@@ -15,8 +15,10 @@ from prometheus_client.samples import Sample
 
 from mp_agent.alerting.site import usable_values
 from mp_agent.doctor.captured_logs import captured_warnings
-from mp_agent.doctor.fetch import FetchResult, fetch_from_agent
+from mp_agent.doctor.fetch import fetch_from_agent
 from mp_agent.errors import RingError
+from mp_agent.inputs.addresses import shown_address
+from mp_agent.inputs.http import Answer
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
@@ -65,8 +67,8 @@ class Exposition:
     """Responses of a node agent."""
 
     url: str
-    health: FetchResult
-    metrics: FetchResult
+    health: Answer
+    metrics: Answer
     samples: tuple[Sample, ...]
 
     def values(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
@@ -168,8 +170,10 @@ def _asked(url: str, settings: Settings) -> Exposition:
     health = fetch_from_agent(f"{url}/healthz", settings)
     metrics = fetch_from_agent(f"{url}/metrics", settings)
     try:
-        families = list(text_string_to_metric_families(metrics.body))
+        families = list(text_string_to_metric_families(metrics.text))
     except Exception:
         # Another program; the check for `mp_agent_build_info` reports it.
         families = []
-    return Exposition(url, health, metrics, tuple(s for f in families for s in f.samples))
+    return Exposition(
+        shown_address(url), health, metrics, tuple(s for f in families for s in f.samples)
+    )

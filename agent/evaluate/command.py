@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from mp_agent.advice.plan import PRECISIONS, PrecisionPlan, plan_of_json
 from mp_agent.advice.report.model import GOALS
@@ -15,7 +14,7 @@ from mp_agent.errors import AdviceError, MpAgentError
 from mp_agent.evaluate.report.document import as_json
 from mp_agent.evaluate.report.model import PlanEvaluation
 from mp_agent.evaluate.report.terminal import print_evaluation
-from mp_agent.output import write_whole
+from mp_agent.output import Console, write_whole
 
 _WRONG_USE = 2
 _REQUIRABLE = ("speed", "memory", "loss")

@@ -1,20 +1,20 @@
 """`mp-agent export`: the history of runs, for other programs."""
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from mp_agent.backtest.log.training_log import TrainingLog
-from mp_agent.backtest.options import read_options, refuse
+from mp_agent.backtest.options import read_options
 from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError
 from mp_agent.export.formats import FORMATS, MissingExtraError
 from mp_agent.export.samples import ExportedNumber, samples_of
+from mp_agent.inputs.texts import printable
+from mp_agent.output import new_file, refuse
 
 
 @click.command("export")
@@ -62,29 +62,15 @@ def export_command(
     options = read_options("", (), run, start, end, scrape_interval, every_series=True)
     try:
         logs = read_logs(source, options)
-        count = _write(form, path, _samples(logs))
+        with new_file(path) as partial:
+            count = FORMATS[form](partial, _samples(logs))
     except (LogError, MissingExtraError) as error:
-        refuse("export", str(error))
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from error
-    click.echo(f"{path}: {count} samples")
+        refuse("export", error)
+    click.echo(printable(f"{path}: {count} samples"))
     for note in dict.fromkeys(note for log in logs for note in log.notes):
-        print(f"note: {note}", file=sys.stderr)
+        print(printable(f"note: {note}"), file=sys.stderr)
 
 
 def _samples(logs: Sequence[TrainingLog]) -> Iterator[ExportedNumber]:
     for log in logs:
         yield from samples_of(log)
-
-
-def _write(form: str, path: Path, samples: Iterator[ExportedNumber]) -> int:
-    """Write a partial file and move it to `path` once it is whole: all or nothing is left."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        count = FORMATS[form](partial, samples)
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
-        raise
-    return count

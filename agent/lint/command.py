@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from mp_agent.errors import SettingError
 from mp_agent.lint.api import check_paths
@@ -18,7 +17,7 @@ from mp_agent.lint.report.sarif import sarif_report
 from mp_agent.lint.report.text import print_report
 from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE, RULES
-from mp_agent.output import write_whole
+from mp_agent.output import Console, write_whole
 
 _INTERNAL_ERROR = 3
 

@@ -25,7 +25,7 @@ def apply_fixes(findings: Iterable[CodeFinding]) -> Mapping[str, int]:
         encoding = encoding_of(content)
         text, count = _edited(decoded(content), [finding.edits for finding in group])
         if count and _parses(text):
-            write_whole(Path(path), text, encoding=encoding)
+            write_whole(Path(path), text, encoding=encoding, errors="strict")
             fixed[path] = count
     return fixed
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mp_agent.errors import SettingError
+from mp_agent.inputs.files import read_file
 from mp_agent.lint.rules import BY_CODE
 
 if sys.version_info >= (3, 11):
@@ -18,6 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_FILE_BYTES_MAX = 8 << 20
 _TABLE = "tool.mp-agent.check"
 
 
@@ -89,8 +91,8 @@ def load_settings(folder: Path) -> tuple[CheckSettings, Path]:
 
 def _table(file: Path) -> dict[str, Any] | None:
     try:
-        document = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        document = tomllib.loads(read_file(file, _FILE_BYTES_MAX).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingError(f"{file} cannot be read: {error}") from error
     table: Any = document
     for name in _TABLE.split("."):

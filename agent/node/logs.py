@@ -3,10 +3,13 @@
 import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mp_agent.errors import RingError
+from mp_agent.inputs.addresses import shown_message
+from mp_agent.inputs.texts import printable
 from mp_agent.ring.files import make_private_directory
 
 _BYTES_MAX = 1_000_000
@@ -33,11 +36,24 @@ def log_to_stderr() -> None:
 
 
 def _install(handler: logging.Handler) -> None:
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(_OneLine(_FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
+
+
+class _OneLine(logging.Formatter):
+    """Writes a message on one line, without credentials of addresses.
+
+    Names in it, of runs and hosts, cannot forge another line.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(shown_message(super().formatMessage(record)))
+
+    def formatException(self, ei: Any) -> str:
+        return printable(shown_message(super().formatException(ei)), keep="\n")
 
 
 class OncePerKind(logging.Filter):

@@ -3,9 +3,10 @@
 Nothing here sends a packet, save to a resolver.
 """
 
-import ipaddress
 import socket
 from typing import Any
+
+from mp_agent.inputs.addresses import is_loopback
 
 DEFAULT_PORT = 9464
 """Of a node agent."""
@@ -23,14 +24,6 @@ def base_url(host: str, port: int, *, tls: bool = False) -> str:
 def is_any_address(host: str) -> bool:
     """Return whether listening on `host` means every address of the machine."""
     return host in _ANY_ADDRESSES
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether `host` means this machine on every machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in ("localhost", "localhost.localdomain")
 
 
 def is_local(host: str) -> bool:

@@ -15,6 +15,7 @@ from mp_agent.settings.kinds import (
     Exporters,
     GuardPolicies,
     HeaderSecret,
+    HostPatterns,
     RouterPatterns,
     Texts,
     Thresholds,
@@ -238,6 +239,12 @@ class Settings(BaseSettings):
     )
     basic_auth_password: SecretStr = Field(
         SecretStr(""), description="Password of `basic_auth_user`."
+    )
+    allowed_hosts: HostPatterns = Field(
+        (),
+        description="Further host names under which the agent's port may be asked, such as that of "
+        "an ingress; `*.example.com`: all of a domain; `*`: any. Addresses, names without a dot "
+        "and the agent's own names need no entry.",
     )
     push_interval_seconds: float = Field(
         5.0, gt=0, description="Time between two pushes of a node's merged rows to the root."

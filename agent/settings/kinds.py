@@ -1,6 +1,7 @@
 """Types of the values that settings have, with their checks."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ _TRACKERS = {
     "comet": "comet_ml",
 }
 """Package of each tracker."""
+_HOST_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,255}")
 _OTLP_PACKAGES = ("sdk.metrics", "exporter.otlp.proto.http", "exporter.otlp.proto.grpc")
 
 
@@ -135,6 +137,8 @@ def _reachable(value: str) -> str:
     parts = urlsplit(value if "://" in value else f"http://{value}")
     if value and (parts.scheme not in ("http", "https") or not _has_valid_host(parts)):
         raise ValueError("must be host, host:port or an http URL; IPv6 in brackets")
+    if parts.username or parts.password:
+        raise ValueError("holds a user or password, not shown here: the token authorizes nodes")
     return value
 
 
@@ -143,6 +147,13 @@ def _has_valid_host(parts: SplitResult) -> bool:
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
+
+
+def _host_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in value:
+        if not _HOST_PATTERN.fullmatch(pattern):
+            raise ValueError(f"{pattern!r} is no host name, such as *.example.com; without a port")
+    return value
 
 
 def _fit_for_a_header(value: SecretStr) -> SecretStr:
@@ -165,6 +176,9 @@ Address = Annotated[str, AfterValidator(_reachable)]
 
 Exporters = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_exporters)]
 """Names, as JSON or separated by commas where they are one text."""
+
+HostPatterns = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_host_patterns)]
+"""Host names, `*` for any part of one, as JSON or separated by commas where they are one text."""
 
 GuardPolicies = Annotated[dict[str, dict[str, float | str]], BeforeValidator(_as_policies)]
 """Policies of the guard, each with all its parameters."""

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mp_agent.errors import SettingError
+from mp_agent.inputs.addresses import shown_address
 from mp_agent.settings.fields import ENV_PREFIX, GUARDS, SECRETS, Settings
 
 if sys.version_info >= (3, 11):
@@ -65,7 +66,7 @@ def _shown(name: str, value: Any) -> str:
     if name in SECRETS:
         return "(hidden)"
     try:
-        return _SHORT.repr(value)
+        return _SHORT.repr(shown_address(value) if isinstance(value, str) else value)
     except Exception:
         return f"(a {type(value).__name__} that cannot be shown)"
 

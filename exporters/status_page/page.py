@@ -9,6 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from mp_agent.inputs.texts import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _SHARED_PARTS = ("elements.js", "axes.js")
 _PARTS = (*_SHARED_PARTS, "charts.js", "tables.js", "page.js")
@@ -61,6 +67,26 @@ def own_script(*parts: str) -> str:
     """Return parts of a script as one, with no name of theirs visible outside."""
     joined = "\n".join(parts)
     return f'"use strict";\n(() => {{\n{joined}}})();\n'
+
+
+def report_template(text: str) -> "Template":
+    """Return the template of a report. What it shows is escaped, for HTML and as `printable`."""
+    # Only here: nothing but the commands that write reports needs a template library.
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.from_string(text)
+
+
+def _shown(value: Any) -> Any:
+    # Exactly a string: what is marked as safe is the page's own.
+    return printable(value, keep="\n") if type(value) is str else value
 
 
 def content_security_policy(scripts: Iterable[str], styles: Iterable[str]) -> str:

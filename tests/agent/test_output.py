@@ -1,11 +1,16 @@
+import io
 import os
+import secrets
 import stat
 from pathlib import Path
 
 import click
 import pytest
+from rich.table import Table
+from rich.text import Text
 
-from mp_agent.output import UnwritableError, printable, write_whole
+from mp_agent.inputs.texts import printable
+from mp_agent.output import Console, UnwritableError, new_file, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path):
@@ -49,8 +54,47 @@ def test_a_device_is_written_to():
 def test_text_that_has_no_encoding_leaves_nothing_half_written(tmp_path):
     path = tmp_path / "page.html"
     with pytest.raises(UnwritableError, match=r"page.html cannot be written: .*surrogates"):
-        write_whole(path, "run \udcff")
+        write_whole(path, "run \udcff", errors="strict")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_name_that_is_no_utf_8_is_written_with_escapes(tmp_path):
+    path = tmp_path / "page.html"
+    write_whole(path, "run \udcff")
+    assert path.read_text() == r"run \udcff"
+
+
+def test_a_link_that_waits_where_a_partial_file_could_be_is_not_followed(tmp_path, monkeypatch):
+    victim, folder = tmp_path / "victim", tmp_path / "shared"
+    victim.write_text("kept")
+    folder.mkdir()
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "guessed")
+    (folder / ".page.html.guessed.partial").symlink_to(victim)
+    with pytest.raises(UnwritableError, match="File exists"):
+        write_whole(folder / "page.html", "text")
+    assert victim.read_text() == "kept"
+
+
+def test_a_new_file_never_replaces_what_came_meanwhile(tmp_path):
+    path = tmp_path / "export.csv"
+    with pytest.raises(UnwritableError, match="File exists"), new_file(path) as partial:
+        partial.write_text("ours")
+        path.write_text("theirs")
+    assert path.read_text() == "theirs"
+    assert os.listdir(tmp_path) == ["export.csv"]
+
+
+def test_a_console_escapes_what_a_terminal_would_obey_and_keeps_its_own_styles():
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=60, color_system="standard")
+    table = Table("a heading that is wide enough for escapes")
+    table.add_row(Text("llama\x1b]0;owned\x9b2J\u202e"))
+    console.print(table)
+    console.print(Text("two\nlines", style="bold"))
+    shown = written.getvalue()
+    assert r"llama\x1b]0;owned\x9b2J\u202e" in shown
+    assert "\x1b[1mtwo\x1b[0m\n" in shown
+    assert "\x1b]" not in shown and "\x9b" not in shown and "\u202e" not in shown
 
 
 def test_an_unwritable_file_is_wrong_use_not_a_finding(tmp_path):

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows, read_text, run_name
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows, run_name
 from mp_agent.errors import LogError
+from mp_agent.inputs.files import read_text
+from mp_agent.inputs.texts import bounded_values
 
 _NAME = "csv"
 _SUFFIXES = (".csv", ".tsv")
@@ -25,7 +27,8 @@ def _recognises(path: Path, head: bytes) -> bool:
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     text = read_text(path)
     problems = Problems()
-    rows = list(_rows(text, "\t" if path.suffix == ".tsv" else ",", problems))
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    rows = bounded_rows(_rows(bounded_values(text, delimiter + "\n"), delimiter, problems))
     if not rows:
         raise LogError("; ".join(problems.messages()) or "holds no row below its heading")
     logs, failed = [], []

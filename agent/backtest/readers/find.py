@@ -13,14 +13,16 @@ from mp_agent.backtest.readers.format import HEAD_BYTES, LogFormat
 from mp_agent.backtest.readers.json_lines import JSON_LINES
 from mp_agent.backtest.readers.json_table import JSON_TABLE
 from mp_agent.backtest.readers.mlflow import MLFLOW
-from mp_agent.backtest.readers.prometheus import is_address, read_prometheus
+from mp_agent.backtest.readers.prometheus import read_prometheus
 from mp_agent.backtest.readers.tensorboard import TENSORBOARD
 from mp_agent.backtest.readers.text.deepspeed import DEEPSPEED
 from mp_agent.backtest.readers.text.fairseq import FAIRSEQ
 from mp_agent.backtest.readers.text.megatron import MEGATRON
 from mp_agent.backtest.readers.transformers import TRANSFORMERS
 from mp_agent.backtest.readers.wandb import WANDB
-from mp_agent.errors import LogError
+from mp_agent.errors import LogError, SourceError
+from mp_agent.inputs.addresses import is_address, shown_address
+from mp_agent.inputs.files import encoding_of, open_regular
 
 FORMATS: tuple[LogFormat, ...] = (
     FLIGHT,
@@ -46,7 +48,11 @@ def format_names() -> tuple[str, ...]:
 
 
 def read_logs(source: str, options: ReadOptions) -> Sequence[TrainingLog]:
-    """Return the runs of one source. Raises LogError, naming the source and what is wrong."""
+    """Return the runs of one source. Raises LogError, naming the source and what is wrong.
+
+    Of an address, neither the message nor the runs hold user, password and query.
+    """
+    shown = shown_address(source)
     try:
         if is_address(source):
             return read_prometheus(source, options, time.time())
@@ -54,9 +60,12 @@ def read_logs(source: str, options: ReadOptions) -> Sequence[TrainingLog]:
         log_format = _format_of(path, options.format)
         return log_format.read(path, options)
     except LogError as error:
-        raise type(error)(f"{source}: {error}") from error
+        raise type(error)(f"{shown}: {error}") from None
+    except SourceError as error:
+        raise LogError(f"{shown}: {error}") from None
     except OSError as error:
-        raise LogError(f"{source}: {error.strerror or error}") from error
+        place = shown if error.filename in (None, source) else f"{shown}: {error.filename}"
+        raise LogError(f"{place}: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +108,38 @@ def _recognised(path: Path) -> LogFormat | None:
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
+    """Return the beginning of a file; of a text, in UTF-8."""
+    with open_regular(path) as file:
+        head = file.read(HEAD_BYTES)
+    encoding = encoding_of(head)
+    return head if encoding == "utf-8" else head.decode(encoding, "replace").encode()
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    """Yield what is recognised below a directory, in order; nothing below what is a log itself."""
+    """Yield what is recognised below a directory, in order; nothing below what is a log itself.
+
+    What only has the name of a log, but is no file, is yielded too: reading it says what is wrong.
+    """
     seen = 0
-    for name in sorted(os.listdir(directory)):
-        path = directory / name
+    waiting = _entries(directory)
+    while waiting:
+        path = waiting.pop()
         seen += 1
         if seen > _FILES_MAX:
             raise LogError(f"{directory}: holds more than {_FILES_MAX} files")
-        if name.startswith("."):
-            continue
         try:
             if _recognised(path) is not None:
                 yield path
             elif path.is_dir() and not path.is_symlink():
-                yield from _below(path)
+                waiting += _entries(path)
         except OSError:
             continue
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Return what a directory holds, but for hidden entries, the last one first."""
+    names = sorted(os.listdir(directory), reverse=True)
+    return [directory / name for name in names if not name.startswith(".")]
 
 
 def _without_older_checkpoints(paths: Iterable[Path]) -> list[Path]:

@@ -1,16 +1,21 @@
 """What a format is: how to recognise it, and how to read it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mp_agent.backtest.log.rows import Problems, Row, points_of_rows
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.errors import LogError
 
+_Row = TypeVar("_Row", bound=Row)
+
 HEAD_BYTES = 65_536
 """How much of a file is looked at to recognise its format."""
+ROWS_MAX = 5_000_000
+"""Each takes some 300 bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,9 @@ def run_name(path: Path) -> str:
     return parent if common and parent else stem or path.name
 
 
-def read_text(path: Path) -> str:
-    """Return what a file holds; bytes that are not UTF-8 are replaced. Raises LogError."""
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError as error:
-        raise LogError(f"cannot be read: {error.strerror or error}") from error
+def bounded_rows(rows: Iterable[_Row]) -> list[_Row]:
+    """Return rows as a list. Raises LogError for more than fit into memory."""
+    kept = list(islice(rows, ROWS_MAX + 1))
+    if len(kept) > ROWS_MAX:
+        raise LogError(f"holds more than {ROWS_MAX} rows")
+    return kept

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.encoding.json_text import parse
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows, read_text
-from mp_agent.errors import LogError
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
+from mp_agent.errors import LogError, SourceError
+from mp_agent.inputs.files import read_text
+from mp_agent.inputs.texts import bounded_values, parse_json
 
 _NAME = "jsonl"
 _SUFFIXES = (".jsonl", ".ndjson")
@@ -24,7 +25,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     problems = Problems()
-    rows = list(_rows(read_text(path), problems))
+    rows = bounded_rows(_rows(bounded_values(read_text(path), ",[{"), problems))
     if not rows:
         raise LogError("; ".join(problems.messages()) or "is empty")
     return [log_of_rows(path, _NAME, rows, options, problems=problems)]
@@ -35,8 +36,8 @@ def _rows(text: str, problems: Problems) -> Iterator[Row]:
         if not content.strip():
             continue
         try:
-            entry = parse(content)
-        except LogError as error:
+            entry = parse_json(content)
+        except SourceError as error:
             problems.add(line, str(error).partition(": ")[2] or str(error))
             continue
         if isinstance(entry, Mapping):

@@ -7,9 +7,10 @@ from typing import Any
 from mp_agent.backtest.log.columns import number
 from mp_agent.backtest.log.rows import Problems, Row, rows_of_columns
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.encoding.json_text import parse
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows, read_text
+from mp_agent.backtest.readers.format import LogFormat, log_of_rows
 from mp_agent.errors import LogError
+from mp_agent.inputs.files import read_text
+from mp_agent.inputs.texts import parse_json
 
 _NAME = "json"
 
@@ -19,7 +20,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
-    content = parse(read_text(path))
+    content = parse_json(read_text(path))
     problems = Problems("entry")
     if isinstance(content, list):
         return [log_of_rows(path, _NAME, _objects(content, problems), options, problems=problems)]

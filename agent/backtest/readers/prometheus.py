@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any
-from urllib.parse import urlsplit
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
@@ -12,13 +10,18 @@ from mp_agent.alerting.detector.readings import Reading
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, Scrape, TrainingLog
-from mp_agent.backtest.readers.encoding.http_query import ask
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.errors import LogError
+from mp_agent.errors import AnswerTooLarge, LogError, SourceError
+from mp_agent.inputs.addresses import shown_address
+from mp_agent.inputs.prometheus import Matrix, ask
 
 _NAME = "prometheus"
 _POINTS_PER_QUERY = 10_000
 """Prometheus refuses more than 11 000 per series."""
+_RUNS_MAX = 1000
+_SAMPLES_MAX = 20_000_000
+"""Each takes some 100 bytes of memory."""
+_STEP_MAX = 2.0**53
 _RANGE_SECONDS = 24 * 3600.0
 _CURVES = ("mp_agent_loss", "mp_agent_grad_norm", "mp_agent_learning_rate", "mp_agent_loss_scale")
 _STEP = "mp_agent_step"
@@ -28,15 +31,10 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and label pairs."""
 
 
-def is_address(source: str) -> bool:
-    """Return whether a source is the address of a Prometheus."""
-    return source.startswith(("http://", "https://"))
-
-
 def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Sequence[TrainingLog]:
     """Return every run that a Prometheus has series of within the time range of the options.
 
-    Raises LogError where it cannot be asked, and where there is no run.
+    Raises SourceError where it cannot be asked, and where there is no run.
     """
     start, end = period_of(options, now_seconds)
     pattern = "mp_agent_.+" if options.every_series else "|".join(sorted(_names() - {"up"}))
@@ -45,8 +43,13 @@ def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Se
     if not wanted:
         known = ", ".join(runs[:20]) or "none"
         raise LogError(f"has no series of run {options.run or 'any'} in that time; runs: {known}")
+    if len(wanted) > _RUNS_MAX:
+        raise LogError(f"has {len(wanted)} runs in that time; name one by --run")
     logs = (_log(source, run, pattern, start, end, options.scrape_seconds) for run in wanted)
-    return [log for log in logs if log is not None]
+    found = [log for log in logs if log is not None]
+    if not found:
+        raise LogError(f"has no sample of {', '.join(wanted[:20])} in that time")
+    return found
 
 
 def period_of(options: ReadOptions, now_seconds: float) -> tuple[float, float]:
@@ -59,9 +62,9 @@ def period_of(options: ReadOptions, now_seconds: float) -> tuple[float, float]:
 
 
 def runs_in(source: str, start: float, end: float) -> list[str]:
-    """Return the runs of which a Prometheus has steps in a time range. Raises LogError."""
-    found = ask(source, "label/run/values", {"match[]": _STEP, "start": start, "end": end})
-    return [run for run in found if isinstance(run, str)] if isinstance(found, list) else []
+    """Return the runs of which a Prometheus has steps in a time range. Raises SourceError."""
+    range_of_time = {"match[]": _STEP, "start": start, "end": end}
+    return ask(source, "label/run/values", range_of_time, list[str])
 
 
 def _names() -> frozenset[str]:
@@ -85,10 +88,9 @@ def _log(
     times = _without_idle_ends(sorted(table), interval)
     scrapes = tuple(Scrape(at, _readings(table[at])) for at in times)
     counted = sorted({name for metric in METRICS for name in metric.thresholds})
-    address = urlsplit(source)
     return TrainingLog(
         name=run,
-        source=f"{address.scheme}://{address.hostname}:{address.port or ''}".rstrip(":"),
+        source=shown_address(source),
         format=_NAME,
         points=tuple(_points(times, table)),
         scrapes=scrapes,
@@ -115,35 +117,48 @@ def samples(
 ) -> Iterator[tuple[float, Series, float]]:
     """Yield (Unix seconds, series, value) on a grid of `interval`, finite values only.
 
-    Series are named without the labels that say whose and where they are. Raises LogError.
+    Series are named without the labels that say whose and where they are. A range is asked for in
+    smaller parts where the answer is too large. Raises SourceError.
     """
-    length = _POINTS_PER_QUERY * interval
-    begin = start
+    begin, points, count = start, _POINTS_PER_QUERY, 0
     while begin <= end:
-        until = min(begin + length - interval, end)
-        data = ask(
-            source,
-            "query_range",
-            {"query": query, "start": begin, "end": until, "step": interval},
-        )
-        if not isinstance(data, Mapping) or data.get("resultType") != "matrix":
-            raise LogError("the answer is not Prometheus'")
-        for series in data["result"]:
-            key = _series(series["metric"])
-            for at, text in series["values"]:
-                value = float(text)
+        until = min(begin + (points - 1) * interval, end)
+        times = {"start": begin, "end": until, "step": interval}
+        try:
+            data = ask(source, "query_range", {"query": query, **times}, Matrix)
+        except AnswerTooLarge:
+            if points == 1:
+                raise
+            points = points // 2
+            continue
+        for series in data.result:
+            key = _series(series.metric)
+            for at, text in series.values:
+                if not begin - interval < at < until + interval:
+                    raise SourceError(f"the answer has a sample at {at}, outside of the range")
+                value = _number(text)
                 if isfinite(value):
-                    yield float(at), key, value
+                    count += 1
+                    yield at, key, value
+        if count > _SAMPLES_MAX:
+            raise LogError(f"has more than {_SAMPLES_MAX} samples of one run: name a shorter range")
         begin = until + interval
 
 
-def _series(metric: Mapping[str, Any]) -> Series:
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SourceError(f"the answer has a sample with value {text[:60]!r}") from None
+
+
+def _series(metric: Mapping[str, str]) -> Series:
     kept = {
         name: text
         for name, text in metric.items()
         if name not in ("__name__", "run", "job", "cluster", "namespace", "pod", "container")
     }
-    return str(metric.get("__name__", "")), tuple(sorted(kept.items()))
+    return metric.get("__name__", ""), tuple(sorted(kept.items()))
 
 
 def _readings(row: Mapping[Series, float]) -> tuple[Reading, ...]:
@@ -169,7 +184,7 @@ def _points(
         for (name, labels), value in table.get(at, {}).items():
             if all(label == _TARGET for label, _ in labels):
                 found[name] = max(value, found.get(name, value))
-        step = max(step, int(found.get(_STEP, step)))
+        step = max(step, int(min(found.get(_STEP, step), _STEP_MAX)))
         yield Point(
             step=step,
             time_seconds=at,

@@ -18,12 +18,13 @@ from mp_agent.backtest.readers.encoding.protobuf import (
     single,
     text,
 )
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
 from mp_agent.errors import LogError
+from mp_agent.inputs.files import open_regular
 
 _NAME = "tensorboard"
 _PATTERN = "*tfevents*"
-_RECORD_BYTES_MAX = 1 << 28
+_RECORD_BYTES_MAX = 1 << 26
 _FLOAT, _DOUBLE = 1, 2
 """Values of TensorFlow's DataType."""
 
@@ -35,9 +36,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     files = [path] if path.is_file() else sorted(path.glob(_PATTERN))
     problems = Problems("record")
-    rows: list[Row] = []
-    for file in files:
-        rows += _rows(file, problems)
+    rows = bounded_rows(row for file in files for row in _rows(file, problems))
     if not rows:
         raise LogError("; ".join(problems.messages()) or "holds no scalar")
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
@@ -45,7 +44,7 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
 
 
 def _rows(path: Path, problems: Problems) -> Iterator[Row]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, record in enumerate(_records(file, problems), start=1):
             try:
                 scalars = _scalars(record)

@@ -7,9 +7,10 @@ from typing import Any
 from mp_agent.backtest.log.columns import number
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.encoding.json_text import parse
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows, read_text
+from mp_agent.backtest.readers.format import LogFormat, log_of_rows
 from mp_agent.errors import LogError
+from mp_agent.inputs.files import read_text
+from mp_agent.inputs.texts import parse_json
 
 _NAME = "transformers"
 _SUMMARY = "train_runtime"
@@ -22,7 +23,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
-    state = parse(read_text(path))
+    state = parse_json(read_text(path))
     history = state.get("log_history") if isinstance(state, Mapping) else None
     if not isinstance(history, list) or not history:
         raise LogError("log_history is absent or empty")

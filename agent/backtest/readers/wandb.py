@@ -7,19 +7,21 @@ read as such.
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.encoding.json_text import parse
 from mp_agent.backtest.readers.encoding.protobuf import WireError, fields_of, message, signed, text
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows
-from mp_agent.errors import LogError
+from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, log_of_rows
+from mp_agent.errors import LogError, SourceError
+from mp_agent.inputs.files import open_regular
+from mp_agent.inputs.texts import parse_json
 
 _NAME = "wandb"
 _MAGIC = b":W&B"
 _HEADER_BYTES = 7
 _BLOCK_BYTES = 32_768
+_RECORD_BYTES_MAX = 1 << 26
 _PIECE = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _HISTORY, _RUN = 2, 17
@@ -34,40 +36,46 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     problems = Problems("record")
     rows: list[Row] = []
     name = ""
-    for number, record in enumerate(_records(path.read_bytes(), problems), start=1):
-        try:
-            for kind, value in fields_of(record):
-                if kind == _HISTORY:
-                    rows.append((number, _history(message(value))))
-                elif kind == _RUN:
-                    name = _display_name(message(value)) or name
-        except (WireError, LogError) as error:
-            problems.add(number, str(error))
+    with open_regular(path) as file:
+        for number, record in enumerate(_records(file, problems), start=1):
+            try:
+                for kind, value in fields_of(record):
+                    if kind == _HISTORY:
+                        rows.append((number, _history(message(value))))
+                    elif kind == _RUN:
+                        name = _display_name(message(value)) or name
+            except (WireError, SourceError) as error:
+                problems.add(number, str(error))
+            if len(rows) > ROWS_MAX:
+                raise LogError(f"holds more than {ROWS_MAX} rows")
     if not rows:
         raise LogError("; ".join(problems.messages()) or "holds no history")
     return [log_of_rows(path, _NAME, rows, options, name=name, problems=problems)]
 
 
-def _records(content: bytes, problems: Problems) -> Iterator[bytes]:
+def _records(file: BinaryIO, problems: Problems) -> Iterator[bytes]:
     """Yield the records of a LevelDB log; the last one may be incomplete."""
-    at, pieces, number = _HEADER_BYTES, b"", 1
-    while at + _PIECE.size <= len(content):
-        left = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if left < _PIECE.size:
-            at += left
-            continue
-        _, length, kind = _PIECE.unpack_from(content, at)
-        at += _PIECE.size
-        piece = content[at : at + length]
-        at += length
-        if len(piece) < length or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
-            if length or kind:
-                problems.add(number, "breaks off or is damaged")
-            return
-        pieces = piece if kind in (_FULL, _FIRST) else pieces + piece
-        if kind in (_FULL, _LAST):
-            yield pieces
-            number += 1
+    at, pieces, number = _HEADER_BYTES, bytearray(), 1
+    while block := file.read(_BLOCK_BYTES):
+        while at + _PIECE.size <= len(block):
+            _, length, kind = _PIECE.unpack_from(block, at)
+            at += _PIECE.size
+            piece = block[at : at + length]
+            at += length
+            if len(piece) < length or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
+                if length or kind:
+                    problems.add(number, "breaks off or is damaged")
+                return
+            if kind in (_FULL, _FIRST):
+                pieces.clear()
+            pieces += piece
+            if len(pieces) > _RECORD_BYTES_MAX:
+                problems.add(number, "is longer than any; the rest of the file is not read")
+                return
+            if kind in (_FULL, _LAST):
+                yield bytes(pieces)
+                number += 1
+        at = 0
 
 
 def _history(record: bytes) -> dict[str, Any]:
@@ -91,7 +99,7 @@ def _item(record: bytes) -> dict[str, Any]:
             content = text(value)
     if not names or not content:
         return {}
-    return {".".join(names): parse(content)}
+    return {".".join(names): parse_json(content)}
 
 
 def _display_name(record: bytes) -> str:

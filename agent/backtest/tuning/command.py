@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,6 @@ from mp_agent.backtest.options import (
     judge_with_bar,
     log_options,
     read_options,
-    refuse,
     values_of,
 )
 from mp_agent.backtest.readers.find import Source, expand
@@ -29,7 +27,8 @@ from mp_agent.backtest.tuning.files import chart_values_text, settings_text
 from mp_agent.backtest.tuning.knobs import values_with
 from mp_agent.backtest.tuning.search import Search, Tuning, alarms_of
 from mp_agent.errors import LogError
-from mp_agent.output import write_whole
+from mp_agent.inputs.addresses import shown_address
+from mp_agent.output import Console, refuse, write_whole
 
 _TOO_MANY = 1
 
@@ -106,12 +105,18 @@ def tune_command(
         refuse("tune", str(error))
     job = Job(options=read_options(**reading), values=(values,), step_seconds=step_seconds)
 
+    # A run names its source without the credentials of the address.
+    by_source = {shown_address(source.address): source for source in sources}
+
     def judge(
         chosen: Sequence[str], settings: Sequence[Values], conditions: frozenset[str] | None
     ) -> list[Sequence[RunResult]]:
         wanted = replace(job, values=tuple(settings), alerts=conditions)
         judged = judge_with_bar(
-            [Source(one) for one in chosen], wanted, processes=processes, what="judging"
+            [by_source.get(one, Source(one)) for one in chosen],
+            wanted,
+            processes=processes,
+            what="judging",
         )
         return list(split(judged)[0])
 

@@ -4,10 +4,8 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from mp_agent.backtest.log.training_log import ReadOptions
-from mp_agent.backtest.readers.prometheus import is_address
 from mp_agent.compare.runs.divergence import RunComparison, compare_series
 from mp_agent.compare.runs.document import runs_as_json
 from mp_agent.compare.runs.html.page import runs_as_html
@@ -15,7 +13,8 @@ from mp_agent.compare.runs.read import read_run
 from mp_agent.compare.runs.scraped import read_scraped_run
 from mp_agent.compare.runs.terminal import print_runs
 from mp_agent.errors import CompareError
-from mp_agent.output import write_whole
+from mp_agent.inputs.addresses import is_address, shown_address
+from mp_agent.output import Console, write_whole
 from mp_agent.settings import load_settings
 
 
@@ -39,7 +38,9 @@ def compare_scraped_runs(
 ) -> None:
     """Compare two runs that a Prometheus scraped. Raises CompareError, naming the run."""
     if not is_address(address):
-        raise CompareError(f"--prometheus has value {address!r}; give http://host:port")
+        raise CompareError(
+            f"--prometheus has value {shown_address(address)!r}; give http://host:port"
+        )
     now_seconds = time.time()
     first, second = (read_scraped_run(address, name, options, now_seconds) for name in names)
     comparison = compare_series(first, second)

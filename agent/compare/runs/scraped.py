@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
-from urllib.parse import urlsplit
 
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.readers.prometheus import period_of, runs_in, samples
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.compare.runs.series import RunSeries, RunStep
-from mp_agent.errors import CompareError, LogError
+from mp_agent.errors import CompareError, SourceError
+from mp_agent.inputs.addresses import shown_address
 
 _STEP = "mp_agent_step"
 _SAMPLED_STEP = "mp_agent_sampled_step"
@@ -50,7 +50,7 @@ class _Scrape:
         if name == _INFO:
             self.facts = {fact: labels[fact] for fact in _FACTS if labels.get(fact)}
         elif name == _LAYER_NORM:
-            layer = labels["layer"]
+            layer = labels.get("layer", "")
             self.layers[layer] = max(value, self.layers.get(layer, value))
         else:
             self.values[name] = max(value, self.values.get(name, value))
@@ -63,8 +63,7 @@ def read_scraped_run(address: str, run: str, options: ReadOptions, now_seconds: 
     mark stands at the first scrape after its counter rose. Raises CompareError, naming the run,
     where the Prometheus cannot be asked or has no such run.
     """
-    parts = urlsplit(address)
-    source = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    source = shown_address(address)
     try:
         start, end = period_of(options, now_seconds)
         known = runs_in(address, start, end)
@@ -72,8 +71,8 @@ def read_scraped_run(address: str, run: str, options: ReadOptions, now_seconds: 
             names = ", ".join(known[:20]) or "none"
             raise CompareError(f"{source}: no run {run!r} in that time (known: {names})")
         scrapes = _scrapes(address, run, start, end, options.scrape_seconds)
-    except LogError as error:
-        raise CompareError(f"{source}: {error}") from error
+    except SourceError as error:
+        raise CompareError(f"{source}: {error}") from None
     steps, distance = _steps(scrapes)
     facts: dict[str, str] = {}
     for scrape in scrapes:

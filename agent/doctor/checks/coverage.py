@@ -7,6 +7,7 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.fetch import connection_problem
 from mp_agent.doctor.machine import FoundRun, Machine
+from mp_agent.inputs.addresses import shown_address
 from mp_agent.node.transport.root_address import locate
 
 _COVERAGE = BY_PROMETHEUS_NAME["mp_agent_coverage_ratio"].prometheus_name
@@ -19,14 +20,18 @@ def coverage(machine: Machine) -> Iterator[CheckResult]:
     found = False
     for exposition in machine.expositions:
         for labels, value in exposition.values(_COVERAGE):
-            run = labels["run"]
+            run = labels.get("run", "")
             if machine.run not in ("", run):
                 continue
             found = True
             if value >= 1:
                 yield ok(f"run {run}: the numbers cover all ranks")
                 continue
-            missing = [one["rank"] for one, _ in exposition.values(_MISSING) if one["run"] == run]
+            missing = [
+                one.get("rank", "")
+                for one, _ in exposition.values(_MISSING)
+                if one.get("run", "") == run
+            ]
             shown = ", ".join(missing[:_RANKS_SHOWN]) + (", …" if missing[_RANKS_SHOWN:] else "")
             yield wrong(
                 f"run {run}: the numbers cover {value:.0%} of the ranks"
@@ -75,12 +80,12 @@ def _root_of(run: FoundRun, machine: Machine) -> Iterator[CheckResult]:
             f"run {run.name}: the root agent is not known", "set MP_AGENT_ROOT to its host:port"
         )
         return
-    parts = urlsplit(address.url)
+    parts, shown = urlsplit(address.url), shown_address(address.url)
     if problem := connection_problem(parts.hostname or "", parts.port or 443):
         yield wrong(
-            f"run {run.name}: the root agent at {address.url} cannot be reached: {problem}",
+            f"run {run.name}: the root agent at {shown} cannot be reached: {problem}",
             "let the nodes reach each other on the agents' port; set MP_AGENT_ADVERTISE on rank "
             "0's node if the address is not the right one",
         )
     else:
-        yield ok(f"run {run.name}: the root agent at {address.url} can be reached")
+        yield ok(f"run {run.name}: the root agent at {shown} can be reached")

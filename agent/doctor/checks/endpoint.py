@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
-from mp_agent.doctor.fetch import FetchResult
 from mp_agent.doctor.machine import Machine
+from mp_agent.inputs.http import Answer
 
 _NO_AGENT = "no node agent to ask"
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
@@ -84,7 +84,7 @@ def metrics(machine: Machine) -> Iterator[CheckResult]:
         yield unknown(_NO_AGENT)
 
 
-def _remedy(answer: FetchResult) -> str:
+def _remedy(answer: Answer) -> str:
     if answer.status == 401:
         return "set MP_AGENT_BASIC_AUTH_USER and MP_AGENT_BASIC_AUTH_PASSWORD as the agent has them"
     if answer.status:

@@ -1,15 +1,20 @@
 """Checks of the Prometheus that is to scrape: targets, series, rules, alerts."""
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from collections.abc import Iterator
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
-from mp_agent.doctor.fetch import FetchResult, fetch
+from mp_agent.doctor.fetch import TIMEOUT_SECONDS
 from mp_agent.doctor.machine import Machine
+from mp_agent.errors import SourceError
+from mp_agent.inputs.addresses import shown_address
+from mp_agent.inputs.prometheus import Vector, ask
 
 _BUILD = BY_PROMETHEUS_NAME["mp_agent_build_info"].prometheus_name
 _NAMES = frozenset(condition.name for condition in CONDITIONS)
@@ -20,31 +25,73 @@ _SD_HINT = (
     "sd_dir, or http_sd the root's /sd?"
 )
 
-Json = Mapping[str, Any]
+_Data = TypeVar("_Data")
+
+
+class _BuildInfo(Struct):
+    version: str = "unknown"
+
+
+class _Target(Struct, rename="camel"):
+    scrape_url: str
+    health: str = "unknown"
+    last_error: str = ""
+    labels: dict[str, str] = {}
+
+
+class _Targets(Struct, rename="camel"):
+    active_targets: list[_Target]
+
+
+class _LoadedRule(Struct, rename="camel"):
+    name: str
+    health: str = ""
+    last_error: str = ""
+
+
+class _RuleGroup(Struct):
+    rules: list[_LoadedRule] = []
+
+
+class _RuleGroups(Struct):
+    groups: list[_RuleGroup]
+
+
+class _Alertmanagers(Struct, rename="camel"):
+    active_alertmanagers: list[dict[str, str]] = []
+
+
+class _Alert(Struct):
+    labels: dict[str, str]
+    state: str
+
+
+class _Alerts(Struct):
+    alerts: list[_Alert]
 
 
 def reachable(machine: Machine) -> Iterator[CheckResult]:
     """See whether Prometheus answers."""
-    answer = _ask(machine, "status/buildinfo")
+    answer, shown = _ask(machine, "status/buildinfo", _BuildInfo), shown_address(machine.prometheus)
     if isinstance(answer, str):
-        yield wrong(f"{machine.prometheus}: {answer}", "give the address of a Prometheus")
+        yield wrong(f"{shown}: {answer}", "give the address of a Prometheus")
     else:
-        yield ok(f"{machine.prometheus} answers, version {answer.get('version', 'unknown')}")
+        yield ok(f"{shown} answers, version {answer.version}")
 
 
 def targets(machine: Machine) -> Iterator[CheckResult]:
     """Look for the node agents among its targets."""
-    answer = _ask(machine, "targets?state=active")
+    answer = _ask(machine, "targets", _Targets, state="active")
     if isinstance(answer, str):
         yield unknown(f"its targets are not known: {answer}")
         return
-    ours = [target for target in answer.get("activeTargets", ()) if _is_ours(target, machine)]
+    ours = [target for target in answer.active_targets if _is_ours(target, machine)]
     for target in ours:
-        text = f"target {target['scrapeUrl']}: {target['health']}"
-        if target["health"] == "up":
+        text = f"target {shown_address(target.scrape_url)}: {target.health}"
+        if target.health == "up":
             yield ok(text)
-        elif target["health"] == "down":
-            yield wrong(f"{text}: {target['lastError']}", _target_remedy(target["lastError"]))
+        elif target.health == "down":
+            yield wrong(f"{text}: {target.last_error}", _target_remedy(target.last_error))
         else:
             yield unknown(text, "it was not scraped yet")
     if ours:
@@ -55,16 +102,25 @@ def targets(machine: Machine) -> Iterator[CheckResult]:
         yield ok("no node agent is among its targets: exporters lacks prometheus")
 
 
-def _is_ours(target: Json, machine: Machine) -> bool:
+def _is_ours(target: _Target, machine: Machine) -> bool:
     """Return whether a target is a node agent, by its port or the name of its job."""
-    ports = {urlsplit(exposition.url).port or 0 for exposition in machine.expositions}
-    labels = target.get("labels", {})
-    return urlsplit(target["scrapeUrl"]).port in ports or labels.get("job", "").startswith(_JOB)
+    ports = {_port_of(exposition.url) for exposition in machine.expositions} - {None}
+    job = target.labels.get("job", "")
+    return _port_of(target.scrape_url) in ports or job.startswith(_JOB)
+
+
+def _port_of(url: str) -> int | None:
+    try:
+        return urlsplit(url).port
+    except ValueError:
+        return None
 
 
 def _target_remedy(error: str) -> str:
     if "401" in error:
         return "give the scrape the basic_auth that the agent asks for"
+    if "421" in error:
+        return "add the host of that address to MP_AGENT_ALLOWED_HOSTS, or scrape by IP address"
     if "limit" in error:
         return "raise sample_limit above MP_AGENT_MAX_SERIES"
     if "certificate" in error or "tls" in error:
@@ -78,13 +134,12 @@ def _target_remedy(error: str) -> str:
 
 def series(machine: Machine) -> Iterator[CheckResult]:
     """Check that Prometheus has the series."""
-    where = f"{{run={json.dumps(machine.run)}}}" if machine.run else ""
-    query = urlencode({"query": f"count by (run) ({_BUILD}{where})"})
-    answer = _ask(machine, f"query?{query}")
+    where = f"{{run={quoted(machine.run)}}}" if machine.run else ""
+    answer = _ask(machine, "query", Vector, query=f"count by (run) ({_BUILD}{where})")
     if isinstance(answer, str):
         yield unknown(f"whether it has series is not known: {answer}")
         return
-    found = [f"{one['metric'].get('run', '')} ({one['value'][1]})" for one in answer["result"]]
+    found = [f"{one.metric.get('run', '')} ({one.value[1]})" for one in answer.result]
     if found:
         yield ok(f"it has series of {', '.join(sorted(found))} (node agents)")
     else:
@@ -96,12 +151,12 @@ def series(machine: Machine) -> Iterator[CheckResult]:
 
 def rules(machine: Machine) -> Iterator[CheckResult]:
     """Check that the alert rules are loaded and evaluate without errors."""
-    answer = _ask(machine, "rules?type=alert")
+    answer = _ask(machine, "rules", _RuleGroups, type="alert")
     if isinstance(answer, str):
         yield unknown(f"its rules are not known: {answer}")
         return
-    loaded = [rule for group in answer["groups"] for rule in group["rules"]]
-    ours = [rule for rule in loaded if rule["name"] in _NAMES]
+    loaded = [rule for group in answer.groups for rule in group.rules]
+    ours = [rule for rule in loaded if rule.name in _NAMES]
     if not ours:
         yield wrong(
             "the alert rules are not loaded",
@@ -110,11 +165,9 @@ def rules(machine: Machine) -> Iterator[CheckResult]:
         )
         return
     for rule in ours:
-        if rule.get("health") == "err":
-            yield wrong(
-                f"rule {rule['name']}: {rule.get('lastError', '')}", "render the rules again"
-            )
-    absent = sorted(_NAMES - {rule["name"] for rule in ours})
+        if rule.health == "err":
+            yield wrong(f"rule {rule.name}: {rule.last_error}", "render the rules again")
+    absent = sorted(_NAMES - {rule.name for rule in ours})
     if absent:
         yield unknown(f"not loaded: {', '.join(absent)}", "switched off, or of an older version")
     else:
@@ -123,38 +176,32 @@ def rules(machine: Machine) -> Iterator[CheckResult]:
 
 def delivery(machine: Machine) -> Iterator[CheckResult]:
     """Check that Prometheus has an Alertmanager."""
-    answer = _ask(machine, "alertmanagers")
+    answer = _ask(machine, "alertmanagers", _Alertmanagers)
     if isinstance(answer, str):
         yield unknown(f"its Alertmanagers are not known: {answer}")
-    elif answer.get("activeAlertmanagers"):
-        yield ok(f"alerts go to {len(answer['activeAlertmanagers'])} Alertmanager")
+    elif answer.active_alertmanagers:
+        yield ok(f"alerts go to {len(answer.active_alertmanagers)} Alertmanager")
     else:
         yield wrong("it has no Alertmanager: alerts go nowhere", "name one under `alerting`")
 
 
 def alerts(machine: Machine) -> Iterator[CheckResult]:
     """Report which alerts fire."""
-    answer = _ask(machine, "alerts")
+    answer = _ask(machine, "alerts", _Alerts)
     if isinstance(answer, str):
         yield unknown(f"its alerts are not known: {answer}")
         return
     firing = {
         f"{labels['alertname']} ({labels.get('severity', '')}, run {labels.get('run', '')})"
-        for labels in (one["labels"] for one in answer["alerts"] if one["state"] == "firing")
+        for labels in (one.labels for one in answer.alerts if one.state == "firing")
         if labels.get("alertname") in _NAMES and machine.run in ("", labels.get("run", ""))
     }
     yield ok(f"firing: {', '.join(sorted(firing))}" if firing else "no alert fires")
 
 
-def _ask(machine: Machine, path: str) -> Json | str:
+def _ask(machine: Machine, path: str, data: type[_Data], **parameters: str) -> _Data | str:
     """Return `data` of Prometheus' response, or what is wrong with it."""
-    answer = fetch(f"{machine.prometheus}/api/v1/{path}")
-    return answer.problem if not answer.ok else _data(answer)
-
-
-def _data(answer: FetchResult) -> Json | str:
     try:
-        data = json.loads(answer.body)["data"]
-    except (ValueError, KeyError, TypeError):
-        return "the answer is not Prometheus'"
-    return data if isinstance(data, dict) else "the answer is not Prometheus'"
+        return ask(machine.prometheus, path, parameters, data, seconds=TIMEOUT_SECONDS)
+    except SourceError as error:
+        return str(error)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.machine import Machine
 from mp_agent.errors import SettingError
+from mp_agent.inputs.addresses import shown_message
 from mp_agent.node.http.auth import access
 from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
 
@@ -22,7 +23,7 @@ def sources(machine: Machine) -> Iterator[CheckResult]:
         yield ok("all are at their defaults in this environment")
     for name in named:
         variable = ENV_PREFIX + name.upper()
-        shown = "(hidden)" if name in SECRETS else repr(values[name])
+        shown = "(hidden)" if name in SECRETS else shown_message(repr(values[name]))
         origin = variable if machine.environ.get(variable) else "the settings file"
         yield ok(f"{name} is {shown}, by {origin}")
 
@@ -111,7 +112,7 @@ def port_settings(machine: Machine) -> Iterator[CheckResult]:
     requirements = ["HTTPS" if granted.tls else "HTTP"]
     if machine.settings.tls_client_ca is not None:
         requirements.append("client certificates")
-    if granted.middlewares:
+    if granted.requires_password:
         requirements.append("user and password")
     yield ok(
         f"the port speaks {requirements[0]}"

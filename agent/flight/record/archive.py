@@ -1,6 +1,7 @@
 """Writes and reads one node's file of a flight record; `manifest` describes its contents."""
 
 import hashlib
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -10,6 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mp_agent.errors import FlightError
+from mp_agent.flight.record.bounds import (
+    bounded_archive,
+    check_manifest,
+    check_rows,
+    check_tables,
+    read_array,
+)
 from mp_agent.flight.record.manifest import (
     MANIFEST,
     FamilyEntry,
@@ -31,6 +39,19 @@ from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
 _COMPRESSION = 1
 """Halves the size in a tenth of the default's time: a node writes during training."""
+
+_DAMAGE = (
+    KeyError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    MemoryError,
+)
+"""What reading an inconsistent archive raises."""
 
 Array = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
@@ -61,7 +82,7 @@ def write_archive(file: IO[bytes], record: NodeRecord) -> None:
 def read_archive(path: Path) -> NodeRecord:
     """Return the record in a file. Raises FlightError, naming the path and the problem."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with bounded_archive(path) as archive:
             return _Reader(archive).record()
     except OSError as error:
         raise FlightError(f"{path}: {error.strerror or error}") from error
@@ -69,7 +90,7 @@ def read_archive(path: Path) -> NodeRecord:
         raise FlightError(f"{path}: not a flight record, or truncated ({error})") from error
     except FlightError as error:
         raise FlightError(f"{path}: {error}") from error
-    except (KeyError, ValueError, EOFError, NotImplementedError, zlib.error, MemoryError) as error:
+    except _DAMAGE as error:
         raise FlightError(f"{path}: damaged: {error}") from error
 
 
@@ -165,13 +186,15 @@ class _Reader:
         if MANIFEST not in archive.namelist():
             raise FlightError("not a flight record: it has no manifest")
         self._manifest = decode_manifest(archive.read(MANIFEST))
+        check_manifest(self._manifest)
         self._schemas = [
             schema_of(entry, self._manifest.layers) for entry in self._manifest.schemas
         ]
-        self._tables: dict[str, FloatArray] = {}
+        self._arrays: dict[str, FloatArray] = {}
 
     def record(self) -> NodeRecord:
         manifest = self._manifest
+        self._check_amount()
         return NodeRecord(
             request=manifest.request,
             run=manifest.run,
@@ -184,6 +207,22 @@ class _Reader:
             conditions=manifest.conditions,
             ranks=tuple(self._rank(entry) for entry in manifest.ranks),
             left_out=manifest.left_out,
+        )
+
+    def _check_amount(self) -> None:
+        """Check what the ranks refer to in all: one array may be referred to many times."""
+        ranks = self._manifest.ranks
+        steps = {
+            place: sum(len(self._array(segment.sequence, "i")) for segment in entry.segments)
+            for place, entry in enumerate(ranks)
+        }
+        check_rows(steps, max((entry.identity.world_size for entry in ranks), default=0))
+        check_tables(
+            self._array(member, "f").nbytes
+            for entry in ranks
+            for segment in entry.segments
+            for table in segment.tables
+            for member in table.families.values()
         )
 
     def _rank(self, entry: RankEntry) -> RankLog:
@@ -247,9 +286,7 @@ class _Reader:
         return found
 
     def _table(self, member: str, schema: Schema, family: str) -> FloatArray:
-        if member not in self._tables:
-            self._tables[member] = self._array(member, "f")
-        rows = self._tables[member]
+        rows = self._array(member, "f")
         if rows.shape != (len(schema.layers), len(schema.columns(family))):
             raise ValueError(f"{member} has shape {rows.shape}")
         return rows
@@ -261,8 +298,15 @@ class _Reader:
         return array
 
     def _array(self, member: str, kind: str) -> FloatArray:
-        with self._archive.open(member) as file:
-            array: FloatArray = np.lib.format.read_array(file, allow_pickle=False)
-        if array.dtype.kind != kind or array.dtype.itemsize != 8:
+        array = self._arrays.get(member)
+        if array is None:
+            size_bytes = self._archive.getinfo(member).file_size
+            with self._archive.open(member) as file:
+                try:
+                    array = read_array(file, size_bytes)
+                except ValueError as error:
+                    raise ValueError(f"{member}: {error}") from error
+            self._arrays[member] = array
+        if array.dtype.kind != kind:
             raise ValueError(f"{member} holds {array.dtype}")
         return array

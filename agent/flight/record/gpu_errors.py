@@ -7,14 +7,16 @@ from datetime import datetime
 from pathlib import Path
 
 from mp_agent.errors import FlightError
+from mp_agent.inputs.files import read_lines
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9A-Fa-f:.]+)\): (?P<xid>\d+)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9A-Fa-f:.]+)\): (?P<xid>\d{1,9})")
 _DCGM = re.compile(
-    r'^DCGM_FI_DEV_XID_ERRORS\{[^}]*gpu="(?P<gpu>[^"]*)"[^}]*\} (?P<xid>\d+)(?:\.0*)?\b'
+    r'^DCGM_FI_DEV_XID_ERRORS\{[^}]*gpu="(?P<gpu>[^"]*)"[^}]*\} (?P<xid>\d{1,9})(?:\.0*)?\b'
 )
 _TIME = re.compile(
     r"^\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
 )
+_LINE_CHARACTERS_MAX = 10_000
 _OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 """XIDs that a program or its stop brings about; NVIDIA, "XID Errors"."""
 
@@ -42,14 +44,15 @@ def read_gpu_errors(path: Path) -> tuple[GpuError, ...]:
     naming the file, if it cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return tuple(dict.fromkeys(_errors(path)))
     except OSError as error:
-        raise FlightError(f"{path}: {error.strerror}") from error
-    return tuple(dict.fromkeys(_errors(text)))
+        raise FlightError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FlightError(f"{path}: {error}") from error
 
 
-def _errors(text: str) -> Iterator[GpuError]:
-    for line in text.splitlines():
+def _errors(path: Path) -> Iterator[GpuError]:
+    for _, line in read_lines(path, _LINE_CHARACTERS_MAX):
         if found := _XID.search(line):
             yield GpuError(
                 xid=int(found["xid"]),

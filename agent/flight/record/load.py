@@ -9,6 +9,7 @@ from mp_agent.flight.record.evidence import Evidence, gather
 from mp_agent.records.flight import NodeRecord
 
 _PATTERN = "node*.npz"
+_FILES_MAX = 20_000
 
 
 def load(path: Path) -> Evidence:
@@ -48,7 +49,10 @@ def _load_directory(path: Path) -> Evidence:
 
 def _read_all(files: Iterable[Path]) -> tuple[list[NodeRecord], list[str]]:
     records, problems = [], []
-    for file in files:
+    for number, file in enumerate(files):
+        if number >= _FILES_MAX:
+            problems.append(f"{file}: it and further files are not read: more than {_FILES_MAX}")
+            break
         try:
             records.append(read_archive(file))
         except FlightError as error:

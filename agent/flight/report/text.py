@@ -20,6 +20,7 @@ NAMES = {
 """Names of the quantities that a post-mortem follows."""
 
 _WHOLE_MAX = 1e7
+_RANKS_SHOWN = 16
 
 STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "clipped", "remarks")
 
@@ -113,5 +114,8 @@ def _remarks(step: MergedStep) -> list[str]:
         ranks = ", ".join(map(str, step.nonfinite_gradient_ranks))
         remarks.append(f"own gradients of rank {ranks}")
     if step.missing_ranks:
-        remarks.append("without rank " + ", ".join(map(str, step.missing_ranks)))
+        missing = step.missing_ranks
+        shown = ", ".join(map(str, missing[:_RANKS_SHOWN]))
+        more = f" and {len(missing) - _RANKS_SHOWN} more" if missing[_RANKS_SHOWN:] else ""
+        remarks.append(f"without rank {shown}{more}")
     return remarks

@@ -1,10 +1,10 @@
 """Reads one file into text: any declared encoding, byte order marks, notebooks."""
 
 import io
-import os
 import re
 import tokenize
 
+from mp_agent.inputs.files import read_file
 from mp_agent.lint.source.text import SourceText
 
 _DECLARATION = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
@@ -24,13 +24,7 @@ def read_source(path: str) -> SourceText:
 def read_bytes(path: str) -> bytes:
     """Return the content of a regular file; raises UnreadableSource."""
     try:
-        if not os.path.isfile(path):
-            raise UnreadableSource("not a regular file")
-        size = os.path.getsize(path)
-        if size > MAX_BYTES:
-            raise UnreadableSource(f"{size} bytes, more than {MAX_BYTES}")
-        with open(path, "rb") as file:
-            return file.read()
+        return read_file(path, MAX_BYTES)
     except OSError as error:
         raise UnreadableSource(error.strerror or str(error)) from error
 

@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import click
-from rich.console import Console
 
 from mp_agent.errors import FlightError, MpAgentError, SettingError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
@@ -21,18 +19,18 @@ from mp_agent.flight.record.store import record_name
 from mp_agent.flight.report.document import as_json
 from mp_agent.flight.report.html.page import as_html
 from mp_agent.flight.report.terminal import print_analysis
+from mp_agent.inputs.texts import printable
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings
 from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay
 from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
-from mp_agent.output import write_whole
+from mp_agent.output import Console, refuse, write_whole
 from mp_agent.records.flight import FlightRequest
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
 
 _ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 0.05
-_WRONG_USE = 2
 
 
 @click.command("dump")
@@ -54,13 +52,13 @@ def dump_command(name: str, directory: Path | None) -> None:
     run_dirs = _run_directories(base, name)
     if not run_dirs:
         what = f"no run {name!r}" if name else "no run"
-        _refuse("dump", f"{base}: holds {what}")
+        refuse("dump", f"{base}: holds {what}")
     failed = False
     for run_dir in run_dirs:
         try:
             click.echo(str(_dump(run_dir, settings)))
         except (MpAgentError, OSError) as error:
-            click.echo(f"mp-agent dump: {error}", err=True)
+            click.echo(printable(f"mp-agent dump: {error}"), err=True)
             failed = True
     sys.exit(1 if failed else 0)
 
@@ -106,7 +104,7 @@ def postmortem_command(
     try:
         analysis = analyse_path(path, settings, assignments, error_files)
     except (FlightError, SettingError) as error:
-        _refuse("postmortem", str(error))
+        refuse("postmortem", str(error))
     if page is not None:
         write_whole(page, as_html(analysis))
     if as_document:
@@ -195,8 +193,3 @@ def _write_here(run_dir: Path, settings: Settings) -> Path:
         requested_unix_seconds=now_unix_seconds,
     )
     return FlightJob(request=request, run_dir=run_dir).write(settings)
-
-
-def _refuse(command: str, problem: str) -> NoReturn:
-    click.echo(f"mp-agent {command}: {problem}", err=True)
-    sys.exit(_WRONG_USE)

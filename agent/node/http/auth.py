@@ -1,7 +1,8 @@
-"""Access control of the node agent's port: TLS, client certificates and basic auth."""
+"""Access control of the node agent's port: TLS, client certificates, host names, basic auth."""
 
 import base64
 import hmac
+import os
 import ssl
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from mp_agent.errors import SettingError
+from mp_agent.node.http.host_names import host_check, host_names
 from mp_agent.node.tls import server_tls
 from mp_agent.node.transport.wire import PATHS
 from mp_agent.settings import Settings
@@ -23,6 +25,7 @@ class Access:
 
     tls: ssl.SSLContext | None = None
     middlewares: tuple[Middleware, ...] = ()
+    requires_password: bool = False
 
 
 def access(settings: Settings) -> Access:
@@ -33,8 +36,11 @@ def access(settings: Settings) -> Access:
     if settings.refused_guards:
         names = ", ".join(settings.refused_guards)
         raise SettingError(f"the value that was set for {names} cannot be used")
-    check = basic_auth(settings)
-    return Access(server_tls(settings), () if check is None else (check,))
+    tls, password = server_tls(settings), basic_auth(settings)
+    own_hosts = host_check(host_names(settings, os.environ), _OPEN_PATHS)
+    if password is None:
+        return Access(tls, (own_hosts,))
+    return Access(tls, (own_hosts, password), requires_password=True)
 
 
 def basic_auth(settings: Settings) -> Middleware | None:

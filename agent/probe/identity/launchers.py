@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mp_agent.ring.address import is_loopback
+from mp_agent.inputs.addresses import is_loopback
 
 log = logging.getLogger("mp_agent")
 

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from mp_agent.inputs.addresses import is_loopback
 from mp_agent.probe.identity.launchers import SlurmTask
 from mp_agent.probe.processes.process_table import boot_id, start_ticks
 from mp_agent.probe.processes.store import listener_inode
-from mp_agent.ring.address import is_loopback
 from mp_agent.ring.interruptions import pass_on
 
 

@@ -2,7 +2,8 @@ import socket
 
 import pytest
 
-from mp_agent.ring.address import address_toward, base_url, is_any_address, is_local, is_loopback
+from mp_agent.inputs.addresses import is_loopback
+from mp_agent.ring.address import address_toward, base_url, is_any_address, is_local
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What log files are made of: checksums, protobuf messages, JSON with NaN, answers by HTTP."""
+"""What log files are made of: checksums, protobuf messages."""

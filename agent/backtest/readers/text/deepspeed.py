@@ -7,7 +7,7 @@ from typing import Any
 
 from mp_agent.backtest.log.rows import Problems
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
 from mp_agent.backtest.readers.text.lines import NUMBER, lines_of, stamp
 from mp_agent.errors import LogError
 
@@ -26,7 +26,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
-    rows = list(_rows(path))
+    rows = bounded_rows(_rows(path))
     if not rows:
         raise LogError("holds no line `step=N, skipped=N, lr=[…]` and no overflow")
     if any("skipped" in row for _, row in rows):

@@ -7,10 +7,10 @@ from typing import Any
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.encoding.json_text import parse
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
 from mp_agent.backtest.readers.text.lines import NUMBER, lines_of, stamp
-from mp_agent.errors import LogError
+from mp_agent.errors import LogError, SourceError
+from mp_agent.inputs.texts import parse_json
 
 _NAME = "fairseq"
 _FIELD = re.compile(rf"\b([a-z][a-z0-9_]*)=({NUMBER})(?=[,\s]|$)")
@@ -28,7 +28,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
-    rows = list(_rows(path))
+    rows = bounded_rows(_rows(path))
     if not rows:
         raise LogError("holds no line with num_updates and no overflow")
     return [log_of_rows(path, _NAME, rows, options, problems=Problems())]
@@ -57,10 +57,10 @@ def _fields(line: str) -> dict[str, Any]:
     if begin < 0:
         return {name: float(value) for name, value in _FIELD.findall(line)}
     try:
-        content = parse(line[begin:])
+        content = parse_json(line[begin:])
         fields = dict(content)
         return {**fields, "num_updates": float(fields["num_updates"])}
-    except (LogError, TypeError, ValueError, KeyError, OverflowError):
+    except (SourceError, TypeError, ValueError, KeyError, OverflowError):
         return {}
 
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from mp_agent.errors import LogError
+from mp_agent.inputs.files import read_lines
 
 LINE_CHARACTERS_MAX = 20_000
 """A longer line holds no step of a trainer; a progress bar may."""
+_STATES_CHARACTERS_MAX = 1 << 24
+"""Of all states of a progress bar."""
 
 NUMBER = (
     r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|NAN|inf|Inf|INF|Infinity)"
@@ -18,15 +20,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line; of a progress bar, each state. Raises LogError."""
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                for part in line.rstrip("\n").split("\r"):
-                    if part and len(part) <= LINE_CHARACTERS_MAX:
-                        yield number, _ESCAPES.sub("", part)
-    except OSError as error:
-        raise LogError(f"cannot be read: {error.strerror or error}") from error
+    """Yield number and text of each line; of a progress bar, each state. Raises OSError."""
+    for number, line in read_lines(path, _STATES_CHARACTERS_MAX):
+        for part in line.split("\r"):
+            if part and len(part) <= LINE_CHARACTERS_MAX:
+                yield number, _ESCAPES.sub("", part)
 
 
 def stamp(line: str) -> float | None:

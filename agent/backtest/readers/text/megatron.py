@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mp_agent.backtest.log.rows import Problems, Row
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import LogFormat, log_of_rows
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
 from mp_agent.backtest.readers.text.lines import NUMBER, lines_of, stamp
 from mp_agent.errors import LogError
 
@@ -32,7 +32,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 
 def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
-    rows = list(_rows(path))
+    rows = bounded_rows(_rows(path))
     if not rows:
         raise LogError("holds no line `iteration N/ TOTAL | …`")
     return [log_of_rows(path, _NAME, rows, options, problems=Problems())]

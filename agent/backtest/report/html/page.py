@@ -21,6 +21,7 @@ from mp_agent.exporters.status_page.page import (
     own_script,
     plot_helpers,
     plot_library,
+    report_template,
 )
 
 if TYPE_CHECKING:
@@ -71,13 +72,7 @@ def as_html(
 
 @cache
 def _template() -> "Template":
-    # Only here: nothing but this command needs a template library.
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    return environment.from_string(_asset("page.html.j2"))
+    return report_template(_asset("page.html.j2"))
 
 
 def _asset(name: str) -> str:

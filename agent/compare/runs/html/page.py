@@ -14,6 +14,7 @@ from mp_agent.exporters.status_page.page import (
     own_script,
     plot_helpers,
     plot_library,
+    report_template,
 )
 from mp_agent.flight.report.html.page import style_sheet
 
@@ -104,13 +105,7 @@ def plots_script() -> str:
 
 @cache
 def _template() -> "Template":
-    # Only here: nothing but this page needs a template library.
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    return environment.from_string(_asset("page.html.j2"))
+    return report_template(_asset("page.html.j2"))
 
 
 def _asset(name: str) -> str:

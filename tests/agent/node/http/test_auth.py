@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_without_settings_the_port_is_open_and_plain() -> None:
     granted = access(Settings())
     assert granted.tls is None
-    assert granted.middlewares == ()
+    assert not granted.requires_password
 
 
 def test_a_certificate_and_its_key_make_tls_of_at_least_1_2(files: dict[str, Path]) -> None:
