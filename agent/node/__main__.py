@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mp_agent.errors import RingError
+from mp_agent.ring.files import open_standard_streams
 from mp_agent.ring.locations import hold_agent_lock
 
 _GLIBC_OPTIONS = {-1: 64 * 1024, -3: 64 * 1024, -8: 1}
@@ -22,6 +23,7 @@ _GLIBC_OPTIONS = {-1: 64 * 1024, -3: 64 * 1024, -8: 1}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node agent and return its exit code: 0 also when the run has one already."""
     options = _parse(arguments)
+    open_standard_streams()
     lock_fd = None
     if options.run_dir is not None:
         try:

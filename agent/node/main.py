@@ -7,6 +7,7 @@ from pathlib import Path
 from mp_agent.errors import SettingError
 from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
+from mp_agent.ring.files import open_standard_streams
 from mp_agent.settings import Settings
 from mp_agent.settings.handover import receive_settings
 
@@ -27,6 +28,7 @@ def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = Fa
 
     with_parent: also stop when the parent process is gone.
     """
+    open_standard_streams()
     settings, ignored = _settings("node-agent", detached=detached)
     _log(settings, "node-agent", detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from mp_agent.probe.identity.world import describe_ranks
+from mp_agent.ring.files import beyond_standard_streams
 from mp_agent.ring.interruptions import pass_on
 
 WAIT_SECONDS_AT_MOST = 10.0
@@ -136,7 +137,8 @@ class Meeting:
         """
         limit = timedelta(seconds=self.wait_seconds)
         store = dist.PrefixStore("group", self._store)
-        return dist.ProcessGroupGloo(store, self.position, len(self.ranks), limit)
+        with beyond_standard_streams():
+            return dist.ProcessGroupGloo(store, self.position, len(self.ranks), limit)
 
     def _of(self, position: int) -> str:
         return f"settings of {position}"
