@@ -61,12 +61,13 @@ def _work(options: argparse.Namespace, lock_fd: int | None) -> None:
     # NumPy's BLAS would start a thread per core, with memory for each.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _limit_allocator()
-    from mp_agent.node.main import watch_directory, watch_run
+    from mp_agent.node.main import end_process, watch_directory, watch_run
 
     if lock_fd is not None:
         watch_run(options.run_dir, lock_fd, detached=options.detach)
     else:
         watch_directory(options.dir, detached=options.detach, with_parent=options.with_parent)
+    end_process(0)
 
 
 def _limit_allocator() -> None:

@@ -34,6 +34,7 @@ _RETRYABLE = {
 if it comes with a RetryInfo."""
 _DUE_TO_CONTENT = {StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED}
 """Codes that may be due to a part of the request."""
+ANSWER_BYTES_MAX = 1 << 16
 _RETRY_INFO = "google.rpc.retryinfo-bin"
 
 
@@ -144,6 +145,7 @@ def open_grpc_exporter(
         timeout=timeout_seconds,
         compression=Compression.Gzip if transport.gzip_over_grpc else Compression.NoCompression,
         insecure=insecure or None,
+        channel_options=(("grpc.max_receive_message_length", ANSWER_BYTES_MAX),),
         credentials=None if insecure else credentials(transport.signal),
     )
     return exporter, response
