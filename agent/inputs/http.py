@@ -68,7 +68,8 @@ def send(
     def ask() -> None:
         try:
             request = urllib.request.Request(url, data=form, headers=headers)
-            chosen = urllib.request.getproxies() if proxies and not is_loopback(address.host) else {}
+            use_environment = proxies and not is_loopback(address.host)
+            chosen = urllib.request.getproxies() if use_environment else {}
             if proxy:
                 chosen = {request.type: proxy}
             opener = _opener(tls, chosen)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mp_agent.errors import RingError
+from mp_agent.ring.files import open_standard_streams
 from mp_agent.ring.locations import hold_agent_lock
 
 _GLIBC_OPTIONS = {-1: 64 * 1024, -3: 64 * 1024, -8: 1}
@@ -22,6 +23,7 @@ _GLIBC_OPTIONS = {-1: 64 * 1024, -3: 64 * 1024, -8: 1}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node agent and return its exit code: 0 also when the run has one already."""
     options = _parse(arguments)
+    open_standard_streams()
     lock_fd = None
     if options.run_dir is not None:
         try:
@@ -59,12 +61,13 @@ def _work(options: argparse.Namespace, lock_fd: int | None) -> None:
     # NumPy's BLAS would start a thread per core, with memory for each.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _limit_allocator()
-    from mp_agent.node.main import watch_directory, watch_run
+    from mp_agent.node.main import end_process, watch_directory, watch_run
 
     if lock_fd is not None:
         watch_run(options.run_dir, lock_fd, detached=options.detach)
     else:
         watch_directory(options.dir, detached=options.detach, with_parent=options.with_parent)
+    end_process(0)
 
 
 def _limit_allocator() -> None:

@@ -1,12 +1,17 @@
 """Configures settings and logging, and runs a node agent."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from mp_agent.errors import SettingError
 from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
+from mp_agent.ring.files import open_standard_streams
 from mp_agent.settings import Settings
 from mp_agent.settings.handover import receive_settings
 
@@ -27,6 +32,7 @@ def watch_directory(base: Path | None, *, detached: bool, with_parent: bool = Fa
 
     with_parent: also stop when the parent process is gone.
     """
+    open_standard_streams()
     settings, ignored = _settings("node-agent", detached=detached)
     _log(settings, "node-agent", detached=detached)
     agent = NodeAgent(settings, setting_errors=ignored)
@@ -48,13 +54,30 @@ def _settings(name: str, *, detached: bool) -> tuple[Settings, int]:
         raise SystemExit(1) from error
 
 
+def end_process(exit_code: int) -> NoReturn:
+    """End this process now.
+
+    What trackers' packages do when the interpreter exits, and threads that look up a host, may
+    take minutes where a server does not answer.
+    """
+    logging.shutdown()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
+
+
 def _serve(agent: NodeAgent) -> None:
     """Run to the end; a detached process has no stderr, so a fatal error is logged."""
+    loop = asyncio.new_event_loop()
     try:
-        asyncio.run(agent.serve())
+        # Not asyncio.run, which waits for the threads of the loop's executor.
+        loop.run_until_complete(agent.serve())
     except Exception:
         log.exception("the node agent stops")
         raise
+    finally:
+        loop.close()
 
 
 def _log(settings: Settings, name: str, *, detached: bool) -> None:

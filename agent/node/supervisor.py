@@ -177,3 +177,9 @@ class RunSupervisor:
         elif self._ended_since_seconds is None:
             self._ended_since_seconds = now_seconds
             log.info("run %s: ended, %s", self.run.name, self.run.end.name.lower())
+            if missing := self.run.missing_rows:
+                log.warning(
+                    "run %s: %d rows of other nodes have not come, and count as dropped records",
+                    self.run.name,
+                    missing,
+                )

@@ -20,9 +20,9 @@ from mp_agent.probe.guard.decision.agreement import Agreement
 from mp_agent.probe.guard.policies.requests import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
 from mp_agent.probe.hooks.optimization import updates
-from mp_agent.probe.identity.process_group import own_group
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.local_gradients.step import LocalGradients
+from mp_agent.probe.meeting import Meeting
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
@@ -42,6 +42,7 @@ from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.records.reduction.reduced_columns import reduced_values
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
+from mp_agent.version import __version__
 
 
 class Probe:
@@ -87,7 +88,7 @@ class Probe:
         self._connection = RingConnection(
             self._make_ring, self._guard, reports, recorder, self._phases
         )
-        self._reduction = _reduction_of(settings, group)
+        self._reduction = _reduction_of(settings, group, reports.list_unsupported)
         context = TrackerContext(
             registry=self._registry,
             recorder=recorder,
@@ -113,13 +114,16 @@ class Probe:
         hooks.install(patches, self._tracker, self._guard)
         if self._updates is not None:
             updates.install_on_optimizers(patches, self._updates, self._updates_guard)
-        if self._reduction is not None:
-            hooks.teardown.install(patches, self._reduction, self._guard)
+        for ranks, guard in ((self._reduction, self._guard), (self._updates, self._updates_guard)):
+            if ranks is not None:
+                hooks.teardown.install(patches, ranks, guard)
 
     def detach(self) -> None:
         """Remove all hooks. Not to be called from within an optimizer's step."""
         if self._updates is not None:
             self._updates_guard.run("the guard's end", self._updates.close)
+        if self._reduction is not None:
+            self._guard.run("the reduction's end", self._reduction.close)
         self._guard.closed = self._updates_guard.closed = True
         self._recorder.close()
         if self._patches is not None:
@@ -241,12 +245,15 @@ class Probe:
 
 
 def _reduction_of(
-    settings: Settings, group: Callable[[], dist.ProcessGroup | None]
+    settings: Settings,
+    group: Callable[[], dist.ProcessGroup | None],
+    note_off: Callable[[str], None],
 ) -> GroupReduction | None:
     """Return the reduction that the settings ask for; None where the agents alone merge."""
     if settings.reduction == "agents":
         return None
-    return GroupReduction(lambda: own_group(group()), settings.reduction_interval)
+    interval = settings.reduction_interval
+    return GroupReduction(lambda: Meeting.of("the reduction", group()), interval, note_off)
 
 
 def _guard_of_updates(
@@ -255,10 +262,18 @@ def _guard_of_updates(
     """Return the guard that the settings ask for; None without policies."""
     if not settings.guard:
         return None
+    deciding: dict[str, object] = {
+        "mp_agent": __version__,
+        "guard": ", ".join(settings.guard),
+        "guard_dry_run": settings.guard_dry_run,
+    }
+    for policy, values in settings.guard.items():
+        for name, value in values.items():
+            deciding[f"{policy}.{name}"] = value if isinstance(value, str) else float(value)
     return TrainingGuard(
         settings.guard,
         context,
-        Agreement(group),
+        Agreement(deciding, group),
         dry_run=settings.guard_dry_run,
         fused_kernels=settings.fused_kernels,
     )

@@ -46,6 +46,10 @@ class ProbeReports:
         if feature not in self._logged:
             self._logged.add(feature)
             log.warning("mp_agent does not measure this: %s; the rest of it goes on", feature)
+        self.list_unsupported(feature)
+
+    def list_unsupported(self, feature: str) -> None:
+        """Report a feature that does not take place, and leave it to the caller to log why."""
         if self._writer is not None:
             self._writer.note_unsupported(feature)
         elif feature not in self._features:

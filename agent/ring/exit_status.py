@@ -5,6 +5,7 @@ Python has no place for it: once `SystemExit` has left the program, no Python co
 
 import os
 
+from mp_agent.ring.files import beyond_standard_streams
 from mp_agent.ring.format.layout import EXIT_ARMED, EXIT_OFFSET, EXIT_PENDING, EXIT_STATUS
 
 _UNBUFFERED = 2
@@ -25,7 +26,8 @@ class ExitStatusRecorder:
     def arm(self, ring_fd: int) -> None:
         """Record into this ring; one that was armed before keeps what it has."""
         if self._pid != os.getpid():
-            self._open_stream(os.dup(ring_fd))
+            with beyond_standard_streams():
+                self._open_stream(os.dup(ring_fd))
         else:
             os.dup2(ring_fd, self._stream_fd, inheritable=False)
         os.pwrite(ring_fd, EXIT_STATUS.pack(EXIT_ARMED, EXIT_PENDING), EXIT_OFFSET)

@@ -26,6 +26,32 @@ ROOM_BYTES = 16 * _MEBIBYTE
 """Room that a rank should find free: its ring, and more for other optimizers and layers."""
 _FLOCK = struct.Struct("hhqqi0q")
 """struct flock: type, whence, start, length, pid."""
+_FIRST_OF_PROGRAM = 3
+"""Those below are standard streams, to which any library of the process may print."""
+
+
+@contextmanager
+def beyond_standard_streams() -> Iterator[None]:
+    """Let no descriptor that is made within become a standard stream, of which some may be closed.
+
+    What a C library prints would damage the file.
+    """
+    placeholders: list[int] = []
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < _FIRST_OF_PROGRAM:
+            placeholders.append(fd)
+        os.close(fd)
+        yield
+    finally:
+        for fd in placeholders:
+            os.close(fd)
+
+
+def open_standard_streams() -> None:
+    """Open those standard streams of this process that are closed, for good."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < _FIRST_OF_PROGRAM:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 @contextmanager
@@ -51,7 +77,8 @@ def _create(path: Path) -> int:
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         make_private_directory(path.parent)
         try:
-            return os.open(path, _CREATE_FLAGS | os.O_EXCL, _FILE_MODE)
+            with beyond_standard_streams():
+                return os.open(path, _CREATE_FLAGS | os.O_EXCL, _FILE_MODE)
         except FileNotFoundError:
             # The node agent of an earlier attempt removes empty directories.
             if attempt == _CREATE_ATTEMPTS:
@@ -125,7 +152,8 @@ def _refuse_foreign_file(path: Path, fd: int, owner_uid: int) -> None:
 def replace_atomically(path: Path, content: bytes) -> None:
     """Put a private file with `content` in place of `path`; readers see the old or the new one."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(hidden, _CREATE_FLAGS | os.O_TRUNC, _FILE_MODE)
+    with beyond_standard_streams():
+        fd = os.open(hidden, _CREATE_FLAGS | os.O_TRUNC, _FILE_MODE)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
@@ -159,7 +187,8 @@ def open_and_lock(path: Path) -> int | None:
     when the file cannot be made, RingError when it is foreign.
     """
     while True:
-        fd = os.open(path, _CREATE_FLAGS, _FILE_MODE)
+        with beyond_standard_streams():
+            fd = os.open(path, _CREATE_FLAGS, _FILE_MODE)
         try:
             _refuse_foreign_file(path, fd, os.geteuid())
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))

@@ -11,7 +11,13 @@ from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
 from mp_agent.ring.exit_status import RECORDER, disarm
-from mp_agent.ring.files import SHORTAGES, appearing, lock_for_life, no_room
+from mp_agent.ring.files import (
+    SHORTAGES,
+    appearing,
+    beyond_standard_streams,
+    lock_for_life,
+    no_room,
+)
 from mp_agent.ring.format.body import BodyHeader, encode_body_header, layout_for
 from mp_agent.ring.format.device_part import DevicePart
 from mp_agent.ring.format.head import Head, encode_head
@@ -278,7 +284,8 @@ class RingWriter:
     def _map(self, offset: int, length: int) -> memoryview:
         # Every mapping holds an fd of the file, and closing any fd would drop the lock: they are
         # all kept until close().
-        mapping = mmap.mmap(self._fd, length, offset=offset)
+        with beyond_standard_streams():
+            mapping = mmap.mmap(self._fd, length, offset=offset)
         self._maps.append((mapping, memoryview(mapping)))
         return self._maps[-1][1]
 

@@ -94,9 +94,19 @@ class ClusterMember:
 
     @property
     def lost(self) -> int:
-        """Rows that arrived after their step was closed, or were evicted before they were sent."""
+        """Rows that arrived after their step was closed, or were evicted before they were sent.
+
+        At the end of the attempt also those that have not arrived.
+        """
         lost = self._reports.steps.lost + self._reports.tables.lost
-        return lost + (self._root.late if self._root else 0)
+        return lost + self.missing_rows + (self._root.late if self._root else 0)
+
+    @property
+    def missing_rows(self) -> int:
+        """Rows of other nodes that the attempt has ended without; 0 before its end."""
+        if self._root is None or self._end is EndReason.RUNNING:
+            return 0
+        return self._root.nodes.missing_rows
 
     @property
     def urgent(self) -> bool:
@@ -188,6 +198,12 @@ class ClusterMember:
         if self._root is None:
             return refusal(report, accepted=False)
         return self._root.receive(report, self._now_seconds, time.time())
+
+    def report_dropped(self, report: NodeReport) -> None:
+        """Report the rows of a report again that the root could not read."""
+        if report.session == self.session:
+            self._reports.resend(report)
+            self._times.report_at_once()
 
     def acknowledge(self, receipt: Receipt) -> bool:
         """Process the root's answer; return whether more is settled than before."""

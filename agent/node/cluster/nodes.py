@@ -118,8 +118,13 @@ class NodeRegistry:
                 raise ReportError(f"rank {status.rank} is on node {home}, not on {number}")
 
     def update(self, node: Node, report: NodeReport, now_seconds: float) -> None:
-        """Update a node with a report, except for its rows."""
+        """Update a node with a report, except for its rows.
+
+        After the final one only repeated ones can come: they are older.
+        """
         node.last_report_seconds = now_seconds
+        if node.report.final and not report.final:
+            return
         node.end = run_end([status.end for status in report.statuses])
         node.behind = furthest_behind(report.statuses)
         announced = (report.shares, report.held, report.holdings)
@@ -145,11 +150,21 @@ class NodeRegistry:
         return held
 
     def end(self, now_seconds: float) -> EndReason:
-        """Return how the known nodes' ranks ended; RUNNING while one runs.
+        """Return how the known nodes' ranks ended; RUNNING while one runs, or rows are to come.
 
         Those of a silent node count as ended for an unknown reason.
         """
         return run_end([self._end_of(node, now_seconds) for node in self._nodes.values()])
+
+    @property
+    def missing_rows(self) -> int:
+        """Rows that other nodes had, by their last reports, and that are not here."""
+        return sum(
+            max(status.committed_sequence - node.position, 0)
+            for node in self._nodes.values()
+            if not node.own
+            for status in node.report.statuses
+        )
 
     def described(self, now_seconds: float) -> tuple[KnownNode, ...]:
         """Return the nodes by node rank."""
@@ -187,7 +202,10 @@ class NodeRegistry:
         return not node.own and now_seconds - node.last_report_seconds >= self._silence_seconds
 
     def _end_of(self, node: Node, now_seconds: float) -> EndReason:
-        if node.end is not EndReason.RUNNING or not self.silent(node, now_seconds):
+        if not self.silent(node, now_seconds):
+            # An end is reported with the last rows, or before them: a report may have been lost.
+            return node.end if node.report.final else EndReason.RUNNING
+        if node.end is not EndReason.RUNNING:
             return node.end
         return run_end([status.end for status in map(_presumed_ended, node.report.statuses)])
 

@@ -56,6 +56,10 @@ class ReportTimes:
             return True
         return now_seconds - self._reported_seconds >= self._interval_seconds
 
+    def report_at_once(self) -> None:
+        """Have a report due: the last one is of no use."""
+        self._reported_seconds = None
+
     def reported(self, now_seconds: float, ends: Ends) -> None:
         """Note that a report was built."""
         self._reported_seconds, self._reported_ends = now_seconds, ends
@@ -195,6 +199,11 @@ class ReportBuilder:
         numbers = [row.family for step in steps for row in step.rows]
         numbers += [block.family for table in layers for block in table.blocks]
         return self._schema_index.families[: max(numbers, default=-1) + 1]
+
+    def resend(self, report: NodeReport) -> None:
+        """Have the rows of a report in the next one again, as far as they are still kept."""
+        self.steps.rewind(report.after)
+        self.tables.rewind(report.layers_after)
 
     def acknowledge(self, receipt: Receipt) -> None:
         """Drop what is settled; after a refusal, resend what the root lacks."""

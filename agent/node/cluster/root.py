@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from mp_agent.node.cluster.nodes import Node, NodeRegistry
 from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.collect.assembler import Assembler
@@ -118,8 +120,10 @@ class RootMerger:
             self.nodes.put(node)
         if self._begun_seconds is None:
             self._begun_seconds = now_seconds
-        self.nodes.update(node, report, now_seconds)
-        if self._refused(node, report):
+        refused = self._refused(node, report)
+        final = report.final and not refused
+        self.nodes.update(node, replace(report, final=final), now_seconds)
+        if refused:
             return self._receipt(node, accepted=False)
         self._add_steps(node, report, now_seconds, time_unix_seconds)
         self._add_tables(node, report, now_seconds)
@@ -160,7 +164,7 @@ class RootMerger:
             yield self._merge_table(sequence)
 
     def end(self, now_seconds: float) -> EndReason:
-        """Return how the attempt ended; RUNNING while a rank of any node runs.
+        """Return how the attempt ended; RUNNING while a rank of any node runs, or rows are to come.
 
         Once all known nodes have ended, those that never reported get a grace period.
         """

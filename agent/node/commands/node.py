@@ -18,6 +18,7 @@ def node_command(directory: Path | None) -> None:
     For jobs with node_agent = "external": a sidecar container, a resident unit. The settings are
     those of the environment and the settings file.
     """
-    from mp_agent.node.main import watch_directory
+    from mp_agent.node.main import end_process, watch_directory
 
     watch_directory(directory, detached=False)
+    end_process(0)

@@ -84,6 +84,11 @@ class Run:
         return self._state.member.end
 
     @property
+    def missing_rows(self) -> int:
+        """Rows of other nodes that the newest attempt has ended without; only the root knows."""
+        return self._state.member.missing_rows
+
+    @property
     def conditions(self) -> ConditionTracker:
         """The conditions judged by this agent; only at the root."""
         return self._state.conditions
@@ -202,6 +207,10 @@ class Run:
             self.flight_request = receipt.flight
             self.conditions.adopt_from_root(receipt.conditions)
         self._state.uncommitted |= self._state.member.acknowledge(receipt)
+
+    def report_dropped(self, report: NodeReport) -> None:
+        """Report the rows of a report again that the root could not read."""
+        self._state.member.report_dropped(report)
 
     def commit(self) -> None:
         """Write the account to the ledger if it has changed; a full directory is only logged."""

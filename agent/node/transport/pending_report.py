@@ -23,6 +23,9 @@ class ReportSource(Protocol):
     def acknowledge(self, receipt: Receipt) -> None:
         """Process the root's answer to a report."""
 
+    def report_dropped(self, report: NodeReport) -> None:
+        """Have its rows reported again: the root could not read it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
@@ -54,16 +57,18 @@ class PendingReport:
             await self._pack(report)
         return self._packet.body
 
-    def answered(self, receipt: Receipt) -> None:
-        """Release the report: the root has answered it."""
-        self._packet = None
+    def answered(self, receipt: Receipt) -> bool:
+        """Release the report: the root has answered it. Return whether it has the final one."""
+        packet, self._packet = self._packet, None
         self._run.acknowledge(receipt)
+        return packet is not None and packet.report.final and receipt.accepted
 
     def refused(self) -> None:
-        """Drop the report: the root will never accept it."""
-        if self._packet is not None:
-            self._packet = None
+        """Drop the report, as the root cannot read it; what it may have held is reported again."""
+        packet, self._packet = self._packet, None
+        if packet is not None:
             self.reports_dropped += 1
+            self._run.report_dropped(packet.report)
 
     async def too_large(self) -> None:
         """Shrink the report, or drop it."""

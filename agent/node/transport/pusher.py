@@ -96,7 +96,7 @@ class Pusher:
 
     async def _push_all(self) -> None:
         """Push until no report is left, or a push fails."""
-        root, ended, refusals = self._root, self._ended(), 0
+        root, refusals = self._root, 0
         while (body := await self._pending_report.next_body()) is not None:
             reply = await self._client.send_rows(root.url, root.token, self._query(root), body)
             receipt = _receipt(reply)
@@ -107,8 +107,6 @@ class Pusher:
             refusals = 0 if receipt.accepted else refusals + 1
             if refusals >= _REFUSALS_IN_A_ROW:
                 break
-        else:
-            self.final_accepted = ended and self.accepted_total > 0
         # All agents of a run start in the same second; spread their pushes.
         shortest = 0.0 if self._fresh else 1 - _JITTER
         self._fresh = False
@@ -123,7 +121,7 @@ class Pusher:
         }
 
     def _settle(self, receipt: Receipt, size: int) -> None:
-        self._pending_report.answered(receipt)
+        self.final_accepted = self._pending_report.answered(receipt)
         self.accepted_total += receipt.accepted
         self._counts = replace(
             self._counts,

@@ -1,6 +1,7 @@
 """What the guard keeps of one optimizer."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -31,6 +32,11 @@ class GuardedOptimizer:
 
     def finish(self) -> None:
         """Restore what was changed for the update."""
-        update, self._update = self._update, None
-        if update is not None:
-            update.finish()
+        if self._update is not None:
+            self._update.finish()
+        self._update = None
+
+    @property
+    def rates_of_script(self) -> Mapping[int, Any]:
+        """Learning rates that are lowered for the update under way as they were, by group."""
+        return {} if self._update is None else self._update.rates_of_script

@@ -5,12 +5,15 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread, current_thread
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.catalog.guard import Action, Values
+from mp_agent.probe import accelerator
 from mp_agent.probe.guard.action_columns import ActionColumns
 from mp_agent.probe.guard.action_log import ActionLog
 from mp_agent.probe.guard.decision.agreement import Agreement
@@ -26,12 +29,15 @@ from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
 from mp_agent.probe.guard.policies.loss_scales import LossScales, follow_skip
 from mp_agent.probe.guard.policies.requests import Requests
 from mp_agent.probe.guard.policies.slow_policies import SlowPolicies
+from mp_agent.probe.meeting import NotMet, cause_of
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
 from mp_agent.probe.step.running_step import running_step
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
+
+_APART = "the guard where ranks cannot agree"
 
 
 class TrainingGuard:
@@ -92,11 +98,13 @@ class TrainingGuard:
             return
         scaler = self._scaler_that_asks(optimizer)
         self._running, self._scaler_asks = id(optimizer), None
+        if not self._has_met(optimizer):
+            return
         guarded = self._guarded(optimizer)
         numbers = self._own_numbers(optimizer, guarded)
         with self._failure_shared():
             verdict = self._verdict(optimizer, guarded, numbers, scaler)
-            if not (self._dry_run or self._is_off):
+            if verdict is not None and not (self._dry_run or self._is_off):
                 guarded.carry_out(optimizer, verdict, self._slow.rate_factor)
                 if scaler is not None:
                     follow_skip(scaler, optimizer, verdict.is_skipped & verdict.is_scaler_skip)
@@ -108,6 +116,15 @@ class TrainingGuard:
         if self._running == id(optimizer):
             self._running = None
 
+    def rates_of_script(self, optimizer: Optimizer) -> Mapping[int, Any]:
+        """Return the learning rates that are lowered at present as they were, by their groups."""
+        guarded = self._optimizers.get(optimizer)
+        return {} if guarded is None else guarded.rates_of_script
+
+    def out_of_reach(self) -> None:
+        """Report that updates of an optimizer cannot be acted on."""
+        self._context.note_unsupported("the guard of an optimizer whose step is replaced")
+
     def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Expect `optimizer` to be stepped by its scaler, or not to be."""
         if not self._is_off and self._is_of_training(optimizer):
@@ -117,6 +134,8 @@ class TrainingGuard:
         """Report to the other ranks that the scaler has skipped the update, if it has."""
         asked, self._scaler_asks = self._scaler_that_asks(optimizer), None
         if asked is not None and not self._is_off:
+            if not self._has_met(optimizer):
+                return
             guarded = self._guarded(optimizer)
             part = failed if self._has_failed else skipped_by_scaler
             with self._failure_shared():
@@ -132,12 +151,41 @@ class TrainingGuard:
             self._columns.note(step.scalars, Action.NONE_LEFT, change.is_none_left)
             self._log.scale_changed(change, step.sequence)
 
+    def group_ends(self, group: dist.ProcessGroup | None) -> None:
+        """Leave the other ranks before the job's process groups are destroyed."""
+        if group is None:
+            self._agreement.release()
+
     def close(self) -> None:
-        """Restore everything that still is as the guard has made it."""
+        """Restore everything that still is as the guard has made it, and leave the other ranks."""
         self._is_off = True
         self._slow.close()
         for guarded in list(self._optimizers.values()):
             guarded.finish()
+        self._agreement.release()
+
+    def _has_met(self, optimizer: Optimizer) -> bool:
+        """Meet the other ranks if that is due; return whether the guard is on afterwards."""
+        try:
+            if self._agreement.meet(_device_of(optimizer)):
+                self._forget()
+        except Exception as error:
+            pass_on(error)
+            if not isinstance(error, NotMet):
+                error = NotMet(f"the ranks do not meet ({cause_of(error)})", _APART, speaks=True)
+            self._turn_off(str(error) if error.speaks else "")
+            self._context.connection.reports.list_unsupported(error.feature)
+        return not self._is_off
+
+    def _forget(self) -> None:
+        """Begin as the other ranks do: what this one has seen alone would have it act alone."""
+        self._slow.close()
+        for guarded in list(self._optimizers.values()):
+            guarded.finish()
+        self._optimizers.clear()
+        self._slow = SlowPolicies(self._policies, self.requests, dry_run=self._dry_run)
+        self._scales = LossScales(self._policies, dry_run=self._dry_run)
+        self._updated.clear()
 
     def _is_of_training(self, optimizer: Optimizer) -> bool:
         """Return whether this is an update of the training, by the thread that trains."""
@@ -219,17 +267,25 @@ class TrainingGuard:
         guarded: GuardedOptimizer,
         numbers: torch.Tensor,
         scaler: GradScaler | None,
-    ) -> UpdateVerdict:
-        """Agree on the update, record what is done, and let the slower policies follow."""
+    ) -> UpdateVerdict | None:
+        """Agree on the update, record what is done, and let the slower policies follow.
+
+        None where the ranks do not agree, and the guard is off.
+        """
         scale = None if scaler is None else scaler._get_scale_async()
         if scale is not None:
             numbers[LOSS_SCALES] = scale
         try:
             agreed, ranks = self._agreement.sums(numbers), self._agreement.ranks
-        except Exception:
-            self._turn_off("the ranks could not agree on an update")
-            raise
-        verdict, outcomes = guarded.judge(agreed, ranks)
+            verdict, outcomes = guarded.judge(agreed, ranks)
+            is_agreed = not self._matters(verdict) or self._agreement.all_agree(True)
+        except Exception as error:
+            pass_on(error)
+            self._disagree(error)
+            return None
+        if not is_agreed:
+            self._disagree(RuntimeError("another rank does not have the sums"))
+            return None
         if scaler is not None:
             self._scales.observe(scaler, agreed[LOSS_SCALES] / ranks, verdict.is_trouble)
         scalars = self._columns.of(optimizer)
@@ -241,6 +297,21 @@ class TrainingGuard:
             self._follow(outcome, scalars, begins_step=begins_step)
         return verdict
 
+    def _matters(self, verdict: UpdateVerdict) -> bool:
+        """Return whether anything is done on the host that the other ranks have to do as well."""
+        if not accelerator.is_on_host(verdict.norm.device):
+            return False  # where sums fail on a device, the job fails
+        return bool(verdict.is_trouble) or self._slow.rate_factor != 1.0
+
+    def _disagree(self, error: Exception) -> None:
+        """Have no rank act any more: some of them do not have the sums of this update."""
+        self._turn_off(f"the ranks could not agree on an update ({cause_of(error)})")
+        self._context.connection.reports.list_unsupported(_APART)
+        try:
+            self._agreement.all_agree(False)
+        finally:
+            self._agreement.release()
+
     def _begins_step(self, optimizer: Optimizer) -> bool:
         """Return whether this is the first update of a step, of which several make each its own."""
         begins = not self._updated or id(optimizer) in self._updated
@@ -250,9 +321,10 @@ class TrainingGuard:
         return begins
 
     def _turn_off(self, reason: str) -> None:
-        """Do nothing any more, and restore what is switched."""
+        """Do nothing any more, and restore what is switched; another rank logs an empty reason."""
         self._is_off = True
-        log.warning("%s: the guard is off from now on", reason)
+        if reason:
+            log.warning("%s: the guard is off from now on", reason)
         self._slow.close()
 
     def _follow(

@@ -34,6 +34,7 @@ class GuardedUpdate:
         self._rollback: Rollback | None = None
         self._attributes: dict[str, Any] = {}
         self._rates: list[tuple[dict[str, Any], Any, Any]] = []
+        """Groups, their rates, and what these are lowered to."""
         try:
             if rate_factor != 1.0:
                 self._lower_rates(rate_factor)
@@ -46,24 +47,39 @@ class GuardedUpdate:
             raise
 
     def finish(self) -> None:
-        """Restore the gradients, the learning rates and the optimizer's attributes."""
+        """Restore the gradients, the learning rates and the optimizer's attributes.
+
+        A signal handler may raise within: what is left is then restored when this is called again.
+        """
+        while self._rates:
+            group, before, lowered = self._rates[-1]
+            if group.get("lr") is lowered:  # else the script has set another one meanwhile
+                group["lr"] = before
+            self._rates.pop()
         if self._rollback is not None:
             self._rollback.restore()
             self._rollback = None
-        while self._rates:
-            group, before, lowered = self._rates.pop()
-            if group.get("lr") is lowered:  # else the script has set another one meanwhile
-                group["lr"] = before
         while self._set_aside:
-            parameter, gradient, substitute = self._set_aside.pop()
+            parameter, gradient, substitute = self._set_aside[-1]
             if parameter.grad is substitute:  # else the script has set another one meanwhile
                 parameter.grad = gradient
+            self._set_aside.pop()
         for name, value in self._attributes.items():
             if value is _ABSENT:
                 delattr(self._optimizer, name)
             else:
                 setattr(self._optimizer, name, value)
         self._attributes.clear()
+
+    @property
+    def rates_of_script(self) -> dict[int, Any]:
+        """Learning rates that are lowered at present as they were, by the number of the group."""
+        groups = {id(group): number for number, group in enumerate(self._optimizer.param_groups)}
+        return {
+            groups[id(group)]: before
+            for group, before, lowered in self._rates
+            if id(group) in groups and group.get("lr") is lowered
+        }
 
     def _carry_out_on_host(self, verdict: UpdateVerdict) -> None:
         if bool(verdict.is_skipped):

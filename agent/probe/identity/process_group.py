@@ -81,19 +81,5 @@ def group_of(process_group: object) -> dist.ProcessGroup | None:
     return process_group if isinstance(process_group, dist.ProcessGroup) else None
 
 
-def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return a new gloo group of the same ranks; None in a job of one rank.
-
-    Waits for the others, all of which have to call it.
-    """
-    if world_size() == 1 or not dist.is_initialized():
-        return None
-    ranks = None if group is None else dist.get_process_group_ranks(group)
-    made: dist.ProcessGroup = dist.new_group(
-        ranks, backend="gloo", use_local_synchronization=ranks is not None
-    )
-    return made
-
-
 def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(ranks))

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from mp_agent.ring.files import beyond_standard_streams
+
 _SHELL = "/bin/sh"
 _START_SECONDS_AT_MOST = 60.0
 
@@ -53,7 +55,8 @@ def start_detached(module: Sequence[str], environment: Mapping[str, str]) -> Sta
     """
     if not sys.executable:
         raise FileNotFoundError(errno.ENOENT, "there is no Python program to run")
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with beyond_standard_streams():
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     starting = Starting(reading)
     try:
         with _unnoticed():

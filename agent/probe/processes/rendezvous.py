@@ -20,6 +20,7 @@ import msgspec
 from mp_agent.errors import RingError
 from mp_agent.probe.processes.store import Store, connect, is_listened_on
 from mp_agent.ring import address, locations
+from mp_agent.ring.files import open_standard_streams
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.root_note import RootNote, is_base_url, read_root_note, write_root_note
 
@@ -188,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ring", type=Path, required=True, help="of the rank that asks")
     parser.add_argument("--ready-fd", type=int, help="closed once this process is detached")
     options = parser.parse_args(arguments)
+    open_standard_streams()
     os.nice(_NICENESS)
     if os.fork() > 0:
         os._exit(0)

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from mp_agent.ring.files import beyond_standard_streams
+
 _ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU))
 _WARNING = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 """With these a scheduler announces the end; other programs use them for anything."""
@@ -42,7 +44,8 @@ class SignalLog:
         """Start recording signals; only the main thread can, and only if no other code does."""
         if self._pid == os.getpid() or threading.current_thread() is not threading.main_thread():
             return
-        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with beyond_standard_streams():
+            self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._pid, self._lost = os.getpid(), False
         if (other := self._claim()) != _NONE:
             _set_wakeup_fd(other)

@@ -42,7 +42,7 @@ class GroupLayout(NamedTuple):
     @classmethod
     def of(cls, groups_of_ranks: Iterable[Sequence[TensorGroup]]) -> "GroupLayout":
         """Return the layout of what each rank has."""
-        found = {TensorGroup(*group) for groups in groups_of_ranks for group in groups}
+        found = {group for groups in groups_of_ranks for group in groups}
         return cls(tuple(sorted(found)))
 
     def holds(self, schema: Schema) -> bool:

@@ -10,7 +10,7 @@ def running_step(identity: int) -> Optimizer | None:
     """Return the optimizer of that `id` if this thread is within its step; None if it is not."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _STEP:
+        if frame.f_code is STEP:
             optimizer = frame.f_locals.get("self")
             if isinstance(optimizer, Optimizer) and id(optimizer) == identity:
                 return optimizer
@@ -22,5 +22,5 @@ def _nothing(optimizer: Optimizer) -> None:
     """Do nothing, in place of a step."""
 
 
-_STEP = Optimizer.profile_hook_step(_nothing).__code__
+STEP = Optimizer.profile_hook_step(_nothing).__code__
 """What torch puts around the step of every optimizer; all hooks on steps run within."""

@@ -36,6 +36,7 @@ _RETRYABLE = {
 if it comes with a RetryInfo."""
 _DUE_TO_CONTENT = {StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED}
 """Codes that may be due to a part of the request."""
+ANSWER_BYTES_MAX = 1 << 16
 _RETRY_INFO = "google.rpc.retryinfo-bin"
 _WITHOUT_PROXY = (("grpc.enable_http_proxy", 0),)
 """Channel options by which gRPC ignores the environment's proxy."""
@@ -148,6 +149,7 @@ def open_grpc_exporter(
         timeout=timeout_seconds,
         compression=Compression.Gzip if transport.gzip_over_grpc else Compression.NoCompression,
         insecure=insecure or None,
+        channel_options=(("grpc.max_receive_message_length", ANSWER_BYTES_MAX),),
         credentials=None if insecure else credentials(transport.signal),
         channel_options=_WITHOUT_PROXY if _is_on_this_machine(transport.signal) else None,
     )

@@ -1,10 +1,13 @@
 """The HTTP session of the official exporters: it detects refusals that they take for success.
 
 They count every status below 400 as delivered and ignore the body, so that a redirect to a login
-page, or a response that rejects some points, would pass for success. Besides, a session prefers
-REQUESTS_CA_BUNDLE to OTEL_EXPORTER_OTLP_CERTIFICATE by default.
+page, or a response that rejects some points, would pass for success. They read a body to its end,
+in memory that belongs to the training. Besides, a session prefers REQUESTS_CA_BUNDLE to
+OTEL_EXPORTER_OTLP_CERTIFICATE by default.
 """
 
+import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from urllib3.exceptions import HTTPError
 
 from mp_agent.exporters.otlp.environment import OtlpSignal
 from mp_agent.ring.address import is_loopback
@@ -29,6 +33,12 @@ _RESPONSES: dict[OtlpSignal, tuple[Any, str]] = {
 _PROTOBUF = "application/x-protobuf"
 _WEB_PAGE = "text/html"
 _EXPLANATION_CHARACTERS_MAX = 200
+ANSWER_BYTES_MAX = 1 << 16
+"""Of a body that are read, and of what is unpacked of it."""
+_READ_BYTES = 1 << 13
+_READ_SECONDS = 10.0
+"""Where a request has no time-out."""
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _RETRYABLE = {429, 502, 503, 504}
 """The only statuses after which OTLP/HTTP lets a client retry the same request."""
 _DUE_TO_CONTENT = {400, 413, 422}
@@ -55,6 +65,8 @@ class CheckedSession(requests.Session):
         """The delay that the last response asks for."""
         self.explanation = ""
         """The text of the last error, besides its status."""
+        self._deadline_seconds = 0.0
+        """When an answer that still arrives is given up."""
         self.hooks["response"].append(self._check)
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
@@ -63,6 +75,9 @@ class CheckedSession(requests.Session):
         self.rejected = 0
         self.retry_after_seconds = 0.0
         self.explanation = ""
+        timeout = options.get("timeout")
+        limit_seconds = timeout if isinstance(timeout, int | float) else _READ_SECONDS
+        self._deadline_seconds = time.monotonic() + limit_seconds
         return super().send(request, **options)
 
     def merge_environment_settings(
@@ -86,9 +101,12 @@ class CheckedSession(requests.Session):
         if 300 <= status < 400:
             response.close()  # its body is not read, so its connection would stay open
             raise RefusedError(f"answered {status}, a redirect: is the endpoint right?")
+        is_whole = _read_in_part(response, self._deadline_seconds)
         content_type = response.headers.get("Content-Type", "")
         if status >= 400:
             self.explanation = _explanation(content_type, response.content)
+        elif not is_whole:
+            raise RefusedError("answered with more than OTLP: is the endpoint right?")
         elif response.content:
             self._check_body(content_type, response.content)
 
@@ -106,6 +124,40 @@ class CheckedSession(requests.Session):
             # A retry would duplicate what was accepted.
             self.refused_permanently, self.rejected = True, rejected
             raise RefusedError(f"accepted all but {rejected}: {partial.error_message}")
+
+
+def _read_in_part(response: requests.Response, deadline_seconds: float) -> bool:
+    """Let a response have the beginning of its body as its content; return whether that is all."""
+    read = getattr(response.raw, "read1", response.raw.read)
+    packed = b""
+    is_whole = False
+    while len(packed) < ANSWER_BYTES_MAX and time.monotonic() < deadline_seconds:
+        try:
+            piece = read(_READ_BYTES, decode_content=False)
+        except HTTPError as error:
+            raise requests.ConnectionError(error) from error
+        is_whole = not piece
+        if is_whole:
+            break
+        packed += piece
+    content = packed[:ANSWER_BYTES_MAX]
+    if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        content, is_whole = _unpacked(content, is_whole=is_whole)
+    if not is_whole:
+        response.close()  # the rest stays unread
+    response._content = content
+    response._content_consumed = True  # type: ignore[attr-defined]
+    return is_whole
+
+
+def _unpacked(packed: bytes, *, is_whole: bool) -> tuple[bytes, bool]:
+    """Return the beginning of what a body unpacks to, and whether that is all; b"" of no zip."""
+    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        content = unpacking.decompress(packed, ANSWER_BYTES_MAX)
+    except zlib.error:
+        return b"", is_whole
+    return content, is_whole and not unpacking.unconsumed_tail
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float:

@@ -50,7 +50,8 @@ AGENT_METRICS = (
         kind=Kind.COUNTER,
         scope=Scope.AGENT,
         help="Records of steps, and of their layers, that were lost: overwritten before they were "
-        "read, impossible to write, or not brought by the device.",
+        "read, impossible to write, not brought by the device, or not received from another node "
+        "before the run was over.",
         read=lambda agent: float(agent.records_dropped),
     ),
     Metric(

@@ -1,43 +1,95 @@
 """The sums over all ranks on which every rank decides alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+
+from mp_agent.probe import accelerator
+from mp_agent.probe.meeting import Meeting, reduced
 
 
 class Agreement:
     """Adds numbers up over the ranks of a process group, the job's own unless one is given.
 
-    The collective is part of the stream of the training's own ones. Where a member is dead it
-    fails or waits as the next one of the training does, no longer than the group's time-out.
+    The ranks meet before the first sum, and do so again when the job makes its groups again. Sums
+    are made in a gloo group of the guard's own, which ends with the job's. Where the job has no
+    gloo they are part of the stream of its own collectives: no other communicator may run on a
+    GPU at the same time.
     """
 
-    def __init__(self, group: Callable[[], dist.ProcessGroup | None] = lambda: None) -> None:
-        """group: returns the group; None for the job's own."""
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        group: Callable[[], dist.ProcessGroup | None] = lambda: None,
+    ) -> None:
+        """Meet nobody yet.
+
+        settings: what decides, by name. group: returns the group; None for the job's own.
+        """
+        self._settings = settings
         self._group = group
+        self._met_in: dist.ProcessGroup | None = None
+        """The job's own group when the ranks met."""
+        self._meeting: Meeting | None = None
+        self._own: dist.ProcessGroupGloo | None = None
+        self._sent: torch.Tensor | None = None
 
     @property
     def ranks(self) -> int:
         """How many ranks agree: 1 without a process group."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return 1
-        return dist.get_world_size(self._group())
+        return 1 if self._meeting is None else len(self._meeting.ranks)
+
+    def meet(self, device: torch.device) -> bool:
+        """Meet the other ranks if that is due; return whether it was. device: of the gradients.
+
+        Raises NotMet where ranks are missing or decide by other settings, RuntimeError where they
+        cannot be reached.
+        """
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        if world is self._met_in:
+            return False
+        self.release()
+        self._met_in = world
+        if (meeting := Meeting.of("the guard", self._group())) is None:
+            return False
+        place = "the host" if accelerator.is_on_host(device) else "a device"
+        meeting.join({**self._settings, "the place of decisions": place})
+        if _has_gloo(device, self._group()):
+            self._own = meeting.connect()
+        self._meeting = meeting
+        return True
 
     def sums(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the sums over all ranks, on the same device."""
-        if self.ranks == 1:
+        """Return the sums over all ranks, on the same device.
+
+        Raises RuntimeError where the others are not there in time: within the time-out of a wait,
+        or on a GPU within that of the job's group.
+        """
+        if self._meeting is None:
             return numbers
-        group = self._group()
-        device = _device_for(numbers.device, group)
-        sent = numbers.to(device, copy=True)
-        dist.all_reduce(sent, group=group)
-        return sent.to(numbers.device)
+        sent = self._sent = numbers.to("cpu" if self._own else numbers.device, copy=True)
+        if self._own is None:
+            dist.all_reduce(sent, group=self._group())
+        else:
+            reduced(self._own, sent, dist.ReduceOp.SUM).wait()
+        return sent.to(numbers.device, copy=True)
+
+    def all_agree(self, agrees: bool) -> bool:
+        """Return whether all ranks have the same sums and act on them; after a sum that failed, no.
+
+        A sum may fail on one rank and succeed on another, which then acts alone.
+        """
+        return agrees if self._meeting is None else self._meeting.all_agree(agrees)
+
+    def release(self) -> None:
+        """Release the group, and the store."""
+        self._meeting = self._own = None
+        self._sent = None
 
 
-def _device_for(device: torch.device, group: dist.ProcessGroup | None) -> torch.device:
-    """Return `device`, or the GPU where the group has no backend for gradients on the host."""
-    backend = dist.get_backend_config(group)
-    if device.type == "cpu" and "cpu:" not in backend and backend != "gloo":
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+def _has_gloo(device: torch.device, group: dist.ProcessGroup | None) -> bool:
+    """Return whether a group of gloo's serves as well as the job's own for what is on `device`."""
+    backends = dist.get_backend_config(group)
+    by_device = dict(pair.split(":") for pair in backends.split(",") if ":" in pair)
+    return dist.is_gloo_available() and by_device.get(device.type, "gloo") in ("gloo", "mpi")

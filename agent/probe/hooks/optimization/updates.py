@@ -3,24 +3,23 @@
 import functools
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe.hooks.optimization import state_dict
 from mp_agent.probe.hooks.optimization.grad_scaler import family
-from mp_agent.probe.hooks.optimization.optimizer import Arguments
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.step.running_step import running_step
+from mp_agent.probe.step.running_step import STEP
+
+_WRAPPERS_AT_MOST = 8
 
 
 class Updates(Protocol):
@@ -37,6 +36,12 @@ class Updates(Protocol):
 
     def update_ended(self, optimizer: Optimizer) -> None:
         """Restore: it has used them."""
+
+    def rates_of_script(self, optimizer: Optimizer) -> Mapping[int, Any]:
+        """Return the learning rates that are lowered at present as they were, by their groups."""
+
+    def out_of_reach(self) -> None:
+        """Note that updates of an optimizer cannot be acted on."""
 
     def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Note that a GradScaler is asked to step `optimizer`."""
@@ -91,26 +96,84 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
 
 
 def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> None:
-    """Register hooks on every step; after the probe's own hooks, which measure before it acts."""
+    """Act within every step, as close to the optimizer's own code as can be.
+
+    All hooks on steps run outside of that, those of the script's included, and so does what follows
+    a step that raises: they find gradients and learning rates as they are without the guard.
+    """
     state_dict.install(patches, updates, guard)
     _install_on_joins(patches, updates, guard)
-    ends = _EndsOfUpdates(updates, guard)
+    _install_on_saving(patches, updates)
+    reached: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
-    def before(
-        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Arguments | None:
-        guard.run("the guard's restoring", ends.watch, optimizer)
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None or not callable(closure):
-            guard.run("the guard", updates.update_begins, optimizer)
-            return None
-        guarded = _guarded(closure, optimizer, updates, guard)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": guarded}
-        return (args[0], guarded, *args[2:]), kwargs
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            closure = kwargs.get("closure", args[0] if args else None)
+            try:
+                if closure is None or not callable(closure):
+                    guard.run("the guard", updates.update_begins, self)
+                elif "closure" in kwargs:
+                    kwargs = {**kwargs, "closure": _guarded(closure, self, updates, guard)}
+                else:
+                    args = (_guarded(closure, self, updates, guard), *args[1:])
+                return original(self, *args, **kwargs)
+            finally:
+                try:
+                    guard.run("the guard's restoring", updates.update_ended, self)
+                finally:  # again, where a signal handler has raised within
+                    guard.run("the guard's restoring", updates.update_ended, self)
+
+        return untraced(step)
+
+    def reach(owner: type) -> None:
+        """Wrap what the steps of a class run, which torch's own wrapper holds."""
+        for each in owner.__mro__:
+            if "step" in vars(each) and each not in reached:
+                hooked = _hooked_by_torch(vars(each)["step"])
+                reached[each] = hooked is not None and patches.replace_inside(hooked, wrap)
+        reached[owner] = any(reached.get(each, False) for each in owner.__mro__)
+        if not reached[owner]:
+            updates.out_of_reach()
+
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if type(optimizer) not in reached:
+            guard.run("the guard's optimizer", reach, type(optimizer))
 
     patches.on_restore(register_optimizer_step_pre_hook(before).remove)
-    patches.on_restore(ends.close)
+
+
+def _hooked_by_torch(step: object) -> Callable[..., Any] | None:
+    """Return torch's wrapper with the hooks, which others may have wrapped; None without one."""
+    for _ in range(_WRAPPERS_AT_MOST):
+        if isinstance(step, FunctionType) and step.__code__ is STEP:
+            return step
+        step = getattr(step, "__wrapped__", None)
+    return None
+
+
+def _install_on_saving(patches: Patches, updates: Updates) -> None:
+    """Save the rates of the script also within a step: a signal handler may want to, and exit."""
+
+    def with_rates(optimizer: Optimizer, saved: Any) -> Any:
+        rates = updates.rates_of_script(optimizer)
+        if not rates or not isinstance(saved, dict) or "param_groups" not in saved:
+            return saved
+        groups = [
+            {**group, "lr": rates[number]} if number in rates else group
+            for number, group in enumerate(saved["param_groups"])
+        ]
+        return {**saved, "param_groups": groups}
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return with_rates(self, original(self, *args, **kwargs))
+
+        return untraced(save)
+
+    for name in ("state_dict", "__getstate__"):
+        patches.replace(Optimizer, name, wrap)
 
 
 def _install_on_joins(patches: Patches, updates: Updates, guard: Guard) -> None:
@@ -135,51 +198,6 @@ def _install_on_joins(patches: Patches, updates: Updates, guard: Guard) -> None:
         patches.replace(Join, "__exit__", wrap(False))
 
 
-class _EndsOfUpdates:
-    """Hooks on the end of each optimizer's step, of which torch calls no other before.
-
-    The script's own hooks, and what the probe calls, such as a callback that saves a checkpoint,
-    then find gradients and learning rates as they are without the guard.
-    """
-
-    def __init__(self, updates: Updates, guard: Guard) -> None:
-        self._updates = updates
-        self._guard = guard
-        self._hooks: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def watch(self, optimizer: Optimizer) -> None:
-        """Register the hook, once."""
-        if optimizer not in self._hooks:
-            after = _EndOfUpdate(self._updates, self._guard)
-            hook = self._hooks[optimizer] = optimizer.register_step_post_hook(after)
-            hooks: OrderedDict[int, Any] = cast(Any, optimizer._optimizer_step_post_hooks)
-            hooks.move_to_end(hook.id, last=False)
-
-    def close(self) -> None:
-        """Remove all hooks; that of a step under way, which torch is calling, does nothing more."""
-        for optimizer, hook in list(self._hooks.items()):
-            if running_step(id(optimizer)) is None:
-                hook.remove()
-
-
-class _EndOfUpdate:
-    """Such a hook; a copy of an optimizer that copies its hooks has one that does nothing."""
-
-    __slots__ = ("_guard", "_updates")
-
-    def __init__(self, updates: Updates, guard: Guard) -> None:
-        self._updates, self._guard = updates, guard
-
-    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._guard.run("the guard's restoring", self._updates.update_ended, optimizer)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Of the standard library alone: what is saved must load where mp_agent is not installed.
-        return getattr, (nullcontext(), "__exit__")
-
-
 def _guarded(
     closure: Callable[..., Any], optimizer: Optimizer, updates: Updates, guard: Guard
 ) -> Callable[..., Any]:
@@ -189,11 +207,7 @@ def _guarded(
     @functools.wraps(closure, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        try:
-            result = closure(*args, **kwargs)
-        except BaseException:
-            guard.run("the guard's restoring", updates.update_ended, optimizer)
-            raise
+        result = closure(*args, **kwargs)
         calls += 1
         if calls == 1:
             guard.run("the guard", updates.update_begins, optimizer)

@@ -24,6 +24,7 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
+from mp_agent.ring.files import beyond_standard_streams
 from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
@@ -125,7 +126,8 @@ def node_cache() -> Iterator[Path]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a file's lock, or go on without it when another process keeps it for very long."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with beyond_standard_streams():
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + LOCK_SECONDS_AT_MOST
         while time.monotonic() < deadline:

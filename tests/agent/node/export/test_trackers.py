@@ -2,10 +2,13 @@
 
 import json
 import signal
+import socket
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -133,6 +136,53 @@ def test_comet_holds_what_is_scraped(track, settings, monkeypatch):
     last = {metric["metricName"]: metric for metric in metrics}
     assert (last[LOSS]["step"], last[LOSS]["metricValue"]) == (STEPS, exported["loss"])
     assert last[NORM]["metricValue"] == pytest.approx(exported["grad_norm"])
+
+
+@pytest.fixture
+def silent_server() -> Iterator[tuple[str, list[socket.socket]]]:
+    """The address of a server that takes connections and never answers, and these."""
+    taken: list[socket.socket] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def take() -> None:
+        with suppress(OSError):
+            while True:
+                taken.append(listener.accept()[0])
+
+    thread = Thread(target=take)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}", taken
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    for each in taken:
+        each.close()
+
+
+def _environment(exporter: str, url: str) -> dict[str, str]:
+    """Return the variables that send what an exporter sends to a server."""
+    return {
+        "wandb": {"WANDB_BASE_URL": url, "WANDB_API_KEY": "a" * 40, "WANDB_MODE": "online"},
+        "mlflow": {"MLFLOW_TRACKING_URI": url},
+        "comet": {"COMET_URL_OVERRIDE": url, "COMET_API_KEY": "a" * 25, "COMET_START_ONLINE": "1"},
+        "otlp": {"OTEL_EXPORTER_OTLP_ENDPOINT": url},
+    }[exporter]
+
+
+@pytest.mark.parametrize("exporter", ["wandb", "mlflow", "comet", "otlp"])
+def test_a_server_that_does_not_answer_keeps_no_agent_after_the_linger(
+    start, start_rank, monkeypatch, silent_server, exporter
+):
+    url, taken = silent_server
+    for name, value in _environment(exporter, url).items():
+        monkeypatch.setenv(name, value)
+    rank = start_rank()
+    rank.steps(STEPS, gradients={"sum_sq": 4.0}, loss=2.5)
+    chosen = {"exporters": ("otlp",)} if exporter == "otlp" else {"trackers": (exporter,)}
+    agent = start(linger_seconds=0.5, **chosen)
+    wait_until(lambda: taken, what="the first connection")
+    rank.end()
+    waiting.wait_until(lambda: agent.poll() is not None, seconds=12, what="the end of the agent")
 
 
 def test_without_a_tracker_no_package_of_one_is_imported(start, start_rank, run_dir):

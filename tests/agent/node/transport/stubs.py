@@ -84,6 +84,7 @@ class StubRun:
         self.waiting: list[NodeReport] = []
         self.received: list[NodeReport] = []
         self.receipts: list[Receipt] = []
+        self.dropped: list[NodeReport] = []
         self.failure: Exception | None = None
         self.takes = True
         self.nodes: tuple[KnownNode, ...] = ()
@@ -93,6 +94,9 @@ class StubRun:
 
     def acknowledge(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
+
+    def report_dropped(self, report: NodeReport) -> None:
+        self.dropped.append(report)
 
     def receive(self, report: NodeReport) -> Receipt:
         if self.failure is not None:

@@ -38,11 +38,12 @@ def test_a_report_of_an_attempt_that_is_over_is_not_sent(run):
     assert outbox.reports_dropped == 0
 
 
-def test_a_report_that_nobody_can_read_is_given_up_and_counted(run):
+def test_a_report_that_cannot_be_read_is_counted_and_its_rows_are_asked_for_again(run):
     run.waiting = [make_report(1), make_report(2)]
     outbox = PendingReport(run)
     assert sent(outbox) == 1
     outbox.refused()
+    assert [report.position for report in run.dropped] == [1]
     assert sent(outbox) == 2
     assert outbox.reports_dropped == 1
 

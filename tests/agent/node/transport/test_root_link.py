@@ -114,7 +114,7 @@ def test_the_end_is_pushed_at_once_and_then_owed_no_more(root, node):
             await until(link, lambda: node.receipts, "the first report")
             assert link.final_report_pending
             assert not link.pusher.final_accepted
-            node.waiting, node.end = [make_report(2)], EndReason.COMPLETED
+            node.waiting, node.end = [make_report(2, final=True)], EndReason.COMPLETED
             await until(link, lambda: link.pusher.final_accepted, "the end")
             assert len(root.received) == 2
             assert not link.final_report_pending

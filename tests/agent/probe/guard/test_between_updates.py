@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 
 import mp_agent
 from mp_agent.probe import api
+from mp_agent.probe.guard.training_guard import TrainingGuard
+from mp_agent.probe.guard.update import GuardedUpdate
 from tests.agent.probe.small_model import make_loss, make_model
 
 POISONED, STEPS = 2, 8
@@ -90,6 +93,106 @@ def test_no_hook_stays_on_the_optimizer_once_the_guard_has_ended(watch):
     _train(model, optimizer)
     started.probe.detach()
     assert not optimizer._optimizer_step_post_hooks
+
+
+class _BreaksOff(torch.optim.SGD):
+    """Runs what is given in the middle of its step, where its rate is in use."""
+
+    within: Callable[["_BreaksOff"], None]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.within(self)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+def _lowered(model: nn.Module) -> _BreaksOff:
+    """Return an optimizer of which the next step uses a lowered rate."""
+    optimizer = _BreaksOff(model.parameters(), lr=0.1)
+    optimizer.within = lambda _: None
+    _train(model, optimizer)
+    make_loss(model, STEPS).backward()
+    return optimizer
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("place", ["step", "hook before", "hook after"])
+def test_a_step_that_raises_leaves_the_rates_of_the_script(watch, error, place):
+    watch(guard=POLICIES)
+    optimizer = _lowered(make_model())
+    used: list[float] = []
+
+    def break_off(*_: object) -> None:
+        used.append(optimizer.param_groups[0]["lr"])
+        raise error
+
+    if place == "step":
+        optimizer.within = break_off
+    elif place == "hook before":
+        optimizer.register_step_pre_hook(break_off)
+    else:
+        optimizer.register_step_post_hook(break_off)
+    with pytest.raises(error):
+        optimizer.step()
+    assert (used[0] < 0.1) == (place == "step")
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(TrainingGuard, "update_ended"), (GuardedUpdate, "_carry_out_on_host")],
+    ids=["restored", "lowered"],
+)
+def test_a_signal_handler_that_raises_while_rates_change_leaves_those_of_the_script(
+    watch, monkeypatch, owner, name
+):
+    watch(guard=POLICIES)
+    optimizer = _lowered(make_model())
+    original = getattr(owner, name)
+    struck: list[str] = []
+
+    def strike(self: object, *arguments: Any) -> Any:
+        if not struck:
+            struck.append(name)
+            signal.raise_signal(signal.SIGUSR1)
+        return original(self, *arguments)
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    monkeypatch.setattr(owner, name, strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert struck
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_signal_handler_that_saves_within_a_step_saves_the_rates_of_the_script(watch):
+    watch(guard=POLICIES)
+    optimizer = _lowered(make_model())
+    saved: list[float] = []
+
+    def handler(number: int, frame: object) -> None:
+        saved.append(optimizer.param_groups[0]["lr"])
+        saved.append(optimizer.state_dict()["param_groups"][0]["lr"])
+        saved.append(optimizer.__getstate__()["param_groups"][0]["lr"])
+
+    optimizer.within = lambda _: signal.raise_signal(signal.SIGUSR1)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        optimizer.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    in_use, *others = saved
+    assert in_use < 0.1
+    assert others == [0.1, 0.1]
 
 
 class _SavedWhole(torch.optim.SGD):

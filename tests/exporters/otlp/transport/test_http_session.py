@@ -1,6 +1,15 @@
 """Responses over HTTP that are refusals, or explain one."""
 
 import os
+import socket
+import threading
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from itertools import repeat
 
 import pytest
 
@@ -71,3 +80,84 @@ def test_a_collector_on_this_machine_gets_pushes_whatever_proxy_there_is(
     with started(tmp_path) as loop:
         loop.push()
     assert loop.account().failures == 0 and loop.delivered == 1
+
+
+@cache
+def _bomb() -> bytes:
+    """Return 64 MiB of zeros, packed, without having had them in memory."""
+    packing = zlib.compressobj(9, wbits=16 + zlib.MAX_WBITS)
+    return b"".join(packing.compress(bytes(1 << 20)) for _ in range(64)) + packing.flush()
+
+
+def _pieces(kind: str) -> Iterator[bytes]:
+    """Yield what a server sends after the status line, without end or very much of it."""
+    yield b"Content-Type: application/x-protobuf\r\n"
+    if kind == "chunks":
+        yield b"Transfer-Encoding: chunked\r\n\r\n"
+        yield from repeat(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+    elif kind == "no length":
+        yield b"Connection: close\r\n\r\n"
+        yield from repeat(bytes(1 << 16))
+    elif kind == "packed":
+        packed = _bomb()
+        yield b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    else:
+        yield b"Connection: close\r\n\r\n"
+        for byte in repeat(b"\x00"):  # never a whole second without one
+            time.sleep(0.05)
+            yield byte
+
+
+@pytest.fixture
+def endless_server(monkeypatch) -> Iterator[Callable[[int, str], list[int]]]:
+    """Start a server that answers by a status and pieces; return how much it could send."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}"
+    )
+    sent: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def serve(status: int, kind: str) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1 << 20)
+                    connection.sendall(b"HTTP/1.1 %d Any\r\n" % status)
+                    for piece in _pieces(kind):
+                        connection.sendall(piece)
+                        sent.append(len(piece))
+
+    def start(status: int, kind: str) -> list[int]:
+        threads.append(threading.Thread(target=serve, args=(status, kind)))
+        threads[-1].start()
+        return sent
+
+    yield start
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("kind", ["chunks", "no length", "packed", "drops"])
+def test_of_an_answer_without_end_only_the_beginning_is_read(
+    status, kind, endless_server, tmp_path, caplog
+):
+    _bomb()
+    sent = endless_server(status, kind)
+    tracemalloc.start()
+    try:
+        with started(tmp_path) as loop:
+            loop.push()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert loop.account().failures == 1
+    assert peak_bytes < 32 << 20
+    assert sum(sent) < 32 << 20  # what the system's buffers take included
+    if status == 200:
+        assert "more than OTLP" in caplog.text
