@@ -54,6 +54,8 @@ class OpenStep:
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
     """What last cleared its gradients while the run's optimizers were not known yet."""
     loss_since_cleared: Scalar | None = None
+    factor: Scalar = 1.0
+    """By which an engine has multiplied the gradients since they were reduced."""
     measured: set[str] = field(default_factory=set)
     """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
     settled: set[str] = field(default_factory=set)
@@ -125,6 +127,13 @@ class OpenStep:
         if self.last_loss is not None and not self.loss_observed:
             self.scalars["loss"] = add(self.loss_before_last, self.last_loss / parts)
             self.last_loss = None
+
+    def multiply(self, factor: Scalar) -> None:
+        """Multiply the loss, as all gradients of the step are."""
+        self.factor = self.factor * factor
+        loss = self.scalars.get("loss")
+        if loss is not None and not self.loss_observed:
+            self.scalars["loss"] = loss * factor
 
     def note_reduction(self, reduced: bool | None) -> None:
         """Note whether an optimizer's gradients were reduced over replicas, where that is known."""

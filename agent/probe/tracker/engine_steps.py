@@ -1,4 +1,4 @@
-"""Steps of a framework's engine (DeepSpeed), which unscales, clips and skips by itself."""
+"""Steps of a framework's engine (DeepSpeed, Megatron-Core), which unscales, clips and skips."""
 
 from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.scalars import reciprocal
@@ -28,7 +28,9 @@ class EngineSteps:
             if before.loss_scale is not None:
                 context.step.scalars["loss_scale"] = before.loss_scale
                 context.traits.scaler_name = engine.scaler_name
-            if before.completed is not None:
+            if before.completed is None:
+                context.note_trainer_step(watched, context.step.sequence)
+            else:
                 context.trainer_step.completed_by_engine(before.completed, context.step.sequence)
                 context.update_trainer_lead()
         scale = before.gradient_scale

@@ -2,7 +2,7 @@
 
 from torch.amp import GradScaler
 
-from mp_agent.probe.scalars import Scalar, reciprocal
+from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.backward_loss import loss_of
 from mp_agent.probe.tracker.context import TrackerContext
 
@@ -34,6 +34,12 @@ class LossTracking:
         """Count the loss of the current backward as one of `parts`, as its gradients are."""
         if not self._context.trains_other_model:
             self._context.step.divide_last_loss(parts)
+
+    def multiplied(self, factor: object) -> None:
+        """Let the loss be that of which the gradients are the gradients after the product."""
+        scalar = snapshot_of(factor)
+        if scalar is not None and not self._context.trains_other_model:
+            self._context.step.multiply(scalar)
 
     def add_from_backward(self, roots: object, seeds: object) -> None:
         """Add the loss that the current backward starts from."""

@@ -1,0 +1,139 @@
+"""Megatron-Core's numbers are those that it gives itself, and those of one process in float64."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.agent.probe.reference import row_of
+from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring, rows_by_name
+from tests.frameworks.megatron_variants import CLIP, POISONED_STEP, VARIANTS, Variant
+from tests.frameworks.torchrun import torchrun
+
+OF_MEGATRON = 1e-5
+"""Relative error of the norm, against what `optimizer.step()` returned."""
+OF_FLOAT64 = {"fp32": 1e-4, "bf16": 6e-2, "fp16": 1e-2}
+"""Relative error of a layer's norm, against one process in float64."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
+
+WORLDS = sorted({variant.world for variant in VARIANTS.values()})
+
+
+@pytest.fixture(scope="module")
+def trained(framework, tmp_path_factory) -> Path:
+    framework("megatron.core")
+    directory: Path = tmp_path_factory.mktemp("megatron")
+    torchrun("tests.frameworks.megatron_job", str(directory), "reference", world=1)
+    for world in WORLDS:
+        names = [name for name, variant in VARIANTS.items() if variant.world == world]
+        torchrun("tests.frameworks.megatron_job", str(directory), *names, world=world)
+    return directory
+
+
+@pytest.fixture
+def variant(name) -> Variant:
+    return VARIANTS[name]
+
+
+@pytest.fixture
+def rings(trained, name, variant):
+    return {
+        rank: read_ring(trained / name / f"rank{rank}.ring", one_schema=False)
+        for rank in range(variant.world)
+    }
+
+
+@pytest.fixture
+def seen(trained, name, variant) -> list[dict[str, Any]]:
+    """What Megatron says of each step; the loss where there is one, on a last stage."""
+    ranks = [
+        json.loads((trained / name / f"seen{rank}.json").read_text())["steps"]
+        for rank in range(variant.world)
+    ]
+    last: list[dict[str, Any]] = ranks[-1]
+    return last
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+class TestEveryLayout:
+    def test_every_step_is_one_of_megatrons(self, rings, seen, name):
+        merged = merge_rings(rings)
+        assert [step.sequence for step in merged] == list(range(1, len(seen) + 1))
+        assert [step.get("skipped") for step in merged] == [float(e["skipped"]) for e in seen]
+        for ring in rings.values():
+            assert ring.state.probe_errors == 0
+            assert ring.state.unsupported == ()
+
+    def test_norm_and_loss_are_megatrons_own(self, rings, seen, name):
+        for found, own in zip(merge_rings(rings), seen, strict=True):
+            if own["loss"] is not None and np.isfinite(own["loss"]):
+                assert found.get("loss") == pytest.approx(own["loss"], rel=2e-6)
+            if own["norm"] is None or not np.isfinite(own["norm"]):
+                continue
+            assert found.gradients_complete
+            norm = np.sqrt(found.get("sum_squares"))
+            assert norm == pytest.approx(own["norm"], rel=OF_MEGATRON)
+
+    def test_loss_scale_is_that_of_the_step(self, rings, seen, name, variant):
+        scales = [step.get("loss_scale") for step in merge_rings(rings)]
+        if variant.dtype == "fp16" or variant.constant_scale:
+            assert scales == [each["scale"] for each in seen]
+        else:
+            assert scales == [None] * len(seen)
+
+    def test_clipping_is_that_to_the_limit(self, rings, seen, name, variant):
+        for found, own in zip(merge_rings(rings), seen, strict=True):
+            if variant.clips and not own["skipped"]:
+                assert found.get("clip_max_norm") == CLIP
+                assert found.get("clip_norm") == pytest.approx(own["norm"], nan_ok=True)
+            else:
+                assert found.get("clip_max_norm") is None
+
+    def test_layers_are_those_of_one_process(self, trained, rings, name, variant):
+        expected = reference(trained, variant)
+        layers = rows_by_name(merge_layer_tables(rings, sequences={1})[1])
+        if variant.dtype == "fp16" and variant.scale > 2.0**15:
+            pytest.skip("the gradients of step 1 overflow")
+        assert layers.keys() == expected.keys()
+        tolerance = OF_FLOAT64[variant.dtype]
+        for layer, row in expected.items():
+            assert np.sqrt(layers[layer][0]) == pytest.approx(np.sqrt(row[0]), rel=tolerance)
+            assert layers[layer][5] == row[5]
+
+    def test_weights_are_the_same_without_the_probe(self, trained, name, variant):
+        for rank in range(variant.world):
+            files = (trained / name / part / f"seen{rank}.json" for part in (".", "unwatched"))
+            watched, unwatched = (json.loads(each.read_text()) for each in files)
+            assert watched["weights"] == unwatched["weights"]
+            assert repr(watched["steps"]) == repr(unwatched["steps"])
+
+    def test_facts_are_those_of_the_layout(self, rings, name, variant):
+        for ring in rings.values():
+            facts = dict(ring.schema.facts)
+            assert facts["strategy"] == strategy_of(variant)
+            assert facts["measuring_point"] == "engine_step"
+            assert facts["precision"] == variant.dtype
+            assert variant.dtype in facts["parameter_format"].split("+")
+            assert facts["gradient_format"] == gradient_format_of(variant)
+
+
+def reference(trained: Path, variant: Variant) -> dict[str, np.ndarray]:
+    """The gradient columns of each layer at step 1."""
+    kind = f"{variant.moe}-{variant.tied}-{variant.per_token}"
+    gradients = torch.load(trained / "reference" / f"{kind}.pt")
+    return {layer: row_of(gradient, 1.0) for layer, gradient in gradients.items()}
+
+
+def strategy_of(variant: Variant) -> str:
+    kinds = [kind for kind in ("tp", "pp", "cp", "ep") if getattr(variant, kind) > 1]
+    if variant.world > variant.tp * variant.pp:
+        kinds.append("zero1" if variant.distributed else "layer_wise" if variant.dealt else "dp")
+    return "+".join(sorted(kinds))
+
+
+def gradient_format_of(variant: Variant) -> str:
+    return variant.dtype if variant.bare else "fp32"
