@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 _HOST = torch.device("cpu")
@@ -56,10 +57,31 @@ class _Stream:
     def nothing(self, *args: Any) -> None:
         pass
 
-    wait_stream = wait_event = record_event = record = wait = synchronize = nothing
+    wait_stream = wait_event = record = wait = synchronize = nothing
+
+    def record_event(self, *args: Any) -> "_Stream":
+        return self
 
     def query(self) -> bool:
         return True
+
+
+def _all_gather(outputs: list[torch.Tensor], own: torch.Tensor, group: Any = None) -> None:
+    """Gather tensors of different sizes, which gloo refuses and NCCL does not."""
+    outputs[dist.get_rank(group)].copy_(own)
+    for rank, output in enumerate(outputs):
+        dist.broadcast(output, group_src=rank, group=group)
+
+
+_ALL_TO_ALL = dist.all_to_all_single
+
+
+def _all_to_all(
+    output: torch.Tensor, own: torch.Tensor, *, group: Any = None, **splits: Any
+) -> None:
+    """Exchange parts whose sizes Megatron only converts to lists when they come from a GPU."""
+    listed = {name: None if each is None else list(map(int, each)) for name, each in splits.items()}
+    _ALL_TO_ALL(output, own, group=group, **listed)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -80,9 +102,9 @@ _NAMES: dict[str, Any] = {
     "Stream": _Stream,
     "_lazy_call": lambda function, **kwargs: function(),
     "_lazy_init": _nothing,
-    "current_device": lambda: 0,
+    "current_device": lambda: _HOST,  # also where no mode is active: within a backward
     "current_stream": _Stream,
-    "default_generators": (torch.default_generator,) * 8,
+    "default_generators": {_HOST: torch.default_generator},
     "default_stream": _Stream,
     "device_count": lambda: 8,
     "empty_cache": _nothing,
@@ -103,5 +125,6 @@ def cuda_on_cpu() -> Iterator[None]:
     """Have `cuda` mean the host."""
     ranges = patch.multiple(torch.cuda.nvtx, range_push=_nothing, range_pop=_nothing)
     random = patch.multiple(torch.cuda.random, **_RANDOM)
-    with patch.multiple(torch.cuda, **_NAMES), ranges, random, _OnHost():
+    collectives = patch.multiple(dist, all_gather=_all_gather, all_to_all_single=_all_to_all)
+    with patch.multiple(torch.cuda, **_NAMES), ranges, random, collectives, _OnHost():
         yield

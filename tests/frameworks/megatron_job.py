@@ -41,7 +41,7 @@ class Trainer:
     """A model of Megatron's, its optimizer, and the loop around them."""
 
     def __init__(self, variant: Variant, dtype: torch.dtype) -> None:
-        from megatron.core import parallel_state  # noqa: PLC0415
+        from megatron.core import parallel_state
 
         self.variant, self.groups = variant, parallel_state
         chunked = variant.chunks if variant.chunks > 1 else None
@@ -52,12 +52,12 @@ class Trainer:
             context_parallel_size=variant.cp,
             expert_model_parallel_size=variant.ep,
         )
-        from megatron.core.tensor_parallel import random  # noqa: PLC0415
+        from megatron.core.tensor_parallel import random
 
         random.model_parallel_cuda_manual_seed(7)
         if variant.moe:
             # A name that Megatron 0.16 defines only beside Transformer Engine, and then asks for.
-            from megatron.core.transformer.moe import moe_utils  # noqa: PLC0415
+            from megatron.core.transformer.moe import moe_utils
 
             vars(moe_utils).setdefault("te_general_gemm", None)
         self.config = self._config(dtype)
@@ -68,7 +68,7 @@ class Trainer:
             self._fill(chunk)
 
     def _config(self, dtype: torch.dtype) -> Any:
-        from megatron.core.transformer.transformer_config import (  # noqa: PLC0415
+        from megatron.core.transformer.transformer_config import (
             TransformerConfig,
         )
 
@@ -100,7 +100,6 @@ class Trainer:
             virtual_pipeline_model_parallel_size=variant.chunks if variant.chunks > 1 else None,
             context_parallel_size=variant.cp,
             expert_model_parallel_size=variant.ep,
-            sequence_parallel=variant.moe and variant.tp > 1,
             calculate_per_token_loss=variant.per_token,
             deallocate_pipeline_outputs=variant.frees_outputs,
             batch_p2p_comm=False,
@@ -108,10 +107,10 @@ class Trainer:
         )
 
     def _chunk(self, stage: int) -> Any:
-        from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: PLC0415
+        from megatron.core.models.gpt.gpt_layer_specs import (
             get_gpt_layer_local_spec,
         )
-        from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: PLC0415
+        from megatron.core.models.gpt.gpt_model import GPTModel
 
         variant = self.variant
         vp_stage = stage if variant.chunks > 1 else None
@@ -180,8 +179,8 @@ class Trainer:
 
     def wrap(self) -> None:
         """Add what trains: mixed precision, data parallelism and the optimizer."""
-        from megatron.core import distributed, optimizer  # noqa: PLC0415
-        from megatron.core.transformer.module import Float16Module  # noqa: PLC0415
+        from megatron.core import distributed, optimizer
+        from megatron.core.transformer.module import Float16Module
 
         variant = self.variant
         if variant.dtype != "fp32":
@@ -234,8 +233,8 @@ class Trainer:
 
     def _dealt_optimizer(self, package: Any, options: Any) -> Any:
         """Two optimizers, of matrices and of the rest, as Megatron makes them for Muon."""
-        from megatron.core.optimizer import layer_wise_optimizer  # noqa: PLC0415
-        from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: PLC0415
+        from megatron.core.optimizer import layer_wise_optimizer
+        from megatron.core.process_groups_config import ProcessGroupCollection
 
         parameters = list(self.chunks[0].parameters())
         made = []
@@ -288,7 +287,7 @@ class Trainer:
 
     def _scheduled(self, step: int) -> float | None:
         """Train as Megatron-LM's training loop does, and return the loss that it logs."""
-        from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: PLC0415
+        from megatron.core.pipeline_parallel import get_forward_backward_func
 
         counts = [iter(range(self.variant.micro_batches)) for _ in self.chunks]
         reduced = get_forward_backward_func()(

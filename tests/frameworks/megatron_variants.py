@@ -113,7 +113,7 @@ def _of_four() -> list[Variant]:
         Variant(world=4, pp=2, distributed=True, schedule=True, frees_outputs=True),
         Variant(world=4, dtype="bf16", tp=2, pp=2, schedule=True),
         Variant(world=4, moe=True, ep=2),
-        Variant(world=4, moe=True, ep=2, tp=2, distributed=True),
+        Variant(world=4, dtype="bf16", moe=True, ep=2, distributed=True),
     ]
 
 

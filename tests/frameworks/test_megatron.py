@@ -66,7 +66,9 @@ class TestEveryLayout:
         assert [step.get("skipped") for step in merged] == [float(e["skipped"]) for e in seen]
         for ring in rings.values():
             assert ring.state.probe_errors == 0
-            assert ring.state.unsupported == ()
+            assert ring.state.unsupported == (
+                ("local gradients under dp",) if "bare" in name else ()
+            )
 
     def test_norm_and_loss_are_megatrons_own(self, rings, seen, name):
         for found, own in zip(merge_rings(rings), seen, strict=True):
@@ -121,11 +123,52 @@ class TestEveryLayout:
             assert facts["gradient_format"] == gradient_format_of(variant)
 
 
+POISONED = [name for name, variant in VARIANTS.items() if variant.poisoned]
+
+
+@pytest.mark.parametrize("name", POISONED)
+class TestNonfiniteGradients:
+    def test_all_elements_are_counted_once(self, trained, rings, name, variant):
+        elements = sum(gradient.numel() for gradient in gradients_of(trained, variant).values())
+        assert merge_rings(rings)[POISONED_STEP - 1].get("nan_elements") == elements
+
+    def test_rank_is_that_of_the_data(self, rings, name):
+        found = {
+            rank: ring.column("local_grad_nonfinite_elements")[POISONED_STEP - 1] > 0.0
+            for rank, ring in rings.items()
+        }
+        assert found == {0: False, 1: True}
+
+
+def test_local_gradients_average_to_the_reduced_ones(trained):
+    """Of two ranks with the same mean, by the parallelogram law: twice ranks' squares less."""
+    rings = {rank: read_ring(trained / "plain" / f"rank{rank}.ring") for rank in range(2)}
+    norms = np.array([ring.column("local_grad_norm") for ring in rings.values()])
+    reduced = [np.sqrt(step.get("sum_squares")) for step in merge_rings(rings)]
+    assert (reduced <= norms.mean(0)).all()
+    assert (norms.mean(0) < 3 * np.array(reduced)).all()
+
+
+def test_skips_of_a_scale_that_is_too_large_are_all_counted(trained):
+    name = next(name for name, variant in VARIANTS.items() if variant.scale == 2.0**36)
+    rings = {rank: read_ring(trained / name / f"rank{rank}.ring") for rank in range(2)}
+    steps = merge_rings(rings)
+    skipped = [step.get("skipped") == 1.0 for step in steps]
+    assert len(steps) == 30
+    assert 10 < sum(skipped) < 30
+    assert skipped == sorted(skipped, reverse=True)
+
+
 def reference(trained: Path, variant: Variant) -> dict[str, np.ndarray]:
     """The gradient columns of each layer at step 1."""
-    kind = f"{variant.moe}-{variant.tied}-{variant.per_token}"
-    gradients = torch.load(trained / "reference" / f"{kind}.pt")
+    gradients = gradients_of(trained, variant)
     return {layer: row_of(gradient, 1.0) for layer, gradient in gradients.items()}
+
+
+def gradients_of(trained: Path, variant: Variant) -> dict[str, torch.Tensor]:
+    kind = f"{variant.moe}-{variant.tied}-{variant.per_token}"
+    found: dict[str, torch.Tensor] = torch.load(trained / "reference" / f"{kind}.pt")
+    return found
 
 
 def strategy_of(variant: Variant) -> str:
