@@ -51,6 +51,7 @@ class Trainer:
             virtual_pipeline_model_parallel_size=chunked,
             context_parallel_size=variant.cp,
             expert_model_parallel_size=variant.ep,
+            num_distributed_optimizer_instances=variant.instances,
         )
         from megatron.core.tensor_parallel import random
 
@@ -192,6 +193,7 @@ class Trainer:
             fp16=variant.dtype == "fp16",
             params_dtype=DTYPES[variant.dtype],
             use_distributed_optimizer=variant.distributed,
+            overlap_param_gather=variant.gathers_late,
             clip_grad=CLIP if variant.clips else 0.0,
             loss_scale=variant.constant_scale or None,
             initial_loss_scale=variant.scale,
@@ -206,6 +208,8 @@ class Trainer:
             use_distributed_optimizer=variant.distributed,
             grad_reduce_in_fp32=variant.dtype != "fp32",
             overlap_grad_reduce=variant.overlap,
+            overlap_param_gather=variant.gathers_late,
+            num_distributed_optimizer_instances=variant.instances,
             bucket_size=2000 if variant.overlap else None,
         )
         self.chunks = [
@@ -216,6 +220,8 @@ class Trainer:
             self.optimizer = self._dealt_optimizer(optimizer, options)
         else:
             self.optimizer = optimizer.get_megatron_optimizer(options, self.chunks)
+        if variant.filled:
+            self.optimizer.chained_optimizers[0]._init_optimizer_states_with_dummy_values()
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = distributed.finalize_model_grads
         if variant.overlap:
@@ -259,8 +265,17 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = self._scheduled(step) if self.variant.schedule else self._looped(step)
         scale = float(self.optimizer.get_loss_scale())
-        success, norm, _ = self.optimizer.step()
+        success, norm = self._stepped()
         return {"loss": loss, "scale": scale, "skipped": not success, "norm": norm}
+
+    def _stepped(self) -> tuple[bool, float | None]:
+        if not self.variant.by_parts:
+            success, norm, _ = self.optimizer.step()
+            return success, norm
+        if self.optimizer.prepare_grads():
+            return False, None
+        norm = self.optimizer.get_grad_norm()
+        return self.optimizer.step_with_ready_grads(), norm
 
     def _looped(self, step: int) -> float | None:
         losses = []

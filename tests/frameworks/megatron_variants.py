@@ -16,8 +16,10 @@ class Variant:
     of a stage in the interleaved schedule. distributed: the distributed optimizer. overlap: reduces
     gradients during backward. schedule: Megatron's own runs the micro-batches, else a loop does.
     per_token: the loss is one per token, of which each sequence has another number. dealt: the
-    layer-wise optimizer. bare: no wrapper of Megatron's. poisoned: one rank's data is once NaN.
-    late: the probe attaches once the optimizer was made.
+    layer-wise optimizer. bare: no wrapper of Megatron's. instances: groups of ranks that hold the
+    same slices. gathers_late: parameters during the next forward. by_parts: the loop prepares
+    gradients, clips and steps by itself. filled: the optimizer's state is made first. poisoned: one
+    rank's data is once NaN. late: the probe attaches once the optimizer was made.
     """
 
     world: int = 2
@@ -38,6 +40,10 @@ class Variant:
     bare: bool = False
     sgd: bool = False
     clips: bool = True
+    instances: int = 1
+    gathers_late: bool = False
+    by_parts: bool = False
+    filled: bool = False
     poisoned: bool = False
     late: bool = False
     scale: float = 2.0**10
@@ -101,6 +107,9 @@ def _of_two() -> list[Variant]:
         Variant(pp=2, schedule=True),
         Variant(dtype="fp16", pp=2, schedule=True, frees_outputs=True, per_token=True),
         Variant(dtype="bf16", pp=2, chunks=2, schedule=True, frees_outputs=True),
+        Variant(dtype="bf16", distributed=True, gathers_late=True, overlap=True),
+        Variant(dtype="fp16", by_parts=True, poisoned=True),
+        Variant(dtype="bf16", distributed=True, filled=True),
         Variant(moe=True),
         Variant(moe=True, ep=2, distributed=True),
     ]
@@ -112,6 +121,7 @@ def _of_four() -> list[Variant]:
         Variant(world=4, tp=2, dtype="fp16"),
         Variant(world=4, pp=2, distributed=True, schedule=True, frees_outputs=True),
         Variant(world=4, dtype="bf16", tp=2, pp=2, schedule=True),
+        Variant(world=4, dtype="bf16", distributed=True, instances=2),
         Variant(world=4, moe=True, ep=2),
         Variant(world=4, dtype="bf16", moe=True, ep=2, distributed=True),
     ]

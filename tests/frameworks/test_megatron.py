@@ -89,7 +89,7 @@ class TestEveryLayout:
 
     def test_clipping_is_that_to_the_limit(self, rings, seen, name, variant):
         for found, own in zip(merge_rings(rings), seen, strict=True):
-            if variant.clips and not own["skipped"]:
+            if variant.clips and not variant.by_parts and not own["skipped"]:
                 assert found.get("clip_max_norm") == CLIP
                 assert found.get("clip_norm") == pytest.approx(own["norm"], nan_ok=True)
             else:

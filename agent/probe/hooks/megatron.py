@@ -60,7 +60,7 @@ class _Hooks:
         self._patches = patches
         self._events = events
         self._guard = guard
-        self._within = threading.local()
+        self._thread = _Thread()
         self._losses = ScheduledLosses()
         self._multiplied: weakref.ref[nn.Module] | None = None
         """The first chunk whose gradients were multiplied in the step under way."""
@@ -84,6 +84,8 @@ class _Hooks:
             return False  # it is being imported
         wrappers: dict[str, Wrapper] = {
             "step": self._step,
+            "prepare_grads": self._prepare,
+            "step_with_ready_grads": self._step_when_ready,
             "scale_loss": self._scale_loss,
             "_init_optimizer_states_with_dummy_values": self._not_training,
         }
@@ -128,23 +130,68 @@ class _Hooks:
 
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._within, "step", False):
+            if self._thread.within:
                 return original(optimizer, *args, **kwargs)
-            reader = OptimizerReader(optimizer)
-            self._within.step = True
-            self._multiplied = None
-            try:
-                self._guard.run(_KIND, self._events.engine_step_begins, reader)
-                reader.result = original(optimizer, *args, **kwargs)
-            except BaseException:
-                self._guard.run(_KIND, self._events.engine_step_raised)
-                raise
-            finally:
-                self._within.step = False
-            self._guard.run(_KIND, self._events.engine_step_ended, reader)
+            reader = self._begin(optimizer)
+            reader.result = self._outermost(original, optimizer, args, kwargs)
+            self._end(reader)
             return reader.result
 
         return step
+
+    def _prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap it: called by itself it begins a step, and ends one with non-finite gradients."""
+
+        @functools.wraps(original)
+        def prepare_grads(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._thread.within:
+                return original(optimizer, *args, **kwargs)
+            reader = self._thread.prepared = self._begin(optimizer)
+            found_inf = self._outermost(original, optimizer, args, kwargs)
+            if found_inf:
+                reader.result = False
+                self._end(reader)
+            return found_inf
+
+        return prepare_grads
+
+    def _step_when_ready(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap it: called by itself it ends a step."""
+
+        @functools.wraps(original)
+        def step_with_ready_grads(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._thread.within:
+                return original(optimizer, *args, **kwargs)
+            reader = self._thread.prepared or self._begin(optimizer)
+            reader.result = self._outermost(original, optimizer, args, kwargs)
+            self._end(reader)
+            return reader.result
+
+        return step_with_ready_grads
+
+    def _begin(self, optimizer: Any) -> OptimizerReader:
+        reader = OptimizerReader(optimizer)
+        self._multiplied = None
+        self._guard.run(_KIND, self._events.engine_step_begins, reader)
+        return reader
+
+    def _outermost(
+        self, original: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Call what steps, and calls in turn the same of other optimizers."""
+        self._thread.within = True
+        try:
+            return original(optimizer, *args, **kwargs)
+        except BaseException:
+            self._thread.prepared = None
+            self._guard.run(_KIND, self._events.engine_step_raised)
+            raise
+        finally:
+            self._thread.within = False
+
+    def _end(self, reader: OptimizerReader) -> None:
+        self._thread.prepared = None
+        self._guard.run(_KIND, self._events.engine_step_ended, reader)
 
     def _scale_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -236,6 +283,16 @@ class _Hooks:
     def _announce_loss(self, output: object, gradient: object) -> None:
         if (loss := self._losses.taken(output, gradient)) is not None:
             self._events.engine_backward_begins(loss)
+
+
+class _Thread(threading.local):
+    """How far the step has come that this thread makes."""
+
+    def __init__(self) -> None:
+        self.within = False
+        """Within the outermost of the optimizers that step together."""
+        self.prepared: OptimizerReader | None = None
+        """Of an optimizer whose gradients are ready for a step that has not been made."""
 
 
 def _family(owner: type) -> Iterator[type]:

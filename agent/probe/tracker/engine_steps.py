@@ -1,5 +1,7 @@
 """Steps of a framework's engine (DeepSpeed, Megatron-Core), which unscales, clips and skips."""
 
+from math import isnan
+
 from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.scalars import reciprocal
 from mp_agent.probe.tracker.context import TrackerContext
@@ -21,7 +23,11 @@ class EngineSteps:
         """Measure the gradients before the engine unscales and clips them."""
         context, thread = self._context, self._context.thread
         if (watched := context.registry.managed_by(engine)) is None:
+            if engine.optimizer is None:
+                context.note_unsupported("an engine without parameters to train on this rank")
             return
+        if watched.of_run and isnan(context.step.backward_seconds):
+            context.note_unsupported("the loss of backwards that an engine runs by other means")
         thread.engine_steps, thread.optimizer_stepped = True, False
         before = engine.begin()
         if watched.of_run:
