@@ -6,6 +6,7 @@ Of the variant `reference` it writes the gradients of each layer of one process 
 import contextlib
 import functools
 import json
+import os
 import re
 import sys
 import time
@@ -13,6 +14,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron compiles small functions, for a long time
 
 import torch
 import torch.distributed as dist
@@ -27,6 +30,7 @@ from tests.frameworks.megatron_variants import (
     LAYERS,
     LENGTH,
     POISONED_STEP,
+    SEQUENCES,
     VARIANTS,
     VOCABULARY,
     Variant,
@@ -365,16 +369,24 @@ def write_reference(directory: Path) -> None:
             for per_token in (False, True):
                 variant = Variant(world=1, moe=moe, tied=tied, per_token=per_token)
                 trainer = Trainer(variant, torch.float64)
-                losses, count = torch.zeros((), dtype=torch.float64), 0.0
-                for micro_batch in range(variant.micro_batches):
-                    output, counted = trainer.losses(trainer.chunks[0], 1, micro_batch)
-                    weight = counted if per_token else torch.ones_like(counted)
-                    losses = losses + (output.double() * weight).sum()
-                    count += float(weight.sum())
-                (losses / count).backward()
-                gradients = {name: p.grad for name, p in trainer.names(trainer.chunks[0])}
-                torch.save(gradients, directory / f"{moe}-{tied}-{per_token}.pt")
+                halves = gradients_of_halves(trainer)
+                torch.save(halves, directory / f"{moe}-{tied}-{per_token}.pt")
                 trainer.close()
+
+
+def gradients_of_halves(trainer: Trainer) -> list[dict[str, Tensor]]:
+    """The gradients of the mean loss of step 1 that the first and the second half add to it."""
+    model, micro_batches = trainer.chunks[0], trainer.variant.micro_batches
+    counts = tokens(1)[1] if trainer.variant.per_token else torch.ones(SEQUENCES, LENGTH)
+    halves = []
+    for half in (0, 1):
+        model.zero_grad()
+        for micro_batch in range(half * micro_batches // 2, (half + 1) * micro_batches // 2):
+            output, counted = trainer.losses(model, 1, micro_batch)
+            weight = counted if trainer.variant.per_token else 1.0
+            ((output.double() * weight).sum() / counts.sum()).backward()
+        halves.append({name: p.grad.clone() for name, p in trainer.names(model)})
+    return halves
 
 
 def main(directory: Path, names: list[str]) -> None:

@@ -55,7 +55,9 @@ class DataParallelReducers(Reducers):
 
 def make_plan(optimizer: Any, label: str) -> EnginePlan:
     """Return what to measure; no layers, but the reason, where that is not known to be right."""
-    measured, reason = _Measured([], [], [], "none", announced=False), _unsupported_by(optimizer)
+    reason = _unsupported_by(optimizer)
+    strategy = "megatron_fsdp" if reason == FULLY_SHARDED else "none"
+    measured = _Measured([], [], [], strategy, announced=False)
     if not reason:
         try:
             measured = _measured(optimizer)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mp_agent.probe.optimizers.layer_slots import local_of
 from mp_agent.probe.optimizers.lookup.parameter_names import NamedParameter
 from mp_agent.probe.optimizers.plan import MeasurementPlan, elements_by_format
 from mp_agent.probe.placement import Reducers, declarations
@@ -82,11 +83,11 @@ class EnginePlan(MeasurementPlan):
         return [None if each is None or not each.numel() else each for each in gradients]
 
     def weights(self) -> list[torch.Tensor]:
-        """Return the weights that every rank keeps whole."""
+        """Return the weights that every rank keeps whole, and this rank's parts of DTensors."""
         owner = self.owner()
         if owner is None or not self.held:
             return []
-        return [parameter.detach() for parameter in self.whole(owner)]
+        return [local_of(parameter.detach()) for parameter in self.whole(owner)]
 
     def parameter_formats(self) -> Counter[torch.dtype]:
         """Return how many elements of each format the model's parameters have."""
