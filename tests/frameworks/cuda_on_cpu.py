@@ -80,7 +80,9 @@ def _all_to_all(
     output: torch.Tensor, own: torch.Tensor, *, group: Any = None, **splits: Any
 ) -> None:
     """Exchange parts whose sizes Megatron only converts to lists when they come from a GPU."""
-    listed = {name: None if each is None else list(map(int, each)) for name, each in splits.items()}
+    listed: dict[str, Any] = {
+        name: None if each is None else list(map(int, each)) for name, each in splits.items()
+    }
     _ALL_TO_ALL(output, own, group=group, **listed)
 
 

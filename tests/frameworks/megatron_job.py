@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,18 @@ from tests.gloo import end_process_group
 REFERENCE = "reference"
 
 
+def core(name: str) -> Any:
+    """A module of Megatron-Core; the first one is imported when the probe is attached already."""
+    return import_module(f"megatron.core.{name}")
+
+
 class Trainer:
     """A model of Megatron's, its optimizer, and the loop around them."""
 
     def __init__(self, variant: Variant, dtype: torch.dtype) -> None:
-        from megatron.core import parallel_state
-
-        self.variant, self.groups = variant, parallel_state
+        self.variant, self.groups = variant, core("parallel_state")
         chunked = variant.chunks if variant.chunks > 1 else None
-        parallel_state.initialize_model_parallel(
+        self.groups.initialize_model_parallel(
             tensor_model_parallel_size=variant.tp,
             pipeline_model_parallel_size=variant.pp,
             virtual_pipeline_model_parallel_size=chunked,
@@ -57,14 +61,10 @@ class Trainer:
             expert_model_parallel_size=variant.ep,
             num_distributed_optimizer_instances=variant.instances,
         )
-        from megatron.core.tensor_parallel import random
-
-        random.model_parallel_cuda_manual_seed(7)
+        core("tensor_parallel.random").model_parallel_cuda_manual_seed(7)
         if variant.moe:
             # A name that Megatron 0.16 defines only beside Transformer Engine, and then asks for.
-            from megatron.core.transformer.moe import moe_utils
-
-            vars(moe_utils).setdefault("te_general_gemm", None)
+            vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
         self.config = self._config(dtype)
         self.chunks = [self._chunk(stage) for stage in range(variant.chunks)]
         for chunk in self.chunks:
@@ -73,10 +73,6 @@ class Trainer:
             self._fill(chunk)
 
     def _config(self, dtype: torch.dtype) -> Any:
-        from megatron.core.transformer.transformer_config import (
-            TransformerConfig,
-        )
-
         variant = self.variant
         experts = {
             "num_moe_experts": EXPERTS,
@@ -85,7 +81,7 @@ class Trainer:
             "moe_token_dispatcher_type": "alltoall",
             "add_bias_linear": False,
         }
-        return TransformerConfig(
+        return core("transformer.transformer_config").TransformerConfig(
             num_layers=LAYERS,
             hidden_size=32,
             num_attention_heads=4,
@@ -112,17 +108,12 @@ class Trainer:
         )
 
     def _chunk(self, stage: int) -> Any:
-        from megatron.core.models.gpt.gpt_layer_specs import (
-            get_gpt_layer_local_spec,
-        )
-        from megatron.core.models.gpt.gpt_model import GPTModel
-
         variant = self.variant
         vp_stage = stage if variant.chunks > 1 else None
         ends = {"ignore_virtual": False, "vp_stage": vp_stage}
-        return GPTModel(
+        return core("models.gpt.gpt_model").GPTModel(
             config=self.config,
-            transformer_layer_spec=get_gpt_layer_local_spec(
+            transformer_layer_spec=core("models.gpt.gpt_layer_specs").get_gpt_layer_local_spec(
                 num_experts=EXPERTS if variant.moe else None
             ),
             vocab_size=VOCABULARY,
@@ -184,12 +175,10 @@ class Trainer:
 
     def wrap(self) -> None:
         """Add what trains: mixed precision, data parallelism and the optimizer."""
-        from megatron.core import distributed, optimizer
-        from megatron.core.transformer.module import Float16Module
-
-        variant = self.variant
+        variant, optimizer, distributed = self.variant, core("optimizer"), core("distributed")
         if variant.dtype != "fp32":
-            self.chunks = [Float16Module(self.config, chunk) for chunk in self.chunks]
+            half = core("transformer.module").Float16Module
+            self.chunks = [half(self.config, chunk) for chunk in self.chunks]
         options = optimizer.OptimizerConfig(
             optimizer="sgd" if variant.sgd else "adam",
             lr=1e-3,
@@ -243,9 +232,6 @@ class Trainer:
 
     def _dealt_optimizer(self, package: Any, options: Any) -> Any:
         """Two optimizers, of matrices and of the rest, as Megatron makes them for Muon."""
-        from megatron.core.optimizer import layer_wise_optimizer
-        from megatron.core.process_groups_config import ProcessGroupCollection
-
         parameters = list(self.chunks[0].parameters())
         made = []
         options.bf16 = False
@@ -257,9 +243,9 @@ class Trainer:
         for parameter in parameters:
             parameter.requires_grad = True
         options.bf16 = self.variant.dtype == "bf16"
-        return layer_wise_optimizer.LayerWiseDistributedOptimizer(
-            made, options, ProcessGroupCollection.use_mpu_process_groups(), [None] * len(made)
-        )
+        groups = core("process_groups_config").ProcessGroupCollection.use_mpu_process_groups()
+        layer_wise = core("optimizer.layer_wise_optimizer").LayerWiseDistributedOptimizer
+        return layer_wise(made, options, groups, [None] * len(made))
 
     def step(self, step: int) -> dict[str, Any]:
         """Make a step, and return what Megatron says of it."""
@@ -289,7 +275,11 @@ class Trainer:
             with self.chunks[0].no_sync() if syncs else contextlib.nullcontext():
                 output, _ = self.losses(self.chunks[0], step, micro_batch)
                 loss = output.float().mean()
-                self.optimizer.scale_loss(loss / self.variant.micro_batches).backward()
+                own = loss / self.variant.micro_batches
+                if self.variant.scales_by_hand:
+                    (own * self.optimizer.get_loss_scale()).backward()
+                else:
+                    self.optimizer.scale_loss(own).backward()
                 losses.append(loss.detach())
         if self.variant.bare:
             for parameter in self.chunks[0].parameters():
@@ -306,10 +296,8 @@ class Trainer:
 
     def _scheduled(self, step: int) -> float | None:
         """Train as Megatron-LM's training loop does, and return the loss that it logs."""
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
         counts = [iter(range(self.variant.micro_batches)) for _ in self.chunks]
-        reduced = get_forward_backward_func()(
+        reduced = core("pipeline_parallel").get_forward_backward_func()(
             forward_step_func=functools.partial(self._forward, step),
             data_iterator=counts,
             model=self.chunks,

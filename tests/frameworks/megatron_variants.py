@@ -18,8 +18,9 @@ class Variant:
     per_token: the loss is one per token, of which each sequence has another number. dealt: the
     layer-wise optimizer. bare: no wrapper of Megatron's. instances: groups of ranks that hold the
     same slices. gathers_late: parameters during the next forward. by_parts: the loop prepares
-    gradients, clips and steps by itself. filled: the optimizer's state is made first. poisoned: one
-    rank's data is once NaN. late: the probe attaches once the optimizer was made.
+    gradients, clips and steps by itself. filled: the optimizer's state is made first.
+    scales_by_hand: the loop multiplies the loss by the scale. poisoned: one rank's data is once
+    NaN. late: the probe attaches once the optimizer was made.
     """
 
     world: int = 2
@@ -44,6 +45,7 @@ class Variant:
     gathers_late: bool = False
     by_parts: bool = False
     filled: bool = False
+    scales_by_hand: bool = False
     poisoned: bool = False
     late: bool = False
     scale: float = 2.0**10
@@ -110,6 +112,7 @@ def _of_two() -> list[Variant]:
         Variant(dtype="bf16", distributed=True, gathers_late=True, overlap=True),
         Variant(dtype="fp16", by_parts=True, poisoned=True),
         Variant(dtype="bf16", distributed=True, filled=True),
+        Variant(dtype="fp16", scales_by_hand=True),
         Variant(moe=True),
         Variant(moe=True, ep=2, distributed=True),
     ]

@@ -77,8 +77,9 @@ class TestEveryLayout:
             if own["norm"] is None or not np.isfinite(own["norm"]):
                 continue
             assert found.gradients_complete
-            norm = np.sqrt(found.get("sum_squares"))
-            assert norm == pytest.approx(own["norm"], rel=OF_MEGATRON)
+            squares = found.get("sum_squares")
+            assert squares is not None
+            assert np.sqrt(squares) == pytest.approx(own["norm"], rel=OF_MEGATRON)
 
     def test_loss_scale_is_that_of_the_step(self, rings, seen, name, variant):
         scales = [step.get("loss_scale") for step in merge_rings(rings)]

@@ -298,5 +298,6 @@ class _Thread(threading.local):
 def _family(owner: type) -> Iterator[type]:
     """Yield a class and all that are derived from it."""
     yield owner
-    for subclass in owner.__subclasses__():
+    derived: list[type] = type.__subclasses__(owner)
+    for subclass in derived:
         yield from _family(subclass)

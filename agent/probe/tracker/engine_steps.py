@@ -41,6 +41,8 @@ class EngineSteps:
                 context.update_trainer_lead()
         scale = before.gradient_scale
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
+        if watched.of_run and scale is not None:
+            context.step.unscale_raw_loss(inverse_scale)
         self._measuring.measure(watched, "engine_step", inverse_scale)
 
     def raised(self) -> None:

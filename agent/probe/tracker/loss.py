@@ -49,7 +49,8 @@ class LossTracking:
         )
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         loss, thread.announced_loss = thread.announced_loss, None
+        raw = loss is None and scale is None and not thread.scaled_losses.knows(roots)
         if loss is None:
             loss = loss_of(roots, seeds, thread.scaled_losses, inverse_scale)
         if loss is not None:
-            self._context.step.add_loss(loss)
+            self._context.step.add_loss(loss, raw=raw)
