@@ -92,20 +92,10 @@ class TestEveryLayout:
         for found, own in zip(merge_rings(rings), seen, strict=True):
             if variant.clips and not variant.by_parts and not own["skipped"]:
                 assert found.get("clip_max_norm") == CLIP
-                assert found.get("clip_norm") == pytest.approx(own["norm"], nan_ok=True)
+                norm = own["norm"] if np.isfinite(own["norm"]) else None
+                assert found.get("clip_norm") == pytest.approx(norm)
             else:
                 assert found.get("clip_max_norm") is None
-
-    def test_layers_are_those_of_one_process(self, trained, rings, name, variant):
-        expected = reference(trained, variant)
-        layers = rows_by_name(merge_layer_tables(rings, sequences={1})[1])
-        if variant.dtype == "fp16" and variant.scale > 2.0**15:
-            pytest.skip("the gradients of step 1 overflow")
-        assert layers.keys() == expected.keys()
-        tolerance = OF_FLOAT64[variant.dtype]
-        for layer, row in expected.items():
-            assert np.sqrt(layers[layer][0]) == pytest.approx(np.sqrt(row[0]), rel=tolerance)
-            assert layers[layer][5] == row[5]
 
     def test_weights_are_the_same_without_the_probe(self, trained, name, variant):
         for rank in range(variant.world):
@@ -121,7 +111,23 @@ class TestEveryLayout:
             assert facts["measuring_point"] == "engine_step"
             assert facts["precision"] == variant.dtype
             assert variant.dtype in facts["parameter_format"].split("+")
+            assert facts["master_format"] == ("" if variant.dtype == "fp32" else "fp32")
             assert facts["gradient_format"] == gradient_format_of(variant)
+
+
+FINITE = [name for name, variant in VARIANTS.items() if variant.scale < 2.0**15]
+"""Those whose gradients of step 1 do not overflow."""
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_layers_are_those_of_one_process(trained, rings, name, variant):
+    expected = reference(trained, variant)
+    layers = rows_by_name(merge_layer_tables(rings, sequences={1})[1])
+    assert layers.keys() == expected.keys()
+    tolerance = OF_FLOAT64[variant.dtype]
+    for layer, row in expected.items():
+        assert np.sqrt(layers[layer][0]) == pytest.approx(np.sqrt(row[0]), rel=tolerance)
+        assert layers[layer][5] == row[5]
 
 
 POISONED = [name for name, variant in VARIANTS.items() if variant.poisoned]
@@ -144,8 +150,7 @@ class TestNonfiniteGradients:
 HALVES = [
     name
     for name, variant in VARIANTS.items()
-    if variant.dp == variant.world == 2
-    and not (variant.bare or variant.moe or variant.scale > 2.0**15)
+    if variant.dp == variant.world == 2 and name in FINITE and not (variant.bare or variant.moe)
 ]
 
 
@@ -162,11 +167,9 @@ def test_local_norm_is_that_of_the_ranks_own_data(trained, rings, name, variant)
 def test_skips_of_a_scale_that_is_too_large_are_all_counted(trained):
     name = next(name for name, variant in VARIANTS.items() if variant.scale == 2.0**36)
     rings = {rank: read_ring(trained / name / f"rank{rank}.ring") for rank in range(2)}
-    steps = merge_rings(rings)
-    skipped = [step.get("skipped") == 1.0 for step in steps]
-    assert len(steps) == 30
-    assert 10 < sum(skipped) < 30
-    assert skipped == sorted(skipped, reverse=True)
+    skipped = [step.get("skipped") for step in merge_rings(rings)]
+    assert len(skipped) == 30
+    assert 10 < skipped.count(1.0) < 30
 
 
 def reference(trained: Path, variant: Variant) -> dict[str, np.ndarray]:
@@ -189,6 +192,8 @@ def halves_of(trained: Path, variant: Variant) -> list[dict[str, torch.Tensor]]:
 
 def strategy_of(variant: Variant) -> str:
     kinds = [kind for kind in ("tp", "pp", "cp", "ep") if getattr(variant, kind) > 1]
+    if variant.instances > 1:
+        kinds.append("dp")
     if variant.world > variant.tp * variant.pp:
         kinds.append("zero1" if variant.distributed else "layer_wise" if variant.dealt else "dp")
     return "+".join(sorted(kinds))

@@ -105,22 +105,30 @@ def model_parameters(leaf: Any) -> Iterator[torch.Tensor]:
 
 
 def masters_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that the wrapped optimizers step."""
-    for each in torch_optimizers(optimizer):
-        for group in each.param_groups:
-            yield from group["params"]
+    """Yield the copies of parameters, or of slices of them, that are stepped in their place."""
+    for leaf in leaves_of(optimizer):
+        own = [_local(parameter).untyped_storage() for parameter in model_parameters(leaf)]
+        memory = {storage.data_ptr() for storage in own}
+        for group in leaf.optimizer.param_groups:
+            for tensor in group["params"]:
+                if _local(tensor).untyped_storage().data_ptr() not in memory:
+                    yield tensor
 
 
 def _gradient(parameter: Any) -> torch.Tensor | None:
     main = getattr(parameter, "main_grad", None)
     gradient: torch.Tensor | None = parameter.grad if main is None else main
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return None if gradient is None else _local(gradient)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _parts_of_leaf(leaf: Any) -> Iterator[Part]:
     if not hasattr(leaf, "model_float16_groups"):
         for parameter in model_parameters(leaf):
-            yield Part(parameter, 0, _elements(parameter), Hold.COPIED, leaf)
+            yield Part(parameter, 0, _local(parameter).numel(), Hold.COPIED, leaf)
         return
     for buffer in leaf.buffers:
         for parameter in buffer.param_index_map:
@@ -129,11 +137,6 @@ def _parts_of_leaf(leaf: Any) -> Iterator[Part]:
                 yield Part(parameter, own.start, own.end - own.start, Hold.SLICED, leaf)
             else:
                 yield Part(parameter, 0, 0, Hold.SLICED, leaf)
-
-
-def _elements(parameter: torch.Tensor) -> int:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local.numel()
 
 
 def _dealt_by(optimizer: Any) -> list[torch.Tensor] | None:

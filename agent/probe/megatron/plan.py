@@ -12,6 +12,7 @@ from mp_agent.probe.megatron.gradients import (
     Part,
     finder,
     leaves_of,
+    masters_of,
     model_parameters,
     parts_of,
 )
@@ -36,6 +37,7 @@ class _Measured(NamedTuple):
     parts: list[Part]
     layers: list[EngineLayer]
     chunks: list[nn.Module]
+    masters: list[torch.Tensor]
     strategy: str
     announced: bool
     """Whether Megatron's wrapper reduces the gradients of all parts."""
@@ -57,7 +59,7 @@ def make_plan(optimizer: Any, label: str) -> EnginePlan:
     """Return what to measure; no layers, but the reason, where that is not known to be right."""
     reason = _unsupported_by(optimizer)
     strategy = "megatron_fsdp" if reason == FULLY_SHARDED else "none"
-    measured = _Measured([], [], [], strategy, announced=False)
+    measured = _Measured([], [], [], [], strategy, announced=False)
     if not reason:
         try:
             measured = _measured(optimizer)
@@ -79,6 +81,7 @@ def make_plan(optimizer: Any, label: str) -> EnginePlan:
         ),
         unsupported=reason,
         unknown_layout=UNKNOWN_LAYOUT,
+        masters=measured.masters,
         announces_reduction=measured.announced,
         root=next(iter(measured.chunks), None),
     )
@@ -109,7 +112,7 @@ def _measured(optimizer: Any) -> _Measured:
     ]
     strategy = strategy_of((axis for own in axes.values() for axis in own), parameters)
     announced = all(map(buckets.reducing, parameters))
-    return _Measured(parts, layers, chunks, strategy, announced)
+    return _Measured(parts, layers, chunks, list(masters_of(optimizer)), strategy, announced)
 
 
 def _whole(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -63,6 +63,8 @@ class EnginePlan(MeasurementPlan):
     """How to call what is not measured where the gradients are not found."""
     elements_of_formats: Counter[torch.dtype]
     """Elements of the model's parameters, by their format."""
+    elements_of_masters: Counter[torch.dtype]
+    """Elements of the tensors that are stepped in their place, by their format."""
     announces_reduction: bool
     """Whether the engine announces each rank's own gradients before they are reduced."""
     root: "weakref.ref[nn.Module] | None"
@@ -93,6 +95,10 @@ class EnginePlan(MeasurementPlan):
         """Return how many elements of each format the model's parameters have."""
         return self.elements_of_formats
 
+    def master_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the masters on this rank have."""
+        return self.elements_of_masters
+
     def gradient_formats(self) -> Counter[torch.dtype]:
         """Return how many elements of each format the gradients have as they are now."""
         return elements_by_format(self.gradients(_ignore))
@@ -112,6 +118,7 @@ def make_engine_plan(
     reducers: Reducers,
     unsupported: str,
     unknown_layout: str,
+    masters: Iterable[torch.Tensor] = (),
     announces_reduction: bool = False,
     root: nn.Module | None = None,
 ) -> EnginePlan:
@@ -149,6 +156,7 @@ def make_engine_plan(
         whole=whole,
         unknown_layout=unknown_layout,
         elements_of_formats=elements_by_format(each.named.parameter for each in layers),
+        elements_of_masters=elements_by_format(masters),
         announces_reduction=announces_reduction,
         root=None if root is None else weakref.ref(root),
     )

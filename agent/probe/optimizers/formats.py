@@ -43,14 +43,16 @@ class GradientFormats:
 def formats_of(
     plans: Sequence[MeasurementPlan], gradients: GradientFormats, autocast: torch.dtype | None
 ) -> tuple[tuple[str, str], ...]:
-    """Return facts: formats of autocast, parameters, gradients, and of FP32 matrix products.
+    """Return facts: formats of autocast, parameters, masters, gradients, and FP32 matrix products.
 
     Several formats of one kind are joined by a plus sign, that of most elements first.
     """
+    masters = sum((plan.master_formats() for plan in plans), start=Counter[torch.dtype]())
     parameters = sum((plan.parameter_formats() for plan in plans), start=Counter[torch.dtype]())
     return (
         ("autocast_format", "" if autocast is None else format_name(autocast)),
         ("parameter_format", _formats(parameters)),
+        ("master_format", _formats(masters)),
         ("gradient_format", _formats(gradients.of(plans))),
         ("matmul_format", _matmul_format()),
     )

@@ -98,6 +98,13 @@ class MeasurementPlan:
         """Return how many elements of each format the parameters have."""
         return elements_by_format(slot.parameter for slot in self.slots)
 
+    def master_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the tensors have that parameters are copies of.
+
+        None where the optimizer steps the parameters themselves.
+        """
+        return Counter()
+
     def gradient_formats(self) -> Counter[torch.dtype]:
         """Return how many elements of each format the gradients have as they are now."""
         return elements_by_format(slot.parameter.grad for slot in self.slots)
