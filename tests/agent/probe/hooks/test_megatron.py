@@ -27,7 +27,7 @@ class Events:
         self.losses.append(loss)
 
 
-def optimizers() -> ModuleType:
+def optimizers() -> Any:
     """A module as Megatron's of its optimizers: chains step, or prepare and step, their parts."""
     module: Any = ModuleType("megatron.core.optimizer.optimizer")
 

@@ -1,5 +1,7 @@
 """Names of layers and experts that count those of the whole model; whole runs: see frameworks."""
 
+from typing import Any
+
 from torch import nn
 
 from mp_agent.probe.megatron.names import chunks_of, named_by_chunks
@@ -44,6 +46,6 @@ def test_numbered_modules_that_are_no_layers_keep_their_numbers():
 
 def test_a_parameter_that_two_modules_share_has_the_first_name():
     chunk = Chunk(1, 2)
-    first, second = chunk.module.layers
-    second.proj.weight = first.proj.weight
+    layers: Any = chunk.module.layers
+    layers[1].proj.weight = layers[0].proj.weight
     assert names_of(chunk) == ["layers.0.proj.weight"]

@@ -34,7 +34,8 @@ def test_groups_that_are_kept_otherwise_are_not_measured():
 def test_gradients_that_are_gone_are_noted():
     weight = nn.Parameter(torch.ones(2))
     optimizer = Optimizer([weight])
-    plan, noted = make_plan(optimizer, ""), []
+    plan = make_plan(optimizer, "")
+    noted: list[str] = []
     weight.grad = torch.ones(2)
     assert plan.gradients(noted.append) == [weight.grad]
     del optimizer.optimizer
