@@ -64,6 +64,7 @@ class TestEveryLayout:
         merged = merge_rings(rings)
         assert [step.sequence for step in merged] == list(range(1, len(seen) + 1))
         assert [step.get("skipped") for step in merged] == [float(e["skipped"]) for e in seen]
+        assert all(each.agree for step in merged for each in step.replicas.values())
         for ring in rings.values():
             assert ring.state.probe_errors == 0
             assert ring.state.unsupported == (
