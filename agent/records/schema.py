@@ -93,8 +93,9 @@ class Schema:
     facts: tuple[tuple[str, str], ...] = ()
     """Static facts for the info metrics, by name:
     strategy, precision, scaler, measuring_point, device, gpu_uuid, autocast_format,
-    parameter_format, gradient_format, matmul_format, fp8_library; and `script`, the path of the
-    main script, where the job wants it checked; and `collections`, see `tensor_collections`."""
+    parameter_format, master_format, gradient_format, matmul_format, fp8_library; and `script`, the
+    path of the main script, where the job wants it checked; and `collections`, see
+    `tensor_collections`."""
 
     def columns(self, family: str) -> tuple[str, ...]:
         """Return the columns of a family; none if the rows have nothing of it."""

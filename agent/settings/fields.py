@@ -139,7 +139,8 @@ class Settings(BaseSettings):
         False,
         description="Measure each rank's own gradients before they are reduced over the ranks: "
         "their norm, and NaN and Inf, so that the rank where these began is named. One hook per "
-        "parameter; under DDP, FSDP2 and without a wrapper, not under FSDP1 and DeepSpeed. "
+        "parameter; under DDP, FSDP2, Megatron-Core (one measurement per bucket, no hook) and "
+        "without a wrapper, not under FSDP1 and DeepSpeed. "
         "after_trouble: only while layers are measured more often after a step with non-finite "
         "gradients or one that was skipped; there are no hooks otherwise.",
     )

@@ -1,4 +1,4 @@
-"""Starts a job of two ranks under torch's own launcher."""
+"""Starts a job of several ranks under torch's own launcher."""
 
 import os
 import subprocess
@@ -11,13 +11,15 @@ ROOT = Path(__file__).parents[2]
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def torchrun(module: str, *arguments: str, restarts: int = 0, **environment: str) -> None:
-    """Run a module of the tests on two ranks; fails, with their output, when they do."""
+def torchrun(
+    module: str, *arguments: str, world: int = WORLD, restarts: int = 0, **environment: str
+) -> None:
+    """Run a module of the tests on so many ranks; fails, with their output, when they do."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [
             *launcher,
-            f"--nproc-per-node={WORLD}",
+            f"--nproc-per-node={world}",
             f"--max-restarts={restarts}",
             *("-m", module, *arguments),
         ],

@@ -4,15 +4,14 @@ Each keeper gives the part of every trained parameter that lies in this rank's p
 the padding that fills partitions up. A part may be empty: then other ranks hold the parameter.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-Found: TypeAlias = Mapping[int, torch.Tensor]
-"""Gradients by the `id` of the parameter of which they are."""
+from mp_agent.probe.optimizers.engine_plan import Found
 
 
 @dataclass(frozen=True, slots=True)

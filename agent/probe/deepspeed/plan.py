@@ -2,62 +2,29 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from mp_agent.probe.deepspeed.gradients import Found, Keeper, Part, keeper_of, trained_by
+from mp_agent.probe.deepspeed.gradients import Keeper, Part, keeper_of, trained_by
 from mp_agent.probe.deepspeed.limits import unsupported_by
-from mp_agent.probe.optimizers.lookup.parameter_names import NamedParameter, name_parameters
-from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.probe.placement import Reducers, declarations, this_rank
+from mp_agent.probe.optimizers.engine_plan import (
+    LAYOUT_ERRORS,
+    EngineLayer,
+    EnginePlan,
+    make_engine_plan,
+)
+from mp_agent.probe.optimizers.lookup.parameter_names import name_parameters
+from mp_agent.probe.placement import Reducers, this_rank
 from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
-from mp_agent.records.schema import Layer, Share
+from mp_agent.records.schema import Share
 
 UNKNOWN_LAYOUT = "gradients as this version of DeepSpeed keeps them"
 
-_LAYOUT_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-
 _NOTHING = Keeper(split=False, parts=(), gradients=lambda optimizer: {})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EnginePlan(MeasurementPlan):
-    """The layers of an engine's model on this rank. Keeps nothing of the engine alive.
-
-    held: `id` of the parameter of each layer. find: gradients that the optimizer has now.
-    """
-
-    held: tuple[int, ...]
-    split: bool
-    owner: "weakref.ref[Any]"
-    """The engine's optimizer, DeepSpeed's own."""
-    find: Callable[[Any], Found]
-
-    def fits(self, optimizer: object) -> bool:
-        """Return True: the groups of the optimizer that is stepped come and go with each step."""
-        return True
-
-    def gradients(self, note_unsupported: Callable[[str], None]) -> list[torch.Tensor | None]:
-        """Return the gradients [L] of this rank's partition; none, and a note, if not found."""
-        try:
-            found = self.find(self.owner())
-        except _LAYOUT_ERRORS:
-            note_unsupported(UNKNOWN_LAYOUT)
-            found = {}
-        gradients = [found.get(identity) for identity in self.held]
-        return [None if each is None or not each.numel() else each for each in gradients]
-
-    def weights(self) -> list[torch.Tensor]:
-        """Return the whole weights where every rank keeps them; ZeRO gathers its own again."""
-        owner = self.owner()
-        if self.split or owner is None or not self.held:
-            return []
-        return [parameter.detach() for parameter in trained_by(owner)]
 
 
 class EngineReducers(Reducers):
@@ -74,7 +41,7 @@ class EngineReducers(Reducers):
         return bool(getattr(self._engine(), "enable_backward_allreduce", True))
 
 
-def make_engine_plan(engine: Any, label: str) -> MeasurementPlan:
+def make_plan(engine: Any, label: str) -> EnginePlan:
     """Return what to measure; no layers, but the reason, where that is not known to be right."""
     stage = int(engine.zero_optimization_stage())
     reason = unsupported_by(engine)
@@ -83,64 +50,30 @@ def make_engine_plan(engine: Any, label: str) -> MeasurementPlan:
         try:
             keeper = keeper_of(engine.optimizer, engine)
             shares = [_share(part, stage, split=keeper.split) for part in keeper.parts]
-        except _LAYOUT_ERRORS:
+        except LAYOUT_ERRORS:
             keeper, shares, reason = _NOTHING, [], UNKNOWN_LAYOUT
-    share_of = {id(p.parameter): share for p, share in zip(keeper.parts, shares, strict=True)}
-    elements = {id(part.parameter): part.elements for part in keeper.parts}
+    held = {id(p.parameter): (p, share) for p, share in zip(keeper.parts, shares, strict=True)}
     named = name_parameters((part.parameter for part in keeper.parts), engine.module, {})
-    return _assembled(
-        engine,
-        label,
-        keeper,
-        named=named,
-        shares=[share_of[id(each.parameter)] for each in named],
-        elements=[elements[id(each.parameter)] for each in named],
-        strategy=f"deepspeed_zero{stage}",
-        unsupported=(reason,) if reason else (),
-    )
-
-
-def _assembled(
-    engine: Any,
-    label: str,
-    keeper: Keeper,
-    *,
-    named: Sequence[NamedParameter],
-    shares: Sequence[Share],
-    elements: Sequence[int],
-    strategy: str,
-    unsupported: tuple[str, ...],
-) -> EnginePlan:
-    marked = [_of_optimizer(share, label) for share in shares]
-    distinct = tuple(dict.fromkeys(marked))
-    rows = tuple(tuple(i for i, own in enumerate(marked) if own == share) for share in distinct)
-    device = _device(engine)
-    return EnginePlan(
+    parts = [(each, *held[id(each.parameter)]) for each in named]
+    return make_engine_plan(
+        [EngineLayer(each, part.elements, share) for each, part, share in parts],
         label=label,
-        joint=False,
-        signature=(),
-        waiting=(),
-        declared=declarations.generation,
-        identities=frozenset(map(id, nn.Module.parameters(engine.module))),
-        slots=(),
-        plain=False,
-        layers=tuple(
-            Layer(name=each.name, share=distinct.index(share), elements=count)
-            for each, share, count in zip(named, marked, elements, strict=True)
-        ),
-        places=tuple(range(len(named))),
-        shares=distinct,
-        rows_of_share=rows,
-        device=device,
-        compute_dtype=_compute_dtype(engine.module),
-        strategy=strategy,
-        reducers=EngineReducers(engine, keeper),
-        unsupported=unsupported,
-        held=tuple(id(each.parameter) for each in named),
-        owner=weakref.ref(engine.optimizer),
-        split=keeper.split,
+        owner=engine.optimizer,
         find=keeper.gradients,
+        whole=_gathered if keeper.split else trained_by,
+        identities=set(map(id, nn.Module.parameters(engine.module))),
+        device=_device(engine),
+        compute_dtype=_compute_dtype(engine.module),
+        strategy=f"deepspeed_zero{stage}",
+        reducers=EngineReducers(engine, keeper),
+        unsupported=reason,
+        unknown_layout=UNKNOWN_LAYOUT,
     )
+
+
+def _gathered(optimizer: Any) -> Iterable[torch.Tensor]:
+    """Return no parameter: ZeRO gathers its own again after each step."""
+    return ()
 
 
 def _share(part: Part, stage: int, *, split: bool) -> Share:
@@ -149,10 +82,6 @@ def _share(part: Part, stage: int, *, split: bool) -> Share:
     return (
         Grid(this_rank()).crossed_by(PlacementAxis(spread, ranks, f"deepspeed_zero{stage}")).share()
     )
-
-
-def _of_optimizer(share: Share, label: str) -> Share:
-    return share if not label else replace(share, optimizer=label)
 
 
 def _device(engine: Any) -> torch.device:

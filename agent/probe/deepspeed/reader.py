@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mp_agent.probe.deepspeed.plan import make_engine_plan
+from mp_agent.probe.deepspeed.plan import make_plan
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
-from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.engine_plan import EnginePlan
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
 
@@ -40,9 +40,9 @@ class EngineReader:
         dynamic = getattr(optimizer.loss_scale_config, "dynamic_loss_scale", False)
         return "DynamicLossScaler" if dynamic else "LossScaler"
 
-    def make_plan(self, label: str) -> MeasurementPlan:
+    def make_plan(self, label: str) -> EnginePlan:
         """Return what to measure of the engine's model."""
-        return make_engine_plan(self._engine(), label)
+        return make_plan(self._engine(), label)
 
     def begin(self) -> EngineStep:
         """Return the loss scale in force, and the engine's count of steps."""

@@ -1,4 +1,4 @@
-"""Hooks on torch and DeepSpeed: one module per hook point, each reversible.
+"""Hooks on torch, DeepSpeed and Megatron-Core: one module per hook point, each reversible.
 
 All hooks sit on classes, modules and closures rather than on instances, so that objects made and
 names imported before `init()` are covered. `torch.compile` finds the same graphs and the same
@@ -11,6 +11,7 @@ from mp_agent.probe.hooks import (
     evaluation,
     graphs,
     loss,
+    megatron,
     saving,
     scripting,
     teardown,
@@ -39,6 +40,7 @@ _POINTS = (
     scheduler,
     state_dict,
     deepspeed,
+    megatron,
     evaluation,
     saving,
     graphs,

@@ -95,6 +95,12 @@ class Events(Protocol):
     def loss_divided(self, parts: int) -> None:
         """Called when an engine divides the gradients of the current backward by `parts`."""
 
+    def gradients_multiplied(self, factor: object) -> None:
+        """Called when an engine multiplies all gradients of the step, hence its loss."""
+
+    def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Called when a rank's own `gradients`, as they are now, are about to be reduced."""
+
     def engine_step_begins(self, engine: Engine) -> None:
         """Called when an engine is about to unscale and clip its gradients, and to step."""
 

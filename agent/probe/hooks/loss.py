@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mp_agent.probe.hooks.events import Events
-from mp_agent.probe.hooks.patches import Patches, untraced
+from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
 
 _INPUTS = 3
@@ -16,7 +16,12 @@ _INPUTS = 3
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
-    """Wrap `torch.autograd.backward`, which `Tensor.backward` calls by that name.
+    """Wrap `torch.autograd.backward`, which `Tensor.backward` calls by that name."""
+    patches.replace(torch.autograd, "backward", reporting(events, guard))
+
+
+def reporting(events: Events, guard: Guard) -> Wrapper:
+    """Return a wrapper for a function that runs a backward from tensors, seeded with gradients.
 
     Backwards within a backward (reentrant checkpointing) are not reported.
     """
@@ -44,7 +49,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 
         return untraced(backward)
 
-    patches.replace(torch.autograd, "backward", wrap)
+    return wrap
 
 
 def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:

@@ -10,6 +10,7 @@ from mp_agent.probe.accelerator import DeviceTimer
 from mp_agent.probe.local_gradients.gradient_hooks import LocalGradientHooks, Run
 from mp_agent.probe.local_gradients.sources import GradientSource, sources_of
 from mp_agent.probe.local_gradients.totals import LocalTotals
+from mp_agent.probe.optimizers.engine_plan import EnginePlan
 from mp_agent.probe.optimizers.layer_slots import PARTIAL_GRADIENT
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
@@ -47,6 +48,8 @@ class LocalGradients:
         """Of these parameters."""
         self._device = torch.device("cpu")
         self._sequence = 0
+        self._wanted = False
+        """Whether gradients of the step under way are to be measured."""
         self._totals = LocalTotals()
         self._timers: list[DeviceTimer] = []
 
@@ -57,10 +60,22 @@ class LocalGradients:
             self.forget()
         plans = self._plans()
         self._watch(plans)
-        self._totals.backward_begins(lambda place: self._sources[place].was_taken)
+        self._wanted = wanted
+        self._totals.backward_begins(self._was_taken)
         self._hooks.backward_begins(
             wanted=wanted and bool(self._sources), together=all(map(_stay_local, plans))
         )
+
+    def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Measure the sums over all backwards of the step, in the buffers of an engine."""
+        if not self._wanted or not gradients:
+            return
+        timer = accelerator.start_timer(gradients[0].device)
+        row_C = self._measures.together(gradients[0].device, gradients)
+        if timer is not None:
+            timer.stop()
+            self._timers.append(timer)
+        self._totals.note(frozenset(each.data_ptr() for each in gradients), row_C, is_sum=True)
 
     def forget(self) -> None:
         """Forget what was measured: the gradients were cleared, or a step has ended."""
@@ -85,6 +100,7 @@ class LocalGradients:
             return
         scale = step.scalars.get("loss_scale")
         unscaled = found.norm if scale is None else found.norm * reciprocal(scale)
+        unscaled = unscaled * step.factor
         step.scalars[LOCAL_GRAD_NORM] = unscaled
         step.scalars[LOCAL_GRAD_NONFINITE_ELEMENTS] = found.nonfinite_elements
         step.scalars[LOCAL_GRAD_NONFINITE_BACKWARD] = found.nonfinite_backward
@@ -136,6 +152,9 @@ class LocalGradients:
             self._timers.append(timer)
         self._totals.note(whole, row_C)
 
+    def _was_taken(self, place: int) -> bool:
+        return place < len(self._sources) and self._sources[place].was_taken
+
     def _gradient(self, source: GradientSource) -> torch.Tensor | None:
         try:
             return source.gradient()
@@ -148,7 +167,7 @@ class LocalGradients:
         found: list[MeasurementPlan] = []
         for watched in self._registry.roles.of_run:
             plan = watched.plan()
-            if plan is None:
+            if plan is None or (isinstance(plan, EnginePlan) and plan.announces_reduction):
                 continue
             if watched.managed or not _SUPPORTED.issuperset(plan.strategy.split("+")):
                 self._note_unsupported(plan)

@@ -49,6 +49,8 @@ class LocalTotals:
         """All statistics [C] of the backward under way, also those that others have replaced."""
         self._nonfinite: list[Scalar] = []
         """NaN and Inf elements after each backward, without those of `_rows`."""
+        self._begins_unknown = False
+        """Whether it is not known after which backward there were some first."""
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -74,14 +76,19 @@ class LocalTotals:
         self._elements_taken = 0.0
         self._rows.clear()
         self._nonfinite.clear()
+        self._begins_unknown = False
 
     def measured_with(self, places: Collection[int]) -> frozenset[int]:
         """Return places, and those that were measured together with any of them before."""
         overlapping = {self._parts[place].places for place in places if place in self._parts}
         return frozenset(places).union(*overlapping)
 
-    def note(self, places: frozenset[int], row_C: torch.Tensor) -> None:
-        """Take the statistics [C] of gradients, in place of those that they had before."""
+    def note(self, places: frozenset[int], row_C: torch.Tensor, *, is_sum: bool = False) -> None:
+        """Take the statistics [C] of gradients, in place of those that they had before.
+
+        is_sum: of all backwards of the step, so that it is not known where NaN and Inf began.
+        """
+        self._begins_unknown = is_sum and len(self._nonfinite) > 1
         self._parts.update(dict.fromkeys(places, _Part(places, row_C)))
         self._rows.append(row_C)
 
@@ -99,7 +106,7 @@ class LocalTotals:
         return OwnGradients(
             norm,
             _more(self._elements_taken, present),
-            _first_above_zero(self._nonfinite),
+            nan if self._begins_unknown else _first_above_zero(self._nonfinite),
             total_C.device,
         )
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.engine_plan import EnginePlan
 from mp_agent.probe.scalars import Scalar
 
 
@@ -24,7 +24,7 @@ class Engine(Protocol):
     def scaler_name(self) -> str:
         """The class that scales the loss; empty when nothing does."""
 
-    def make_plan(self, label: str) -> MeasurementPlan:
+    def make_plan(self, label: str) -> EnginePlan:
         """Return what to measure, under the names of the model's own parameters."""
 
     def begin(self) -> "EngineStep":
@@ -40,7 +40,7 @@ class EngineStep:
 
     loss_scale: of its scaler; None where none is in use.
     gradient_scale: by which the gradients are still scaled; None where they are not.
-    completed: steps before this one, by the engine's own count.
+    completed: steps before this one, by the engine's own count; None where it has none.
     """
 
     loss_scale: Scalar | None

@@ -1,7 +1,7 @@
 """In which number formats a run keeps and computes its tensors, as far as they can be seen."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -32,9 +32,7 @@ class GradientFormats:
         """Count the gradients of a plan, unless that is done."""
         layers, elements = self._found.get(plan.label, ((), Counter()))
         if layers is not plan.layers or not elements:
-            gradients = (slot.parameter.grad for slot in plan.slots)
-            found = _elements(each for each in gradients if each is not None)
-            self._found[plan.label] = plan.layers, found
+            self._found[plan.label] = plan.layers, plan.gradient_formats()
 
     def of(self, plans: Sequence[MeasurementPlan]) -> Counter[torch.dtype]:
         """Return how many elements of each format the gradients of several plans have."""
@@ -45,24 +43,19 @@ class GradientFormats:
 def formats_of(
     plans: Sequence[MeasurementPlan], gradients: GradientFormats, autocast: torch.dtype | None
 ) -> tuple[tuple[str, str], ...]:
-    """Return facts: formats of autocast, parameters, gradients, and of FP32 matrix products.
+    """Return facts: formats of autocast, parameters, masters, gradients, and FP32 matrix products.
 
     Several formats of one kind are joined by a plus sign, that of most elements first.
     """
-    parameters = _elements(slot.parameter for plan in plans for slot in plan.slots)
+    masters = sum((plan.master_formats() for plan in plans), start=Counter[torch.dtype]())
+    parameters = sum((plan.parameter_formats() for plan in plans), start=Counter[torch.dtype]())
     return (
         ("autocast_format", "" if autocast is None else format_name(autocast)),
         ("parameter_format", _formats(parameters)),
+        ("master_format", _formats(masters)),
         ("gradient_format", _formats(gradients.of(plans))),
         ("matmul_format", _matmul_format()),
     )
-
-
-def _elements(tensors: Iterable[torch.Tensor]) -> Counter[torch.dtype]:
-    elements: Counter[torch.dtype] = Counter()
-    for tensor in tensors:
-        elements[tensor.dtype] += tensor.numel()
-    return elements
 
 
 def _formats(elements: Counter[torch.dtype]) -> str:

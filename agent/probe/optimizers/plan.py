@@ -102,6 +102,21 @@ class MeasurementPlan:
                     note_unsupported(PARTIAL_GRADIENT)
         return found
 
+    def parameter_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the parameters have."""
+        return elements_by_format(slot.parameter for slot in self.slots)
+
+    def master_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the tensors have that parameters are copies of.
+
+        None where the optimizer steps the parameters themselves.
+        """
+        return Counter()
+
+    def gradient_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the gradients have as they are now."""
+        return elements_by_format(slot.parameter.grad for slot in self.slots)
+
     def weights(self) -> list[torch.Tensor]:
         """Return the local part of each parameter, once: of the layers, then of frozen ones."""
         parameters = {id(slot.parameter): slot.parameter for slot in self.slots}
@@ -279,6 +294,15 @@ def _main_device(parameters: Iterable[torch.Tensor]) -> torch.device:
         if not _holds_nothing(parameter):
             elements[parameter.device] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else torch.device("cpu")
+
+
+def elements_by_format(tensors: Iterable[torch.Tensor | None]) -> Counter[torch.dtype]:
+    """Return how many elements of each format some tensors have; None has none."""
+    elements: Counter[torch.dtype] = Counter()
+    for tensor in tensors:
+        if tensor is not None:
+            elements[tensor.dtype] += tensor.numel()
+    return elements
 
 
 def _holds_nothing(parameter: torch.Tensor) -> bool:

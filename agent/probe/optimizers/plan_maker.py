@@ -43,6 +43,10 @@ class PlanMaker:
         """Use the model that the user named."""
         self._model = None if model is None else weakref.ref(model)
 
+    def note_root(self, root: "weakref.ref[nn.Module]") -> None:
+        """Use the module tree that a plan was made of elsewhere."""
+        self._root = root
+
     @property
     def root(self) -> nn.Module | None:
         """The module tree of the run's model, while it lives."""

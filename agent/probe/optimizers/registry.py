@@ -85,9 +85,10 @@ class OptimizerRegistry:
             return None
         found = next((watched for watched in self.roles.watched if watched.is_of(optimizer)), None)
         if found is None:
+            self.roles.drop_gone()
             found = self._add(optimizer, Role.FIRST if self.first is None else Role.SEPARATE)
         if found is not None and not found.managed:
-            found.manage(lambda _, watched: engine.make_plan(watched.label))
+            found.manage(lambda _, watched: self._make_engine_plan(engine, watched))
         return found
 
     def plans_of_run(self) -> list[MeasurementPlan]:
@@ -272,6 +273,12 @@ class OptimizerRegistry:
             return False
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
         return self._plan_maker.trains_rest_of_model(optimizer, held)
+
+    def _make_engine_plan(self, engine: Engine, watched: WatchedOptimizer) -> MeasurementPlan:
+        plan = engine.make_plan(watched.label)
+        if watched.role is Role.FIRST and plan.root is not None:
+            self._plan_maker.note_root(plan.root)
+        return plan
 
     def _make_plan(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
         return self._plan_maker.make(optimizer, watched, only_one=len(self.roles.watched) <= 1)

@@ -95,8 +95,8 @@ def axes_of(
     model = parameter if origin is None else origin.parameter
     sliced = origin is not None and origin.sliced
     expert = is_expert(model)
-    shards = _ranks_of_first(_EXPERT_SHARDS if expert else _DENSE_SHARDS)
-    if shards:
+    shards = expert_shards() if expert else dense_shards()
+    if len(shards) > 1:
         dimension = getattr(model, "partition_dim", -1)
         if is_tensor_parallel(model):
             known = isinstance(dimension, int) and dimension >= 0
@@ -106,16 +106,30 @@ def axes_of(
     if sliced:
         yield from _axes_of_slices(_EXPERT_SLICES if expert else _DENSE_SLICES)
         return
-    copies = _ranks_of_first(_EXPERT_COPIES if expert else _DENSE_COPIES)
-    if copies:
-        yield PlacementAxis(Spread.COPIED, copies, "dp")
+    if len(data_parallel := copies(model)) > 1:
+        yield PlacementAxis(Spread.COPIED, data_parallel, "dp")
+
+
+def dense_shards() -> tuple[int, ...]:
+    """Return the ranks among which tensors are split."""
+    return _ranks_of_first(_DENSE_SHARDS)
+
+
+def expert_shards() -> tuple[int, ...]:
+    """Return the ranks among which the tensors of experts are split."""
+    return _ranks_of_first(_EXPERT_SHARDS)
+
+
+def copies(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the ranks that have copies of a parameter and reduce its gradient."""
+    return _ranks_of_first(_EXPERT_COPIES if is_expert(parameter) else _DENSE_COPIES)
 
 
 def _axes_of_slices(queries: tuple[Query, ...]) -> Iterator[PlacementAxis]:
     slices, instances = _ranks_of_first(queries), _ranks_of_first(_INSTANCES)
-    if slices:
+    if len(slices) > 1:
         yield PlacementAxis(Spread.SPLIT, slices, "zero1", "0")
-    if instances:
+    if len(instances) > 1:
         yield PlacementAxis(Spread.COPIED, instances, "dp")
 
 

@@ -172,6 +172,9 @@ class StepRecorder:
         optimizer, plan = watched.optimizer, watched.plan()
         if optimizer is None or plan is None:
             return
+        if watched.managed:
+            self._registry.note_unsupported("updates of weights that an engine steps")
+            return
         skipped = watched.scalars.get("skipped", 0.0)
         if not isinstance(skipped, torch.Tensor) and skipped:
             self._updates.forget(plan.label)
@@ -231,6 +234,11 @@ class StepRecorder:
             return
         wanted = self._schedule.measures(step.sequence)
         self._local_gradients.backward_begins(step, wanted=wanted)
+
+    def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Measure the rank's own gradients, which are about to be reduced."""
+        if self._local_gradients is not None:
+            self._local_gradients.reduction_begins(gradients)
 
     def gradients_cleared(self) -> None:
         """Forget what was measured of gradients of the run that no step will use."""

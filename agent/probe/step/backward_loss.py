@@ -28,6 +28,10 @@ class ScaledLosses:
         """Forget all losses."""
         self._before.clear()
 
+    def knows(self, roots: object) -> bool:
+        """Return whether any of the roots of a backward is a scaler's result."""
+        return any(self.before(root) is not None for root in _listed(roots))
+
     def before(self, root: object) -> Scalar | None:
         """Return what `root` was before it was scaled; None when it is no scaler's result."""
         found = self._before.get(id(root))

@@ -54,6 +54,10 @@ class OpenStep:
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
     """What last cleared its gradients while the run's optimizers were not known yet."""
     loss_since_cleared: Scalar | None = None
+    raw_loss: Scalar = 0.0
+    """The part of the loss of which it is not known what it was before it was scaled."""
+    factor: Scalar = 1.0
+    """By which an engine has multiplied the gradients since they were reduced."""
     measured: set[str] = field(default_factory=set)
     """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
     settled: set[str] = field(default_factory=set)
@@ -91,16 +95,19 @@ class OpenStep:
         """Whether the loss is on a device: it is not known yet whether it is finite."""
         return isinstance(self.scalars.get("loss"), torch.Tensor)
 
-    def add_loss(self, loss: Scalar) -> None:
+    def add_loss(self, loss: Scalar, *, raw: bool = False) -> None:
         """Add what one backward started from, unless the step's loss is known already.
 
-        The sum is the loss that the accumulated gradients are the gradients of.
+        The sum is the loss that the accumulated gradients are the gradients of. raw: it may have
+        been scaled, and no scaler that did so is known.
         """
         if self.loss_observed or "" in self.settled:
             return
         if self.loss_outdated:
             self.scalars.pop("loss", None)
-            self.losses, self.loss_outdated = 0, False
+            self.losses, self.loss_outdated, self.raw_loss = 0, False, 0.0
+        if raw:
+            self.raw_loss = add(self.raw_loss, loss)
         self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
         self.scalars["loss"] = add(self.loss_before_last, loss)
         if self.cleared_by is not None:
@@ -125,6 +132,19 @@ class OpenStep:
         if self.last_loss is not None and not self.loss_observed:
             self.scalars["loss"] = add(self.loss_before_last, self.last_loss / parts)
             self.last_loss = None
+
+    def multiply(self, factor: Scalar) -> None:
+        """Multiply the loss, as all gradients of the step are."""
+        self.factor, self.raw_loss = self.factor * factor, self.raw_loss * factor
+        loss = self.scalars.get("loss")
+        if loss is not None and not self.loss_observed:
+            self.scalars["loss"] = loss * factor
+
+    def unscale_raw_loss(self, inverse_scale: Scalar) -> None:
+        """Multiply the raw part of the loss, as an engine is about to multiply the gradients."""
+        loss = self.scalars.get("loss")
+        if loss is not None and not self.loss_observed:
+            self.scalars["loss"] = loss - self.raw_loss + self.raw_loss * inverse_scale
 
     def note_reduction(self, reduced: bool | None) -> None:
         """Note whether an optimizer's gradients were reduced over replicas, where that is known."""

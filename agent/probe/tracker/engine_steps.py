@@ -1,4 +1,6 @@
-"""Steps of a framework's engine (DeepSpeed), which unscales, clips and skips by itself."""
+"""Steps of a framework's engine (DeepSpeed, Megatron-Core), which unscales, clips and skips."""
+
+from math import isnan
 
 from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.scalars import reciprocal
@@ -21,18 +23,26 @@ class EngineSteps:
         """Measure the gradients before the engine unscales and clips them."""
         context, thread = self._context, self._context.thread
         if (watched := context.registry.managed_by(engine)) is None:
+            if engine.optimizer is None:
+                context.note_unsupported("an engine without parameters to train on this rank")
             return
+        if watched.of_run and isnan(context.step.backward_seconds):
+            context.note_unsupported("the loss of backwards that an engine runs by other means")
         thread.engine_steps, thread.optimizer_stepped = True, False
         before = engine.begin()
         if watched.of_run:
             if before.loss_scale is not None:
                 context.step.scalars["loss_scale"] = before.loss_scale
                 context.traits.scaler_name = engine.scaler_name
-            if before.completed is not None:
+            if before.completed is None:
+                context.note_trainer_step(watched, context.step.sequence)
+            else:
                 context.trainer_step.completed_by_engine(before.completed, context.step.sequence)
                 context.update_trainer_lead()
         scale = before.gradient_scale
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
+        if watched.of_run and scale is not None:
+            context.step.unscale_raw_loss(inverse_scale)
         self._measuring.measure(watched, "engine_step", inverse_scale)
 
     def raised(self) -> None:

@@ -2,7 +2,7 @@
 
 from torch.amp import GradScaler
 
-from mp_agent.probe.scalars import Scalar, reciprocal
+from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.backward_loss import loss_of
 from mp_agent.probe.tracker.context import TrackerContext
 
@@ -35,6 +35,12 @@ class LossTracking:
         if not self._context.trains_other_model:
             self._context.step.divide_last_loss(parts)
 
+    def multiplied(self, factor: object) -> None:
+        """Let the loss be that of which the gradients are the gradients after the product."""
+        scalar = snapshot_of(factor)
+        if scalar is not None and not self._context.trains_other_model:
+            self._context.step.multiply(scalar)
+
     def add_from_backward(self, roots: object, seeds: object) -> None:
         """Add the loss that the current backward starts from."""
         thread = self._context.thread
@@ -43,7 +49,8 @@ class LossTracking:
         )
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         loss, thread.announced_loss = thread.announced_loss, None
+        raw = loss is None and scale is None and not thread.scaled_losses.knows(roots)
         if loss is None:
             loss = loss_of(roots, seeds, thread.scaled_losses, inverse_scale)
         if loss is not None:
-            self._context.step.add_loss(loss)
+            self._context.step.add_loss(loss, raw=raw)

@@ -59,8 +59,7 @@ class StepEnd:
         context.registry.roles.confirm(watched)
         step = context.boundaries.of(watched)
         ends_step = step is context.step
-        if not watched.managed:
-            context.recorder.measure_updates(step, watched)
+        context.recorder.measure_updates(step, watched)
         awaited = context.registry.roles.awaited
         context.registry.roles.stepped(watched)
         if not watched.of_run:

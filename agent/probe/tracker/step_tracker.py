@@ -129,6 +129,15 @@ class StepTracker:
         """See `LossTracking.divided`."""
         self._losses.divided(parts)
 
+    def gradients_multiplied(self, factor: object) -> None:
+        """See `LossTracking.multiplied`."""
+        self._losses.multiplied(factor)
+
+    def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Measure the rank's own gradients, unless another model's are being reduced."""
+        if not self._context.trains_other_model:
+            self._context.recorder.reduction_begins(gradients)
+
     def backward_ended(self, *, raised: bool = False) -> None:
         """See `BackwardTracking.ended`."""
         self._backward.ended(raised=raised)

@@ -62,4 +62,4 @@ def test_the_library_is_a_label_of_the_formats():
     metric = BY_PROMETHEUS_NAME["mp_agent_formats_info"]
     assert metric.read is not None and metric.labels[-1] == "fp8_library"
     view = make_run_view(facts={"parameter_format": "fp32", "fp8_library": "torchao"})
-    assert metric.read(view) == {("", "fp32", "", "", "torchao"): 1.0}
+    assert metric.read(view) == {("", "fp32", "", "", "", "torchao"): 1.0}

@@ -23,7 +23,7 @@ def _run_info(run: RunView) -> Reading:
     return {labels: 1.0}
 
 
-_FORMAT_FACTS = ("autocast", "parameter", "gradient", "matmul")
+_FORMAT_FACTS = ("autocast", "parameter", "master", "gradient", "matmul")
 
 
 def _formats_info(run: RunView) -> Reading:
@@ -79,10 +79,11 @@ RUN_METRICS = (
         kind=Kind.INFO,
         scope=Scope.RUN,
         labels=(*_FORMAT_FACTS, "fp8_library"),
-        help="Number formats of autocast (empty without), parameters, gradients and of products "
-        "of FP32 matrices (tf32 where it is allowed), and the library that casts layers to FP8 "
-        "(torchao, transformer_engine; empty without); the value is always 1. Several are joined "
-        "by a plus sign, formats of most elements first.",
+        help="Number formats of autocast (empty without), parameters, masters that Megatron-Core "
+        "steps in their place (empty without), gradients and products of FP32 matrices (tf32 "
+        "where it is allowed), and the library that casts layers to FP8 (torchao, "
+        "transformer_engine; empty without); the value is always 1. Several are joined by a plus "
+        "sign, formats of most elements first.",
         read=_formats_info,
     ),
     Metric(

@@ -19,6 +19,7 @@ def test_a_plain_run_is_in_fp32(watch):
     assert _facts(watched) == {
         "autocast_format": "",
         "parameter_format": "fp32",
+        "master_format": "",
         "gradient_format": "fp32",
         "matmul_format": "fp32",
     }

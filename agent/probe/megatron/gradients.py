@@ -1,0 +1,161 @@
+"""Where Megatron's optimizers keep the gradients that this rank is about to step with.
+
+DistributedDataParallel adds gradients up in `main_grad` of each parameter, a part of a flat buffer,
+and reduces them there: all of them, or with the distributed optimizer this rank's slice of each
+bucket. The optimizers copy from there before they unscale and clip. Without that wrapper they use
+`grad`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from mp_agent.probe.optimizers.engine_plan import Found
+
+
+class Hold(Enum):
+    """How ranks hold the gradients that they reduce together."""
+
+    COPIED = "dp"
+    """Each has all of them."""
+
+    SLICED = "zero1"
+    """Each has a slice of the flat buffer: the distributed optimizer."""
+
+    DEALT = "layer_wise"
+    """Each steps whole parameters, that no other steps: the layer-wise optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a parameter that this rank steps, `elements` from `start` of the flat tensor.
+
+    No elements: other ranks step the parameter. leaf: the optimizer that holds it, there or here.
+    """
+
+    parameter: torch.Tensor
+    start: int
+    elements: int
+    hold: Hold
+    leaf: Any
+
+
+def leaves_of(optimizer: Any) -> list[Any]:
+    """Return the optimizers that a chain of them consists of, without those that have nothing."""
+    chained = getattr(optimizer, "chained_optimizers", None)
+    if chained is None:
+        return [] if getattr(optimizer, "is_stub_optimizer", False) else [optimizer]
+    return [leaf for each in chained for leaf in leaves_of(each)]
+
+
+def torch_optimizers(optimizer: Any) -> list[Optimizer]:
+    """Return the optimizers that a chain of Megatron's wraps."""
+    wrapped = (getattr(leaf, "optimizer", None) for leaf in leaves_of(optimizer))
+    return [each for each in wrapped if isinstance(each, Optimizer)]
+
+
+def parts_of(optimizer: Any) -> list[Part]:
+    """Return the parts of all parameters that this optimizer and those of other ranks step.
+
+    Raises AttributeError and the like where it is built otherwise than known.
+    """
+    dealt = _dealt_by(optimizer)
+    if dealt is not None:
+        return list(_dealt_parts(optimizer, dealt))
+    return [part for leaf in leaves_of(optimizer) for part in _parts_of_leaf(leaf)]
+
+
+def finder(parts: Iterable[Part]) -> Callable[[Any], Found]:
+    """Return what finds the gradients of these parts in their optimizer, and keeps none alive."""
+    places = {
+        id(part.parameter): (part.start, part.elements) for part in parts if part.elements > 0
+    }
+
+    def find(optimizer: Any) -> Found:
+        found: dict[int, torch.Tensor] = {}
+        for leaf in leaves_of(optimizer):
+            for parameter in model_parameters(leaf):
+                place = places.get(id(parameter))
+                gradient = _gradient(parameter)
+                if place is not None and gradient is not None:
+                    whole = place == (0, gradient.numel())
+                    found[id(parameter)] = (
+                        gradient if whole else gradient.view(-1).narrow(0, *place)
+                    )
+        return found
+
+    return find
+
+
+def model_parameters(leaf: Any) -> Iterator[torch.Tensor]:
+    """Yield the model's parameters of which this rank steps a part with one optimizer."""
+    if hasattr(leaf, "model_float16_groups"):
+        groups: Iterable[Any] = chain(leaf.model_float16_groups, leaf.model_fp32_groups)
+    elif hasattr(leaf, "float16_groups"):
+        groups = chain(leaf.float16_groups, leaf.fp32_from_fp32_groups)
+    else:
+        groups = (group["params"] for group in leaf.optimizer.param_groups)
+    return chain.from_iterable(groups)
+
+
+def masters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield the copies of parameters, or of slices of them, that are stepped in their place."""
+    for leaf in leaves_of(optimizer):
+        own = [_local(parameter).untyped_storage() for parameter in model_parameters(leaf)]
+        memory = {storage.data_ptr() for storage in own}
+        for group in leaf.optimizer.param_groups:
+            for tensor in group["params"]:
+                if _local(tensor).untyped_storage().data_ptr() not in memory:
+                    yield tensor
+
+
+def _gradient(parameter: Any) -> torch.Tensor | None:
+    main = getattr(parameter, "main_grad", None)
+    gradient: torch.Tensor | None = parameter.grad if main is None else main
+    return None if gradient is None else _local(gradient)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _parts_of_leaf(leaf: Any) -> Iterator[Part]:
+    if not hasattr(leaf, "model_float16_groups"):
+        for parameter in model_parameters(leaf):
+            yield Part(parameter, 0, _local(parameter).numel(), Hold.COPIED, leaf)
+        return
+    for buffer in leaf.buffers:
+        for parameter in buffer.param_index_map:
+            if parameter in leaf.model_param_gbuf_map:
+                own = leaf._get_model_param_range_map(parameter)["param"]
+                yield Part(parameter, own.start, own.end - own.start, Hold.SLICED, leaf)
+            else:
+                yield Part(parameter, 0, 0, Hold.SLICED, leaf)
+
+
+def _dealt_by(optimizer: Any) -> list[torch.Tensor] | None:
+    """Return the parameters that a layer-wise optimizer has dealt to the ranks, this one's too."""
+    lists = (
+        getattr(optimizer, name, None) for name in ("dp_cp_params_list", "expt_dp_params_list")
+    )
+    dealt = [parameter for ranks in lists if ranks for own in ranks for parameter in own]
+    return dealt or None
+
+
+def _dealt_parts(optimizer: Any, dealt: Iterable[torch.Tensor]) -> Iterator[Part]:
+    leaves = leaves_of(optimizer)
+    own = {id(parameter): leaf for leaf in leaves for parameter in model_parameters(leaf)}
+    for parameter in dealt:
+        leaf = own.pop(id(parameter), None)
+        elements = 0 if leaf is None else parameter.numel()
+        yield Part(parameter, 0, elements, Hold.DEALT, leaf or leaves[0])
+    for leaf in leaves:  # experts that each rank keeps all of
+        for parameter in model_parameters(leaf):
+            if id(parameter) in own:
+                yield Part(parameter, 0, parameter.numel(), Hold.COPIED, leaf)
