@@ -1,4 +1,4 @@
-"""Hooks on torch and DeepSpeed: one module per hook point, each reversible.
+"""Hooks on torch, DeepSpeed, fastai and Keras: one module per hook point, each reversible.
 
 All hooks sit on classes, modules and closures rather than on instances, so that objects made and
 names imported before `init()` are covered. `torch.compile` finds the same graphs and the same
@@ -9,8 +9,11 @@ from mp_agent.probe.hooks import (
     autocast,
     deepspeed,
     evaluation,
+    fastai,
     graphs,
+    keras,
     loss,
+    pipelining,
     saving,
     scripting,
     teardown,
@@ -39,6 +42,9 @@ _POINTS = (
     scheduler,
     state_dict,
     deepspeed,
+    fastai,
+    keras,
+    pipelining,
     evaluation,
     saving,
     graphs,

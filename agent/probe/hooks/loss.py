@@ -23,6 +23,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     within = threading.local()
 
     def begins(roots: Any, seeds: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        patches.wrap_imported()
         events.backward_begins(roots, seeds, _inputs(args, kwargs))
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,6 +51,8 @@ class OpenStep:
     loss_outdated: bool = False
     """Another optimizer has used the gradients, or they were cleared: if another backward follows,
     the loss so far is not this step's."""
+    gradients_kept: bool = False
+    """An engine has the gradients of the backwards so far, whatever is cleared."""
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
     """What last cleared its gradients while the run's optimizers were not known yet."""
     loss_since_cleared: Scalar | None = None
@@ -101,6 +103,7 @@ class OpenStep:
         if self.loss_outdated:
             self.scalars.pop("loss", None)
             self.losses, self.loss_outdated = 0, False
+        self.gradients_kept = False
         self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
         self.scalars["loss"] = add(self.loss_before_last, loss)
         if self.cleared_by is not None:

@@ -39,6 +39,10 @@ class ThreadProgress(threading.local):
         self.in_backward = False
         self.engine_steps = False
         """A framework's engine is stepping: what its optimizer does is part of that."""
+        self.in_schedule = False
+        """A pipeline schedule is running, which will report the loss of its backwards."""
+        self.schedule_scales = False
+        """A GradScaler has scaled the losses of its micro-batches."""
         self.announced_loss: Scalar | None = None
         """Of the backward that is about to begin."""
         self.clipped: list[WatchedOptimizer] = []

@@ -4,6 +4,7 @@ from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.scalars import reciprocal
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring
+from mp_agent.probe.tracker.optimizer_steps import UNGUARDED
 from mp_agent.probe.tracker.step_end import StepEnd
 
 
@@ -22,6 +23,8 @@ class EngineSteps:
         context, thread = self._context, self._context.thread
         if (watched := context.registry.managed_by(engine)) is None:
             return
+        if context.guarded and not engine.owns_gradients:
+            context.note_unsupported(UNGUARDED)
         thread.engine_steps, thread.optimizer_stepped = True, False
         before = engine.begin()
         if watched.of_run:

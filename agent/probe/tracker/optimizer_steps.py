@@ -2,12 +2,15 @@
 
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.optimizer_view import OptimizerView
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.step.running_step import running_step
 from mp_agent.probe.step.thread_progress import within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring
 from mp_agent.probe.tracker.step_end import StepEnd
+
+UNGUARDED = "the guard of an optimizer that is not torch's"
 
 
 class OptimizerSteps:
@@ -44,6 +47,8 @@ class OptimizerSteps:
         ):
             thread.optimizer_stepped = True
             return
+        if context.guarded and isinstance(optimizer, OptimizerView):
+            context.note_unsupported(UNGUARDED)
         if not watched.label:
             if self._stepped_sequence == context.step.sequence:
                 context.recorder.lost_a_step()
