@@ -228,9 +228,11 @@ class OptimizerRegistry:
         for watched in self.roles.watched:
             plan = watched.plan()
             if plan is not None and not watched.managed and plan.identities <= held:
-                if len(held) > len(plan.identities):
+                if len(held) > len(plan.identities) and not self.roles.has_just_stepped(watched):
                     self._let_follow(watched, optimizer, held)
                 return watched
+            if plan is not None and not watched.stepped_in_pass and held < plan.identities:
+                return watched  # known by clipping alone; it follows the one that steps
         if self.first is None:
             return self._add(optimizer, Role.FIRST)
         joint = self._trains_part_of_run(optimizer)

@@ -43,6 +43,8 @@ class BackwardTracking:
         self._step_end = step_end
         self._unused_gradients = 0
         """How often gradients were cleared before any optimizer stepped."""
+        self._losses_before = 0
+        """Losses of the step before the backward under way."""
         self._early_backwards = 0
         """Backwards before any optimizer was known."""
 
@@ -83,6 +85,10 @@ class BackwardTracking:
             thread.gradients.backward_ended(plan)
             if thread.gradients.touched:
                 context.boundaries.reaches_run = True
+            if context.step.losses > self._losses_before:
+                step, gradients = context.step, thread.gradients
+                step.makes_gradients |= gradients.touched
+                step.makes_none |= gradients.untouched
         if raised:
             context.phases.training_raised()
         else:
@@ -117,6 +123,7 @@ class BackwardTracking:
         context.recorder.gradients_cleared()
         if not step.gradients_kept:
             step.loss_outdated = True
+            step.loss_discarded |= step.losses > 0
 
     def gradients_kept(self) -> None:
         """Keep the loss so far although gradients will be cleared: they are kept elsewhere."""
@@ -150,4 +157,5 @@ class BackwardTracking:
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_begins(plan)
         context.recorder.backward_begins(context.step)
+        self._losses_before = 0 if context.step.loss_outdated else context.step.losses
         self._losses.add_from_backward(roots, seeds)
