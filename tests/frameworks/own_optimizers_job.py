@@ -1,12 +1,14 @@
 """Trains by a library whose optimizers are not torch's; writes what that library itself computes.
 
-Started as `python own_optimizers_job.py VARIANT FILE`, with and without MP_AGENT_ATTACH.
+Started as `python own_optimizers_job.py LIBRARY DIRECTORY VARIANT…`: each variant is trained without
+the probe, and then with it. `LIBRARY DIRECTORY` alone trains once, and leaves mp_agent to
+MP_AGENT_ATTACH.
 """
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -80,9 +82,9 @@ def keras(variant: str) -> dict[str, Any]:
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
 
+    keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    if "fp16" in variant:
-        keras.mixed_precision.set_global_policy("mixed_float16")
+    keras.mixed_precision.set_global_policy("mixed_float16" if "fp16" in variant else "float32")
     model = keras.Sequential(
         [
             keras.Input((SIZE,)),
@@ -141,7 +143,34 @@ def keras(variant: str) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[[str], dict[str, Any]]] = {"fastai": fastai, "keras": keras}
 
-if __name__ == "__main__":
+
+def train(library: str, variant: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    name, _, rest = sys.argv[1].partition(":")
-    Path(sys.argv[2]).write_text(json.dumps(JOBS[name](rest)))
+    return JOBS[library](variant)
+
+
+def main(library: str, directory: Path, variants: Sequence[str]) -> None:
+    if not variants:
+        (directory / "seen.json").write_text(json.dumps(train(library, "")))
+        return
+    from mp_agent.probe.probe import Probe
+    from mp_agent.ring.writer import RingWriter
+    from mp_agent.settings import Settings
+    from tests.agent.probe.rings import make_identity
+
+    for variant in variants:
+        without = train(library, variant)
+        place = directory / variant
+        place.mkdir()
+        writer = RingWriter.create(place / "rank0.ring", make_identity())
+        probe = Probe(lambda ring=writer: ring, Settings(layer_interval=2))  # type: ignore[misc]
+        probe.attach()
+        seen = train(library, variant)
+        probe.flush()
+        probe.detach()
+        writer.close()
+        (place / "seen.json").write_text(json.dumps({**seen, "without": without["weights"]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

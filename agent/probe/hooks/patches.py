@@ -86,9 +86,7 @@ class Patches:
         each backward until it is found.
         """
         if not self._awaited:
-            self.on_new_subclass(
-                nn.Module, lambda _: guard.run("imports", self.wrap_imported)
-            )
+            self.on_new_subclass(nn.Module, lambda _: guard.run("imports", self.wrap_imported))
         self._awaited[module, name] = wrap
         self.wrap_imported()
 

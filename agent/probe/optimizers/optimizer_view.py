@@ -40,9 +40,7 @@ class OptimizerView(Optimizer):
 _shown_by: dict[int, tuple[type, Callable[[Any], OptimizerView]]] = {}
 """By `id` of the class."""
 _views: "weakref.WeakKeyDictionary[Any, OptimizerView]" = weakref.WeakKeyDictionary()
-_substitutes: "weakref.WeakKeyDictionary[Any, weakref.ref[Optimizer]]" = (
-    weakref.WeakKeyDictionary()
-)
+_substitutes: "weakref.WeakKeyDictionary[Any, weakref.ref[Optimizer]]" = weakref.WeakKeyDictionary()
 
 
 def view_of(optimizer: Any) -> OptimizerView:
