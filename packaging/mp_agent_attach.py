@@ -1,8 +1,8 @@
 """Attaches mp_agent to the training processes of a job, without changes to their program.
 
 Imported at interpreter start where `MP_AGENT_ATTACH` is set, by `mp_agent_attach.pth`; it waits for
-`import torch`, then for the first optimizer, and only then imports mp_agent. A process that never
-makes an optimizer (a launcher, a data worker, pip) is left as it is. Nothing here raises.
+`import torch`, then for the first optimizer or backward, and only then imports mp_agent. A process
+that never makes either (a launcher, a data worker, pip) is left as it is. Nothing here raises.
 """
 
 import os
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
 
 _OFF = ("", "0", "false", "no", "off")
 
+_OPTIMIZERS = {
+    "torch": "optim.Optimizer",
+    "fastai.optimizer": "Optimizer",
+    "keras.src.optimizers.base_optimizer": "BaseOptimizer",
+}
+"""By module, the class from which optimizers are derived."""
+
 
 class _TorchFinder:
-    """Finds torch where the finders after it find it, and is called back once it is imported."""
+    """Finds torch, and libraries with optimizers not derived from torch's, where others find them.
+
+    It is called back once they are imported.
+    """
 
     def find_spec(
         self,
@@ -28,10 +38,10 @@ class _TorchFinder:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Return torch's spec, whose loader calls back; None for anything else."""
-        if name != "torch":
+        """Return the spec of such a module, whose loader calls back; None for anything else."""
+        if name not in _OPTIMIZERS:
             return None
-        for finder in sys.meta_path:
+        for finder in tuple(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
@@ -47,9 +57,9 @@ class _TorchFinder:
         def exec_module(module: "ModuleType") -> None:
             del loader.exec_module
             load(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                _await_optimizer(module)
+            _await_optimizer(module)
+            if module.__name__ == "torch":
+                _await_backward(module)
 
         try:
             loader.exec_module = exec_module
@@ -57,9 +67,11 @@ class _TorchFinder:
             return
 
 
-def _await_optimizer(torch: "ModuleType") -> None:
+def _await_optimizer(module: "ModuleType") -> None:
     """Attach when the first optimizer is made: before it has been stepped, and torch is whole."""
-    kind = getattr(getattr(torch, "optim", None), "Optimizer", None)
+    kind: Any = module
+    for name in _OPTIMIZERS[module.__name__].split("."):
+        kind = getattr(kind, name, None)
     if kind is None:
         return
     from functools import wraps
@@ -68,19 +80,51 @@ def _await_optimizer(torch: "ModuleType") -> None:
 
     @wraps(original)
     def __init__(self: "Any", *args: "Any", **kwargs: "Any") -> None:
-        if kind.__init__ is __init__:
-            kind.__init__ = original
-            _attach()
+        if _waiting:
+            if kind.__init__ is __init__:  # else it stays, beneath what another has put around it
+                kind.__init__ = original
+            _attach(with_optimizer=True)
         original(self, *args, **kwargs)
 
     kind.__init__ = __init__
 
 
-def _attach() -> None:
+def _await_backward(torch: "ModuleType") -> None:
+    """Attach at the first backward: its gradients may be for an optimizer that is not known."""
+    autograd = getattr(torch, "autograd", None)
+    if not hasattr(autograd, "backward"):
+        return
+    from functools import wraps
+
+    original = autograd.backward
+
+    @wraps(original)
+    def backward(*args: "Any", **kwargs: "Any") -> "Any":
+        if not _waiting:
+            return original(*args, **kwargs)
+        if autograd.backward is backward:
+            autograd.backward = original
+            _attach(with_optimizer=False)
+            return autograd.backward(*args, **kwargs)
+        _attach(with_optimizer=False)
+        return original(*args, **kwargs)
+
+    autograd.backward = backward
+
+
+_waiting = [True]
+"""Empty once mp_agent was attached, or could not be."""
+
+
+def _attach(*, with_optimizer: "bool") -> None:
+    if "torch" not in sys.modules:
+        return
+    _waiting.clear()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _TorchFinder)]
     try:
         from mp_agent.probe import api
 
-        api.attach()
+        api.attach(with_optimizer=with_optimizer)
     except Exception:
         import logging
 

@@ -83,10 +83,11 @@ def _init(
     _attachment = attachment
 
 
-def attach() -> None:
+def attach(*, with_optimizer: bool) -> None:
     """Watch this process, if it trains, because `MP_AGENT_ATTACH` is set.
 
-    A call of `init()` takes its place as long as there is no ring.
+    with_optimizer: one is being made; without one, a backward alone does not make it training. A
+    call of `init()` takes its place as long as there is no ring.
     """
     global _attachment
     settings, ignored = load_settings()
@@ -98,6 +99,7 @@ def attach() -> None:
         callbacks=_callbacks,
         checkpoint_callbacks=_checkpoint_callbacks,
         asked_for=False,
+        awaits_optimizer=not with_optimizer,
     )
     attachment.begin(None, None)
     _attachment = attachment

@@ -47,10 +47,12 @@ class Attachment:
         members: Members | None = None,
         group: dist.ProcessGroup | None = None,
         asked_for: bool = True,
+        awaits_optimizer: bool = False,
     ) -> None:
         """Install nothing yet; asked_for: by a call in the program, not by the environment.
 
-        group: of the members, where it is not the job's own.
+        group: of the members, where it is not the job's own. awaits_optimizer: there is no ring
+        before there is an optimizer, or as many backwards as only training makes.
         """
         self._settings = settings
         self._setting_errors = setting_errors
@@ -72,6 +74,7 @@ class Attachment:
             on_step=self._on_step,
             ranks_in_run=world_size if members is None else lambda: len(members.ranks),
             group=lambda: group,
+            awaits_optimizer=awaits_optimizer,
         )
 
     def begin(self, model: nn.Module | None, optimizer: optim.Optimizer | None) -> None:

@@ -50,7 +50,7 @@ class Probe:
 
     create_ring: called once the rank is known, see `RingConnection`. on_step: called at the end of
     each step of the run. ranks_in_run: the number of ranks that train together. group: returns the
-    process group of these; None for the job's own.
+    process group of these; None for the job's own. awaits_optimizer: see `TrackerContext`.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Probe:
         on_step: Callable[[], None] = lambda: None,
         ranks_in_run: Callable[[], int] = placement.world_size,
         group: Callable[[], dist.ProcessGroup | None] = lambda: None,
+        awaits_optimizer: bool = False,
     ) -> None:
         reports = self._reports = ProbeReports()
         self._guard = Guard(
@@ -96,6 +97,8 @@ class Probe:
             traits=traits,
             connection=self._connection,
             parts=parts,
+            awaits_optimizer=awaits_optimizer,
+            guarded=bool(settings.guard),
         )
         self._tracker = StepTracker(context, self._guard, self._step_ended)
         self._on_step = on_step

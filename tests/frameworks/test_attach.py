@@ -260,6 +260,87 @@ def _write_model(directory: Path) -> None:
     GPT2LMHeadModel(config).save_pretrained(directory)
 
 
+_BY_HAND = """
+import sys, torch
+import mp_agent.probe.api as api
+
+model = torch.nn.Linear(4, 1)
+for step in range(int(sys.argv[2])):
+    model.zero_grad()
+    model(torch.randn(2, 4)).pow(2).mean().backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+"""
+
+
+def _train_by_hand(directory: Path, backwards: int) -> tuple[str, list[RingReader]]:
+    path = directory / "train.py"
+    path.write_text(_BY_HAND)
+    environment = {
+        **os.environ,
+        "MP_AGENT_ATTACH": "1",
+        "MP_AGENT_DIR": str(directory / "shm"),
+        "MP_AGENT_NODE_AGENT": "none",
+    }
+    command = [sys.executable, str(path), "", str(backwards)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    runs = locations.find_runs(directory / "shm")
+    rings = [ring for run in runs for ring in locations.find_rings(run)]
+    return done.stderr, [RingReader.open(ring) for ring in rings]
+
+
+def test_twenty_backwards_without_a_known_optimizer_are_said_to_be_unmeasured(tmp_path):
+    log, (reader,) = _train_by_hand(tmp_path, 20)
+    unsupported = reader.state.unsupported
+    reader.close()
+    assert unsupported == ("training without an optimizer that mp_agent knows",)
+    assert log.count("without an optimizer that mp_agent knows") == 1
+
+
+def test_a_process_that_goes_backward_now_and_then_is_no_training(tmp_path):
+    log, readers = _train_by_hand(tmp_path, 19)
+    assert readers == []
+    assert log == ""
+
+
+_WRAPPED = """
+import torch
+
+original = torch.optim.Optimizer.__init__
+
+def counted(self, *args, **kwargs):
+    original(self, *args, **kwargs)
+
+torch.optim.Optimizer.__init__ = counted
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+second = torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+assert torch.optim.Optimizer.__init__.__wrapped__ is counted  # the probe's is around it
+"""
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_an_optimizer_whose_constructor_another_has_wrapped_is_watched(tmp_path, replaces):
+    script = _WRAPPED
+    if replaces:  # with one that never calls what was there before
+        script = script.replace("original = torch.optim.Optimizer.__init__", _UNWRAPPED.strip())
+    (reader,) = _ranks(script, tmp_path)
+    seen = reader.state.committed_sequence, reader.state.unsupported
+    reader.close()
+    assert seen == (4, ())
+
+
+_UNWRAPPED = """
+original = torch.optim.Optimizer.__init__
+while hasattr(original, "__wrapped__"):
+    original = original.__wrapped__
+"""
+
+
 def test_an_interpreter_without_the_variable_or_without_torch_is_left_as_it_is():
     script = (
         "import sys; names = [n for n in sys.modules if 'mp_agent' in n and 'editable' not in n]\n"

@@ -16,6 +16,8 @@ from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 class EngineReader:
     """Implements `optimizers.engine.Engine` for a `DeepSpeedEngine`; does not keep it alive."""
 
+    owns_gradients = True
+
     def __init__(self, engine: Any) -> None:
         self._engine = weakref.ref(engine)
         self._scale_before: Scalar | None = None

@@ -1,4 +1,4 @@
-"""Hooks on torch, DeepSpeed and Megatron-Core: one module per hook point, each reversible.
+"""Hooks on torch, DeepSpeed, Megatron-Core, fastai and Keras: a module per point, all reversible.
 
 All hooks sit on classes, modules and closures rather than on instances, so that objects made and
 names imported before `init()` are covered. `torch.compile` finds the same graphs and the same
@@ -9,9 +9,12 @@ from mp_agent.probe.hooks import (
     autocast,
     deepspeed,
     evaluation,
+    fastai,
     graphs,
+    keras,
     loss,
     megatron,
+    pipelining,
     saving,
     scripting,
     teardown,
@@ -41,6 +44,9 @@ _POINTS = (
     state_dict,
     deepspeed,
     megatron,
+    fastai,
+    keras,
+    pipelining,
     evaluation,
     saving,
     graphs,

@@ -59,6 +59,9 @@ class Events(Protocol):
     def scaler_step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Called when it has returned; the optimizer was stepped or skipped."""
 
+    def scaler_lets_step(self) -> None:
+        """Called when a scaler would step what stands for an optimizer, which steps later."""
+
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Called when an optimizer has been constructed, and has its parameters."""
 
@@ -100,6 +103,18 @@ class Events(Protocol):
 
     def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
         """Called when a rank's own `gradients`, as they are now, are about to be reduced."""
+
+    def gradients_kept(self) -> None:
+        """Called when an engine has added the gradients to those of earlier backwards."""
+
+    def schedule_runs(self, begins: bool) -> None:
+        """Called with True when a pipeline schedule begins to run, with False when it has run."""
+
+    def schedule_ended(self, loss: Scalar) -> None:
+        """Called when its backwards are over: its gradients are those of `loss`."""
+
+    def unsupported(self, feature: str) -> None:
+        """Called when a feature of the script is seen that is not measured."""
 
     def engine_step_begins(self, engine: Engine) -> None:
         """Called when an engine is about to unscale and clip its gradients, and to step."""

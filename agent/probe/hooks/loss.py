@@ -17,10 +17,10 @@ _INPUTS = 3
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `torch.autograd.backward`, which `Tensor.backward` calls by that name."""
-    patches.replace(torch.autograd, "backward", reporting(events, guard))
+    patches.replace(torch.autograd, "backward", reporting(patches, events, guard))
 
 
-def reporting(events: Events, guard: Guard) -> Wrapper:
+def reporting(patches: Patches, events: Events, guard: Guard) -> Wrapper:
     """Return a wrapper for a function that runs a backward from tensors, seeded with gradients.
 
     Backwards within a backward (reentrant checkpointing) are not reported.
@@ -28,6 +28,7 @@ def reporting(events: Events, guard: Guard) -> Wrapper:
     within = threading.local()
 
     def begins(roots: Any, seeds: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        patches.wrap_imported()
         events.backward_begins(roots, seeds, _inputs(args, kwargs))
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

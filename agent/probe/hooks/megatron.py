@@ -122,7 +122,9 @@ class _Hooks:
             return False  # the last of its functions: it is being imported
         self._patches.replace(module, "forward_step", self._forward_step)
         self._patches.replace(module, "backward_step", self._backward_step)
-        self._patches.replace(module, "custom_backward", reporting(self._events, self._guard))
+        self._patches.replace(
+            module, "custom_backward", reporting(self._patches, self._events, self._guard)
+        )
         return True
 
     def _step(self, original: Callable[..., Any]) -> Callable[..., Any]:

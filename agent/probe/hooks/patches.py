@@ -1,10 +1,14 @@
 """Replaces functions of other packages, and restores them."""
 
+import sys
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+
+from mp_agent.probe.isolation.guard import Guard
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -26,6 +30,8 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._awaited: dict[tuple[str, str], Callable[[type], None]] = {}
+        """By module and name, the wrappers of classes that are yet to be imported."""
 
     def on_restore(self, undo: Callable[[], None]) -> None:
         """Have `undo` called by `restore`."""
@@ -70,6 +76,26 @@ class Patches:
             announce(cls)
 
         self.put(owner, "__init_subclass__", classmethod(made))
+
+    def once_imported(
+        self, module: str, name: str, wrap: Callable[[type], None], guard: Guard
+    ) -> None:
+        """Have `wrap` called with the class `module.name` once the program has imported it.
+
+        Nothing is imported here: it is looked for now, whenever a module class is defined, and at
+        each backward until it is found.
+        """
+        if not self._awaited:
+            self.on_new_subclass(nn.Module, lambda _: guard.run("imports", self.wrap_imported))
+        self._awaited[module, name] = wrap
+        self.wrap_imported()
+
+    def wrap_imported(self) -> None:
+        """Wrap the awaited classes that exist by now."""
+        for module, name in tuple(self._awaited):
+            owner = vars(sys.modules.get(module, object)).get(name)
+            if isinstance(owner, type):
+                self._awaited.pop((module, name))(owner)
 
     def replace_inside(self, decorated: Callable[..., Any], wrap: Wrapper) -> bool:
         """Replace the function that a decorator's closure holds, wherever `decorated` is known.

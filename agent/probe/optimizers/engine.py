@@ -16,6 +16,9 @@ from mp_agent.probe.scalars import Scalar
 class Engine(Protocol):
     """An engine that is about to step, or has stepped. No method enters a collective."""
 
+    owns_gradients: bool
+    """Whether it keeps gradients of its own, and makes the plan of them."""
+
     @property
     def optimizer(self) -> Optimizer | None:
         """The optimizer that it steps; None when it has none."""

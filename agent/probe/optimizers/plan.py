@@ -25,6 +25,7 @@ from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
 from mp_agent.probe.optimizers.lookup.unheld import computing_dtype, sources_of
+from mp_agent.probe.optimizers.optimizer_view import OptimizerView
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
@@ -65,6 +66,8 @@ class MeasurementPlan:
     strategy: str
     reducers: Reducers
     unsupported: tuple[str, ...]
+    view: weakref.ref[OptimizerView] | None = None
+    """Of another library's optimizer: it may be called with gradients."""
 
     @property
     def of_run(self) -> bool:
@@ -91,6 +94,9 @@ class MeasurementPlan:
 
     def gradients(self, note_unsupported: Callable[[str], None]) -> list[torch.Tensor | None]:
         """Return the local gradients [L] as they are now; None where there is none to count."""
+        view = None if self.view is None else self.view()
+        if view is not None and view.given is not None:
+            return [view.given.get(id(slot.parameter)) for slot in self.slots]
         if self.plain:
             return [slot.parameter.grad for slot in self.slots]
         found = [slot.gradient() for slot in self.slots]
@@ -207,6 +213,7 @@ def make_plan(
         strategy=_strategy(verdict for _, verdict, _ in measured),
         reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
+        view=weakref.ref(optimizer) if isinstance(optimizer, OptimizerView) else None,
     )
 
 

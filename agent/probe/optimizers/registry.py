@@ -11,7 +11,11 @@ from torch.optim import Optimizer
 from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.optimizers.lookup.module_trees import holds_any
 from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
-from mp_agent.probe.optimizers.lookup.optimizer_parameters import holders, optimizer_parameters
+from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
+    has_gradient,
+    holders,
+    optimizer_parameters,
+)
 from mp_agent.probe.optimizers.lookup.unheld import listed, unheld_gradients
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
@@ -71,6 +75,19 @@ class OptimizerRegistry:
         """Record a new optimizer; the first plan finds those from before it by itself."""
         self._new.add(optimizer, candidate=bool(self.roles.watched))
 
+    @property
+    def knows_any(self) -> bool:
+        """Whether an optimizer was made since the hooks are installed, or has stepped."""
+        return bool(self.roles.watched) or self._new.any_made
+
+    def expects_step(self) -> bool:
+        """Return whether there is an optimizer with gradients; searches all live objects."""
+        if self.roles.watched or self._new.any_has_gradient():
+            return True
+        found = self._plan_maker.live_objects().optimizers
+        self._plan_maker.forget_live_objects()
+        return any(map(has_gradient, found))
+
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Return what is watched for steps of `optimizer`; None when there is nothing."""
         for watched in self.roles.watched:
@@ -83,6 +100,8 @@ class OptimizerRegistry:
         """Return the watched optimizer that an engine steps; None when it has none."""
         if (optimizer := engine.optimizer) is None:
             return None
+        if not engine.owns_gradients:
+            return self.of(optimizer)
         found = next((watched for watched in self.roles.watched if watched.is_of(optimizer)), None)
         if found is None:
             self.roles.drop_gone()
@@ -232,9 +251,11 @@ class OptimizerRegistry:
         for watched in self.roles.watched:
             plan = watched.plan()
             if plan is not None and not watched.managed and plan.identities <= held:
-                if len(held) > len(plan.identities):
+                if len(held) > len(plan.identities) and not self.roles.has_just_stepped(watched):
                     self._let_follow(watched, optimizer, held)
                 return watched
+            if plan is not None and not watched.stepped_in_pass and held < plan.identities:
+                return watched  # known by clipping alone; it follows the one that steps
         if self.first is None:
             return self._add(optimizer, Role.FIRST)
         joint = self._trains_part_of_run(optimizer)

@@ -97,8 +97,11 @@ class OptimizerRoles:
         It holds the same parameters, and what it steps with is no gradient of a loss (the outer
         optimizer of DiLoCo).
         """
-        stepped = watched.stepped_in_pass == self._pass and self._pass > 1
-        return stepped and watched.alive and not watched.is_of(optimizer)
+        return self.has_just_stepped(watched) and watched.alive and not watched.is_of(optimizer)
+
+    def has_just_stepped(self, watched: WatchedOptimizer) -> bool:
+        """Return whether there was no backward since an optimizer stepped last."""
+        return watched.stepped_in_pass == self._pass and self._pass > 1
 
     def free_label(self) -> str:
         """Return the lowest number that no other optimizer is called by."""

@@ -51,6 +51,14 @@ class OpenStep:
     loss_outdated: bool = False
     """Another optimizer has used the gradients, or they were cleared: if another backward follows,
     the loss so far is not this step's."""
+    gradients_kept: bool = False
+    """An engine has the gradients of the backwards so far, whatever is cleared."""
+    loss_discarded: bool = False
+    """A loss was left out since its gradients were cleared; the script may have kept them."""
+    makes_gradients: bool = False
+    """A backward that a loss was counted of has made gradients of the run."""
+    makes_none: bool = False
+    """Another one has made none of them."""
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
     """What last cleared its gradients while the run's optimizers were not known yet."""
     loss_since_cleared: Scalar | None = None
@@ -106,6 +114,8 @@ class OpenStep:
         if self.loss_outdated:
             self.scalars.pop("loss", None)
             self.losses, self.loss_outdated, self.raw_loss = 0, False, 0.0
+            self.makes_gradients = self.makes_none = False
+        self.gradients_kept = False
         if raw:
             self.raw_loss = add(self.raw_loss, loss)
         self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
@@ -126,6 +136,11 @@ class OpenStep:
             return
         if clears_run(owner):
             self.scalars["loss"] = self.loss_since_cleared
+
+    def drop_loss(self) -> None:
+        """Have no loss: the gradients are not those of the losses that were counted."""
+        self.scalars.pop("loss", None)
+        self.losses, self.last_loss = 0, None
 
     def divide_last_loss(self, parts: int) -> None:
         """Let the loss that was added last count for one of `parts` parts."""

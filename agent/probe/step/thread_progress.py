@@ -40,6 +40,10 @@ class ThreadProgress(threading.local):
         self.in_backward = False
         self.engine_steps = False
         """A framework's engine is stepping: what its optimizer does is part of that."""
+        self.in_schedule = False
+        """A pipeline schedule is running, which will report the loss of its backwards."""
+        self.schedule_scales = False
+        """A GradScaler has scaled the losses of its micro-batches."""
         self.announced_loss: Scalar | None = None
         """Of the backward that is about to begin."""
         self.clipped: list[WatchedOptimizer] = []
@@ -78,40 +82,54 @@ class WeightsMark:
 class GradientsMark:
     """Notices that gradients were changed in place after backward, by torch's count of changes.
 
-    Only the first, a middle and the last one are inspected; what is done to `grad.data` is not
-    counted.
+    Only the first, a middle and the last one are inspected; all of them once a backward has left
+    these alone. What is done to `grad.data` is not counted.
     """
 
     def __init__(self) -> None:
+        self._inspects_all = False
+        self._none_made = False
         self._before: list[tuple[int, int] | None] = []
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._after: list[weakref.ref[torch.Tensor] | None] = []
+        """All that existed after backward, those that it has left alone too."""
 
     def backward_begins(self, plan: MeasurementPlan) -> None:
         """Record the gradients that exist already, to which this backward adds."""
-        self._marked = []
+        self._marked, self._after = [], []
         self._before = [
             None if gradient is None else (id(gradient), gradient._version)
-            for gradient in _some_gradients(plan)
+            for gradient in self._inspected(plan)
         ]
 
     def backward_ended(self, plan: MeasurementPlan) -> None:
         """Regard the gradients that it has made, or added to, as unchanged as they are now."""
-        gradients = _some_gradients(plan)
+        gradients = self._inspected(plan)
         if len(gradients) == len(self._before):
             self._marked = [
                 (weakref.ref(gradient), gradient._version)
                 for gradient, before in zip(gradients, self._before, strict=True)
                 if gradient is not None and (id(gradient), gradient._version) != before
             ]
+            self._after = [None if each is None else weakref.ref(each) for each in gradients]
+            self._none_made = not self._marked and (
+                self._inspects_all or all(slot.parameter.grad is None for slot in plan.slots)
+            )
+            self._inspects_all |= not self._marked
 
     def forget(self) -> None:
         """Regard them as unchanged until the next backward: changes from now on are allowed."""
-        self._marked = []
+        self._marked, self._after = [], []
 
     @property
     def touched(self) -> bool:
         """Whether the last backward has made, or added to, any of them."""
         return bool(self._marked)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether it has made none of all gradients, those that are not inspected included."""
+        return self._none_made and not self._marked
 
     @property
     def moved(self) -> bool:
@@ -121,11 +139,20 @@ class GradientsMark:
             for reference, version in self._marked
         )
 
+    def replaced_in(self, plan: MeasurementPlan) -> bool:
+        """Return whether parameters of `plan` have other gradients than backward left there."""
+        now = self._inspected(plan)
+        return len(now) == len(self._after) and any(
+            gradient is not (None if reference is None else reference())
+            for gradient, reference in zip(now, self._after, strict=True)
+        )
 
-def _some_gradients(plan: MeasurementPlan) -> list[torch.Tensor | None]:
-    slots = plan.slots
-    places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
-    return [slots[place].parameter.grad for place in places]
+    def _inspected(self, plan: MeasurementPlan) -> list[torch.Tensor | None]:
+        slots = plan.slots
+        if self._inspects_all:
+            return [slot.parameter.grad for slot in slots]
+        places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
+        return [slots[place].parameter.grad for place in places]
 
 
 def _first_trained(slots: Iterable[LayerSlot]) -> torch.Tensor | None:

@@ -16,8 +16,13 @@ from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
 from mp_agent.probe.tracker.step_end import StepEnd
 from mp_agent.records.steps import Phase
 
+UNKNOWN_OPTIMIZER = "training without an optimizer that mp_agent knows"
+
 _UNUSED_GRADIENTS_AT_MOST = 64
 """How often gradients are cleared before any optimizer steps until none is expected to."""
+
+_EARLY_BACKWARDS_AT_MOST = 20
+"""Backwards without an optimizer by which a process trains with one that is not known."""
 
 
 class BackwardTracking:
@@ -38,11 +43,15 @@ class BackwardTracking:
         self._step_end = step_end
         self._unused_gradients = 0
         """How often gradients were cleared before any optimizer stepped."""
+        self._losses_before = 0
+        """Losses of the step before the backward under way."""
+        self._early_backwards = 0
+        """Backwards before any optimizer was known."""
 
     def begins(self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None) -> None:
         """Add the loss to the step; what was measured so far is outdated."""
         context = self._context
-        context.connection.ensure()
+        self._connect()
         thread = context.thread
         thread.in_backward = True
         thread.closure_made_gradients = thread.in_closure
@@ -79,6 +88,10 @@ class BackwardTracking:
             )
             if thread.gradients.touched:
                 context.boundaries.reaches_run = True
+            if context.step.losses > self._losses_before:
+                step, gradients = context.step, thread.gradients
+                step.makes_gradients |= gradients.touched
+                step.makes_none |= gradients.untouched
         if raised:
             context.phases.training_raised()
         else:
@@ -104,14 +117,33 @@ class BackwardTracking:
             step.note_cleared(owner)
             self._unused_gradients += 1
             if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
-                context.note_unsupported("training without an optimizer of torch.optim")
+                context.note_unsupported(UNKNOWN_OPTIMIZER)
             return
         if not first.is_cleared_by(owner):
             return
         if context.thread.weights.moved:
             self._measuring.measure_for_good(first)
         context.recorder.gradients_cleared()
-        step.loss_outdated = True
+        if not step.gradients_kept:
+            step.loss_outdated = True
+            step.loss_discarded |= step.losses > 0
+
+    def gradients_kept(self) -> None:
+        """Keep the loss so far although gradients will be cleared: they are kept elsewhere."""
+        if not self._context.trains_other_model:
+            self._context.step.gradients_kept = True
+
+    def _connect(self) -> None:
+        """Open the ring; say so where many backwards have been made and no optimizer is known."""
+        context = self._context
+        if context.registry.first is None:
+            self._early_backwards += 1
+            if self._early_backwards == _EARLY_BACKWARDS_AT_MOST:
+                context.awaits_optimizer = False
+                if not context.registry.expects_step():
+                    context.note_unsupported(UNKNOWN_OPTIMIZER)
+        if not context.awaits_optimizer or context.registry.knows_any:
+            context.connection.ensure()
 
     def _reaches(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether any of `inputs` may be one of the first optimizer's parameters."""
@@ -129,4 +161,5 @@ class BackwardTracking:
             thread.gradients.backward_begins(plan)
             thread.trace.backward_begins(roots, context.step.sequence)
         context.recorder.backward_begins(context.step)
+        self._losses_before = 0 if context.step.loss_outdated else context.step.losses
         self._losses.add_from_backward(roots, seeds)

@@ -38,6 +38,10 @@ class TrackerContext:
     run_thread: int | None = None
     """Thread in which the first optimizer stepped last, or before its first step, in which its
     gradients were measured; others train models of their own."""
+    awaits_optimizer: bool = False
+    """The ring is made with the first optimizer, or once there have been many backwards."""
+    guarded: bool = False
+    """The guard is to act on updates."""
     clipping_is_compiled: bool = False
     """Clipping calls no hook, so gradients are measured after every backward instead."""
 

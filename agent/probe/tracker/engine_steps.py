@@ -6,6 +6,7 @@ from mp_agent.probe.optimizers.engine import Engine
 from mp_agent.probe.scalars import reciprocal
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring
+from mp_agent.probe.tracker.optimizer_steps import UNGUARDED
 from mp_agent.probe.tracker.step_end import StepEnd
 
 
@@ -28,6 +29,8 @@ class EngineSteps:
             return
         if watched.of_run and isnan(context.step.backward_seconds):
             context.note_unsupported("the loss of backwards that an engine runs by other means")
+        if context.guarded and not engine.owns_gradients:
+            context.note_unsupported(UNGUARDED)
         thread.engine_steps, thread.optimizer_stepped = True, False
         before = engine.begin()
         if watched.of_run:

@@ -19,6 +19,7 @@ class LossTracking:
         context.thread.scaler = scaler
         context.thread.unscaled.clear()
         context.thread.scaled_losses.note(outputs, scaled)
+        context.thread.schedule_scales = context.thread.in_schedule
         if not context.trains_other_model:
             context.traits.scaler_name = type(scaler).__name__
 
@@ -41,16 +42,34 @@ class LossTracking:
         if scalar is not None and not self._context.trains_other_model:
             self._context.step.multiply(scalar)
 
+    def schedule_runs(self, begins: bool) -> None:
+        """Leave the losses of a pipeline's micro-batches to their schedule while it runs."""
+        thread = self._context.thread
+        thread.in_schedule, thread.schedule_scales = begins, False
+
+    def schedule_ended(self, loss: Scalar) -> None:
+        """Add the loss of one run of a schedule, unscaled."""
+        thread = self._context.thread
+        if thread.schedule_scales:
+            loss = loss * self._inverse_scale()
+        if not self._context.trains_other_model:
+            self._context.step.add_loss(loss)
+
     def add_from_backward(self, roots: object, seeds: object) -> None:
         """Add the loss that the current backward starts from."""
         thread = self._context.thread
-        scale = (
-            None if thread.scaler is None else thread.scale_now.of(thread.scaler._get_scale_async())
-        )
-        inverse_scale = 1.0 if scale is None else reciprocal(scale)
         loss, thread.announced_loss = thread.announced_loss, None
-        raw = loss is None and scale is None and not thread.scaled_losses.knows(roots)
+        if thread.in_schedule:
+            return
+        raw = loss is None and thread.scaler is None and not thread.scaled_losses.knows(roots)
         if loss is None:
-            loss = loss_of(roots, seeds, thread.scaled_losses, inverse_scale)
+            loss = loss_of(roots, seeds, thread.scaled_losses, self._inverse_scale())
         if loss is not None:
             self._context.step.add_loss(loss, raw=raw)
+
+    def _inverse_scale(self) -> Scalar:
+        """Return 1 / the scale of the GradScaler that has scaled a loss of this thread last."""
+        thread = self._context.thread
+        scaler = thread.scaler
+        scale = None if scaler is None else thread.scale_now.of(scaler._get_scale_async())
+        return 1.0 if scale is None else reciprocal(scale)

@@ -32,13 +32,17 @@ class LossScalingTracking:
     def step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Watch whether the optimizer will be stepped."""
         context, thread = self._context, self._context.thread
-        if thread.engine_steps:
+        if thread.engine_steps or not isinstance(optimizer, Optimizer):
             return
         thread.scaler_steps = context.registry.of(optimizer)
         if thread.scaler_steps is not None:
             thread.scaler_steps.scaled = True
             context.note_loss_scale(scaler, thread.scaler_steps)
             thread.optimizer_stepped = False
+
+    def lets_step(self) -> None:
+        """Leave the end of the step to the optimizer, which steps once the scaler has returned."""
+        self._context.thread.scaler_steps = None
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """End the step: skipped, if the optimizer was not stepped."""

@@ -17,6 +17,7 @@ from mp_agent.records.steps import Phase
 
 _UNHELD_AT_STEP = 64
 """By which all optimizers that train the run's model have been made."""
+OWN_GRADIENTS = "the loss of steps whose gradients the script itself puts together"
 
 
 class GradientMeasuring:
@@ -120,9 +121,31 @@ class GradientMeasuring:
 
         On several ranks the change may be the script's own reduction, which is no reason to.
         """
-        gradients = self._context.thread.gradients
+        context = self._context
+        gradients, step = context.thread.gradients, context.step
+        if self._has_other_gradients(step, point):
+            step.drop_loss()
+            context.note_unsupported(OWN_GRADIENTS)
         measures_late = point in ("clip", "optimizer_step") and world_size() == 1
         if measures_late and not self._gradients_change and gradients.moved:
             self._gradients_change = True
-            self._context.note_unsupported("gradients before the script itself changed them")
+            context.note_unsupported("gradients before the script itself changed them")
         gradients.forget()  # what changes them from now on is announced by a hook
+
+    def _has_other_gradients(self, step: OpenStep, point: str) -> bool:
+        """Return whether the losses of a step are not those that its gradients are of.
+
+        Either gradients were cleared, and others than those of the last backward are there instead
+        (the projected ones of PCGrad); or one backward made gradients of the model and another one
+        only of what it is to continue from (GradCache).
+        """
+        context = self._context
+        if step.loss_observed or not step.losses:
+            return False
+        if step.loss_discarded and (plan := context.marked_plan()) is not None:
+            gradients = context.thread.gradients
+            changed = point in ("clip", "optimizer_step") and gradients.moved
+            if changed or gradients.replaced_in(plan):
+                return True
+        alone = all(each.role is not Role.SEPARATE for each in context.registry.known)
+        return alone and step.makes_gradients and step.makes_none

@@ -2,12 +2,16 @@
 
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.optimizer_view import OptimizerView
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.scalars import snapshot_of
 from mp_agent.probe.step.running_step import running_step
 from mp_agent.probe.step.thread_progress import within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring
 from mp_agent.probe.tracker.step_end import StepEnd
+
+UNGUARDED = "the guard of an optimizer that is not torch's"
 
 
 class OptimizerSteps:
@@ -44,6 +48,10 @@ class OptimizerSteps:
         ):
             thread.optimizer_stepped = True
             return
+        if not has_closure:
+            self._follow(optimizer, watched)
+        if context.guarded and isinstance(optimizer, OptimizerView):
+            context.note_unsupported(UNGUARDED)
         if not watched.label:
             if self._stepped_sequence == context.step.sequence:
                 context.recorder.lost_a_step()
@@ -130,6 +138,23 @@ class OptimizerSteps:
             watched.scaled = False
         thread.enclosing = identity, watched
         self._step_end.finish(watched)
+
+    def _follow(self, optimizer: Optimizer, watched: WatchedOptimizer) -> None:
+        """Watch `optimizer` in the place of one that holds the same and has never stepped.
+
+        Clipping shows gradients before it is known which optimizer they are for: it is the one
+        that steps with them, not one that steps between passes (the outer one of DiLoCo).
+        """
+        context = self._context
+        if watched.is_of(optimizer) or watched.stepped_in_pass:
+            return
+        if not context.registry.roles.has_new_gradients(watched):
+            return
+        rate, scalars = snapshot_of(watched.learning_rate()), context.step.scalars
+        watched.follow(optimizer)
+        if not watched.label and isinstance(rate, float) and scalars.get("learning_rate") == rate:
+            del scalars["learning_rate"]  # the script has not given another one
+            context.note_learning_rate(watched)
 
     def _is_part_of_enclosing(self, optimizer: Optimizer, watched: WatchedOptimizer) -> bool:
         """Return whether a step within another one, which has been counted, updates the same.

@@ -166,6 +166,26 @@ class StepTracker:
         """See `LossScalingTracking.step_begins`."""
         self._loss_scaling.step_begins(scaler, optimizer)
 
+    def gradients_kept(self) -> None:
+        """See `BackwardTracking.gradients_kept`."""
+        self._backward.gradients_kept()
+
+    def schedule_runs(self, begins: bool) -> None:
+        """See `LossTracking.schedule_runs`."""
+        self._losses.schedule_runs(begins)
+
+    def schedule_ended(self, loss: Scalar) -> None:
+        """See `LossTracking.schedule_ended`."""
+        self._losses.schedule_ended(loss)
+
+    def unsupported(self, feature: str) -> None:
+        """Report a feature of the script that is not measured."""
+        self._context.note_unsupported(feature)
+
+    def scaler_lets_step(self) -> None:
+        """See `LossScalingTracking.lets_step`."""
+        self._loss_scaling.lets_step()
+
     def engine_step_begins(self, engine: Engine) -> None:
         """See `EngineSteps.begins`."""
         self._engines.begins(engine)

@@ -7,10 +7,8 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare
-from mp_agent.alerting.expressions.signals import Count
-from mp_agent.alerting.expressions.signals import limit
-from mp_agent.alerting.first_line.triage import Triage
-from mp_agent.alerting.first_line.triage import UPDATED
+from mp_agent.alerting.expressions.signals import Count, limit
+from mp_agent.alerting.first_line.triage import UPDATED, Triage
 from mp_agent.alerting.severity import Severity
 
 _STEPS = Count(metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident_window"))

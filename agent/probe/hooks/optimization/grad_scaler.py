@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.optimizers.optimizer_view import stepped_for
 
 Report = Callable[[GradScaler, Any], None]
 
@@ -18,7 +19,8 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap `scale`, `unscale_` and `step` of GradScaler and of its subclasses that override them.
 
     Also of those that are yet to come: FSDP's ShardedGradScaler may be imported later. A scaler
-    that is not enabled passes everything through and is not reported.
+    that is not enabled passes everything through and is not reported, nor is a step of what is no
+    optimizer, and stands for none that is known.
     """
     wrappers = {
         "scale": _reporting(guard, "GradScaler.scale", None, None, events.loss_scaled),
@@ -58,10 +60,10 @@ def _reporting(
             try:
                 within.call = True
                 if before is not None:
-                    guard.run(kind, before, self, argument)
+                    guard.run(kind, before, self, stepped_for(argument))
                 result = original(self, argument, *args, **kwargs)
                 if after is not None:
-                    guard.run(kind, after, self, argument)
+                    guard.run(kind, after, self, stepped_for(argument))
                 if with_result is not None:
                     guard.run(kind, with_result, self, argument, result)
                 return result

@@ -16,6 +16,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.optimizer_view import shower_of
+
 _CODE = frozenset({type, ABCMeta, FunctionType, ModuleType})
 """Types of what leads to all code there is, and hardly to a model."""
 
@@ -31,10 +33,12 @@ class LiveObjects:
 def walk(*, young: bool = False) -> LiveObjects:
     """Return the live modules and optimizers. Asks each object's type alone, never the object.
 
+    Optimizers of other libraries than torch come last, as their views.
     young: visit only objects that were made lately, which is quick.
     """
     modules: list[Any] = []
     optimizers: list[Any] = []
+    others: list[Any] = []
     wanted: dict[int, list[Any] | None] = {}  # by `id`: a class need not be hashable
     for candidate in _young_objects() if young else _all_objects():
         kind = type(candidate)
@@ -47,11 +51,23 @@ def walk(*, young: bool = False) -> LiveObjects:
                 if any(ancestor is nn.Module for ancestor in ancestors)
                 else optimizers
                 if any(ancestor is Optimizer for ancestor in ancestors) and _is_hooked(ancestors)
+                else others
+                if shower_of(ancestors) is not None
                 else None
             )
-        if found is not None and _is_complete(candidate):
+        if found is not None and (found is others or _is_complete(candidate)):
             found.append(candidate)
+    optimizers += [view for each in others if (view := _shown(each)) is not None]
     return LiveObjects(modules=tuple(modules), optimizers=tuple(optimizers))
+
+
+def _shown(optimizer: Any) -> Optimizer | None:
+    """Return the view of another library's optimizer; None of one that is not complete yet."""
+    show = shower_of(type.__dict__["__mro__"].__get__(type(optimizer)))
+    try:
+        return None if show is None else show(optimizer)
+    except AttributeError:
+        return None
 
 
 def _is_complete(candidate: object) -> bool:

@@ -54,6 +54,36 @@ class TestOuterOptimizer:
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.column("learning_rate") == [1e-3] * 9
 
+    @pytest.mark.parametrize("trained", ["all", "a part"])
+    @pytest.mark.parametrize("first", ["inner", "outer"])
+    def test_clipping_before_any_step_makes_the_run_s_the_one_that_steps(
+        self, watch, first, trained
+    ):
+        """The probe attaches when both exist, and clipping shows gradients that both hold."""
+        model, rates = make_model(), {"inner": 1e-3, "outer": 0.7}
+        parameters = list(model.parameters())
+        held = {"inner": parameters if trained == "all" else parameters[1:], "outer": parameters}
+        parameters[0].requires_grad_(trained == "all")
+        made = {
+            name: torch.optim.SGD(held[name], lr=rates[name])
+            for name in sorted(rates, reverse=first == "outer")
+        }
+        watched = watch()
+        squares = []
+        for step in range(10):
+            model.zero_grad()
+            make_loss(model, step).backward()
+            squares.append(sum_squares(model))
+            clip_grad_norm_(model.parameters(), 0.1)
+            made["inner"].step()
+            if step % 5 == 4:
+                for parameter in held["inner"]:
+                    parameter.grad = torch.ones_like(parameter)
+                made["outer"].step()
+        contents = read_ring(watched.writer.path, one_schema=False)
+        assert _squares(contents) == pytest.approx(squares, rel=1e-6)
+        assert contents.column("learning_rate") == pytest.approx([1e-3] * 10)
+
     def test_a_new_optimizer_for_the_same_parameters_makes_steps(self, watch):
         watched, model, squares = watch(), make_model(), []
         optimizers = []
@@ -132,6 +162,98 @@ class TestGradientsChangedByTheScript:
         assert watched.read().state.unsupported == ()
 
 
+class TestGradientsThatTheScriptPutsTogether:
+    """The loss is unknown where the gradients are not those of the backwards that were seen."""
+
+    UNKNOWN = ("the loss of steps whose gradients the script itself puts together",)
+
+    @pytest.mark.parametrize("sets", ["another tensor", "in place"])
+    def test_projected_gradients_of_several_tasks_have_no_loss(self, watch, sets):
+        """PCGrad: a backward per task, the gradients cleared in between."""
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        squares = []
+        for step in range(3):
+            of_tasks = []
+            for task in range(3):
+                optimizer.zero_grad()
+                make_loss(model, 3 * step + task).backward()
+                of_tasks.append([parameter.grad.clone() for parameter in model.parameters()])
+            for place, parameter in enumerate(model.parameters()):
+                projected = sum(gradients[place] for gradients in of_tasks)
+                if sets == "in place":
+                    parameter.grad.copy_(projected)
+                else:
+                    parameter.grad = projected
+            squares.append(sum_squares(model))
+            optimizer.step()
+        contents = watched.read()
+        assert _squares(contents) == pytest.approx(squares, rel=1e-6)
+        # In the first step the loss of the last task is left: whose gradients are cleared is unknown.
+        assert all("loss" not in contents.values(step) for step in (1, 2))
+        assert set(self.UNKNOWN) <= set(watched.state().unsupported)
+
+    def test_gradients_of_a_batch_that_is_given_up_leave_the_next_one_s_loss(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(3):
+            for attempt in range(2):
+                optimizer.zero_grad()
+                loss = make_loss(model, 2 * step + attempt)
+                loss.backward()
+            losses.append(loss.item())
+            clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+        assert watched.read().column("loss") == pytest.approx(losses)
+        assert watched.state().unsupported == ()
+
+    @pytest.mark.parametrize("seeded", [False, True])
+    def test_a_loss_of_outputs_alone_is_not_added_to_its_surrogates(self, watch, seeded):
+        """GradCache: the loss of all outputs first, then a backward through each part of them."""
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(3):
+            optimizer.zero_grad()
+            torch.manual_seed(step)
+            parts = torch.randn(2, 3, 4)
+            with torch.no_grad():
+                outputs = torch.cat([model(part) for part in parts])
+            outputs.requires_grad_()
+            loss = outputs.pow(2).mean()
+            loss.backward()
+            losses.append(loss.item())
+            for part, cached in zip(parts, outputs.grad.chunk(2), strict=True):
+                if seeded:
+                    model(part).backward(cached)
+                else:
+                    (model(part) * cached).sum().backward()
+            optimizer.step()
+        contents = watched.read()
+        if seeded:
+            assert contents.column("loss") == pytest.approx(losses)
+            assert watched.state().unsupported == ()
+        else:  # which parameters the run has is known from its first step on
+            assert all("loss" not in contents.values(step) for step in (1, 2))
+            assert watched.state().unsupported == self.UNKNOWN
+
+    def test_losses_of_parts_of_a_model_add_up(self, watch):
+        watched = watch()
+        model = torch.nn.ModuleList([make_model(seed) for seed in range(6)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(3):
+            optimizer.zero_grad()
+            parts = [make_loss(part, step) for part in model]
+            for part in parts:
+                part.backward()
+            losses.append(sum(part.item() for part in parts))
+            optimizer.step()
+        assert watched.read().column("loss") == pytest.approx(losses)
+        assert watched.state().unsupported == ()
+
+
 def test_the_first_step_of_two_passes_has_loss_and_gradients_of_the_same_pass(watch):
     """Sharpness-aware minimization, before it is known which optimizer will step."""
     watched, model = watch(), make_model()
@@ -207,4 +329,4 @@ def test_a_loop_that_updates_weights_by_hand_is_told_that_nothing_is_measured(wa
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.data.add_(parameter.grad, alpha=-0.1)
-    assert watched.state().unsupported == ("training without an optimizer of torch.optim",)
+    assert watched.state().unsupported == ("training without an optimizer that mp_agent knows",)
