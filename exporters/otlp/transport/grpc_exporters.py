@@ -149,11 +149,15 @@ def open_grpc_exporter(
         timeout=timeout_seconds,
         compression=Compression.Gzip if transport.gzip_over_grpc else Compression.NoCompression,
         insecure=insecure or None,
-        channel_options=(("grpc.max_receive_message_length", ANSWER_BYTES_MAX),),
         credentials=None if insecure else credentials(transport.signal),
-        channel_options=_WITHOUT_PROXY if _is_on_this_machine(transport.signal) else None,
+        channel_options=_channel_options(transport.signal),
     )
     return exporter, response
+
+
+def _channel_options(signal: OtlpSignal) -> tuple[tuple[str, int], ...]:
+    bounded = (("grpc.max_receive_message_length", ANSWER_BYTES_MAX),)
+    return (*bounded, *_WITHOUT_PROXY) if _is_on_this_machine(signal) else bounded
 
 
 def _is_on_this_machine(signal: OtlpSignal) -> bool:
