@@ -52,8 +52,13 @@ class Curves:
             known = [value for value in self.history[name] if value is not None]
             if known:
                 shown = _worst_of_groups(self.history[name], characters, worst)
-                ends = *map(short, (min(known), max(known))), self._now(name, known[-1])
-                table.add_row(name.replace("_", " "), self._curve(name, shown, is_log), *ends)
+                table.add_row(
+                    name.replace("_", " "),
+                    self._curve(name, shown, is_log),
+                    short(min(known)),
+                    short(max(known)),
+                    self._now(name, known[-1]),
+                )
         yield table
 
     def _now(self, name: str, last_known: float) -> Text:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
-from urllib.request import proxy_bypass_environment
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 from mp_agent.doctor.captured_logs import captured_warnings
 from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong

@@ -217,7 +217,7 @@ def broken() -> Any:
     """Return a run 264 steps after its loss and gradients became NaN."""
     whole = with_view(
         last=merged_step(848, loss_nonfinite=1.0, nan_elements=1_408.0),
-        judged=merged_step(583, norm=2.0, elements=4.0),
+        judged=merged_step(583, norm=2.0, elements=4.0, zero_elements=1.0, abs_max=1.0),
         loss=0.0732,
         value_steps={"loss": 583},
         nonfinite_since={"loss": 584, "gradients": 584},
