@@ -85,7 +85,7 @@ class AtTarget(Predicate):
 
 
 TARGET_LABELS = ("instance",)
-"""Labels by which a scraper tells the targets that show a run."""
+"""Labels by which a scraper distinguishes the targets that show a run."""
 
 
 @dataclass(frozen=True, slots=True)

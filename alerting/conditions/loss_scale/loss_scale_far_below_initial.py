@@ -36,6 +36,7 @@ _COLLAPSED = Example(
                 1024,
             ),
         ),
+        Track(metrics.LOSS_SCALE_CALIBRATED, (16384,)),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "

@@ -270,6 +270,10 @@ class TestExplosion:
         assert watched(*usual, *[self.sample(20.0)] * 2).exploding == 0
         assert watched(*usual, *[self.sample(20.0)] * 3).exploding_names == (self.NAMES[0],)
 
+    def test_so_is_one_of_two_layers(self):
+        usual = [self.sample(0.1)[:2]] * 6
+        assert watched(*usual, *[self.sample(30.0)[:2]] * 3).exploding_names == (self.NAMES[0],)
+
     def test_what_all_layers_do_is_not_one_layers_explosion(self):
         assert watched(*[self.sample(0.1)] * 6, *[self.sample(20.0, 20.0)] * 3).exploding == 0
 
