@@ -28,9 +28,10 @@ _SEVERITIES = {
     "MpAgentLossSpike": (_W,),
     "MpAgentLossDiverging": (_C, _W),
     "MpAgentLossScaleLowAndFalling": (_W,),
-    "MpAgentGradientNonFinite": (_C,),
+    "MpAgentGradientNonFinite": (_C, _W),
     "MpAgentNothingTrained": (_C, _W),
     "MpAgentLayerGradientExplosion": (_W,),
+    "MpAgentLayersWithoutGradient": (_W, _I),
     "MpAgentClippingBeforeUnscale": (_W,),
     "MpAgentLearningRateJump": (_W,),
     "MpAgentRunRestarting": (_C,),
@@ -104,6 +105,7 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
 
 _COUNTED = {
     "unreduced_steps": 64,
+    "untrained_steps": 64.0,
     "grad_norm_high": 100,
     "grad_norm_extreme": 1000,
     "grad_norm_growth": 10,

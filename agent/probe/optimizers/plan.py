@@ -24,7 +24,9 @@ from mp_agent.probe.optimizers.layer_slots import (
 from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
-from mp_agent.probe.optimizers.lookup.unheld import computing_dtype, sources_of
+from mp_agent.probe.optimizers.lookup.unheld import computing_dtype
+from mp_agent.probe.optimizers.lookup.unheld import outside_modules
+from mp_agent.probe.optimizers.lookup.unheld import sources_of
 from mp_agent.probe.optimizers.optimizer_view import OptimizerView
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.schema import Layer, Share
@@ -51,8 +53,10 @@ class MeasurementPlan:
     """Parameters that hold no numbers yet: lazy ones, and those on the meta device."""
     frozen: tuple[torch.Tensor, ...] = ()
     """Parameters that are not trained, and are no layers; the digest of the weights covers them."""
+    copies: tuple[torch.Tensor, ...] = ()
+    """Parameters of the optimizer that are in no module: FP32 copies, which the script makes."""
     sources: tuple["weakref.ref[torch.Tensor]", ...] = ()
-    """The model's parameters, where the optimizer's are copies of them that the script makes."""
+    """The parameters of the model that these are copies of; none where that is not known."""
     slots: tuple[LayerSlot, ...]
     plain: bool
     layers: tuple[Layer, ...]
@@ -156,7 +160,8 @@ def make_plan(
     measured: list[tuple[LayerSlot, ParameterPlacement, int]] = []
     unsupported: dict[str, None] = dict.fromkeys(["parameters without numbers"] if waiting else ())
     identities = frozenset(map(id, parameters))
-    sources = sources_of(parameters, live.modules) if root is None else []
+    copies = outside_modules(parameters, root, live.modules)
+    sources = sources_of(copies, live.modules, identities)
     named_all = named_parameters(optimizer, root, live.modules, sources)
     frozen = _never_trained(optimizer, [named.parameter for named in named_all])
     for named in named_all:
@@ -194,6 +199,7 @@ def make_plan(
         frozen=tuple(each for each in frozen.values() if each.device == device),
         declared=declarations.generation,
         identities=identities,
+        copies=tuple(copies) if sources else (),
         sources=tuple(map(weakref.ref, sources)),
         slots=tuple(slot for slot, _, _ in measured),
         plain=all(
@@ -208,7 +214,7 @@ def make_plan(
         rows_of_share=rows_of_share,
         device=device,
         compute_dtype=fsdp_dtype(live.modules)
-        or (computing_dtype(live.modules) if root is None else None)
+        or (computing_dtype(sources, live.modules) if _are_most(copies, parameters) else None)
         or _most_common_dtype(optimizer),
         strategy=_strategy(verdict for _, verdict, _ in measured),
         reducers=Reducers(live.modules, identities),
@@ -315,6 +321,12 @@ def elements_by_format(tensors: Iterable[torch.Tensor | None]) -> Counter[torch.
 def _holds_nothing(parameter: torch.Tensor) -> bool:
     """Return whether a parameter has no numbers yet."""
     return is_lazy(parameter) or parameter.device.type == "meta"
+
+
+def _are_most(some: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
+    return 2 * sum(each.numel() for each in some) > sum(
+        each.numel() for each in of if not is_lazy(each)
+    )
 
 
 def _never_trained(

@@ -145,7 +145,9 @@ class OptimizerRegistry:
         held = {id(each) for other in self._new.all() for each in optimizer_parameters(other)}
         held.update(identity for own in self.plans() for identity in own.identities)
         modules: Sequence[nn.Module] = () if root is None else (root,)
-        if all(slot.parameter.grad is None for slot in plan.slots):
+        if any(slot.parameter.grad is not None for slot in plan.slots):
+            held.update(id(source()) for own in self.plans() for source in own.sources)
+        else:
             modules = self._plan_maker.live_objects().modules
             self._plan_maker.forget_live_objects()
         return listed(unheld_gradients(modules, held))

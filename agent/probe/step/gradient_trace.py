@@ -51,7 +51,12 @@ class GradientTrace:
         made_any: whether it has made any of the gradients of `plan`, or added to them.
         """
         self._before, self._makes_none = None, not made_any
-        if made_any and _is_due(sequence) and accelerator.is_supported(plan.device):
+        if (
+            made_any
+            and not plan.sources
+            and _is_due(sequence)
+            and accelerator.is_supported(plan.device)
+        ):
             self._before = [part.clone() for part in _parts(plan)]
 
     def changes(self, plan: MeasurementPlan, sequence: int) -> tuple[Scalar, Scalar] | None:
@@ -66,9 +71,9 @@ class GradientTrace:
         if not _is_due(sequence) or not accelerator.is_supported(plan.device):
             return None
         now = _parts(plan)
-        if self._makes_none:
+        if plan.sources:
             before = _gradients(source() for source in plan.sources)
-            now = _gradients(slot.parameter for slot in plan.slots)
+            now = _gradients(plan.copies)
         elif before is not None and len(before) != len(now):
             return None
         if not before or not now:
@@ -103,6 +108,6 @@ def _gradients(parameters: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in tensors]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).to(torch.float64))
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total

@@ -107,7 +107,7 @@ def _names_elsewhere(
     inside = set() if root is None else {id(each) for _, each in held_parameters(root)}
     left = [parameter for parameter in parameters if id(parameter) not in inside]
     stepped_for = model_parameters(left, modules)
-    if [each.shape for each in left] == [each.shape for each in sources]:
+    if left and [each.shape for each in left] == [each.shape for each in sources]:
         stepped_for = list(sources)
     models = {id(each): id(model) for each, model in zip(left, stepped_for, strict=True)}
     names: dict[int, str] = {}

@@ -16,27 +16,46 @@ from mp_agent.probe.optimizers.lookup.parameter_names import strip_wrappers
 _LISTED_CHARACTERS = 70
 
 
+def outside_modules(
+    parameters: Sequence[torch.Tensor], root: nn.Module | None, modules: Sequence[nn.Module]
+) -> list[torch.Tensor]:
+    """Return the parameters that are in no module; root: the tree that holds most of them."""
+    inside = set() if root is None else {id(each) for _, each in held_parameters(root)}
+    left = [each for each in parameters if id(each) not in inside]
+    if not left or root is None:
+        return left  # a root is that of any module
+    elsewhere = {id(each) for module in modules for each in module._parameters.values()}
+    return [each for each in left if id(each) not in elsewhere]
+
+
 def sources_of(
-    parameters: Sequence[torch.Tensor], modules: Sequence[nn.Module]
+    copies: Sequence[torch.Tensor], modules: Sequence[nn.Module], held: Collection[int]
 ) -> list[nn.Parameter]:
     """Return the model's parameters that an optimizer's own tensors stand for; [] for none.
 
-    parameters: of the optimizer, none of which a module holds. Those are it that have gradients and
-    together as many elements, in one module tree. They are paired if their shapes are the same in
-    this order; else the optimizer's tensors are flat.
+    copies: tensors of the optimizer that are in no module. Sources of these are parameters of one
+    module tree that the optimizer does not hold, of as many elements; with gradients, if there are
+    several such trees. Each is that of one copy, if they have the same shapes in this order.
     """
-    elements = sum(parameter.numel() for parameter in parameters)
-    for module in _outermost(modules):
-        found = [each for _, each in held_parameters(module) if each.requires_grad]
-        if sum(each.numel() for each in found) == elements and any(map(_has_gradient, found)):
-            return found
-    return []
+    elements = sum(each.numel() for each in copies)
+    found = [
+        own
+        for module in (_outermost(modules) if elements else ())
+        if (own := [p for _, p in held_parameters(module) if p.requires_grad and id(p) not in held])
+        and sum(each.numel() for each in own) == elements
+    ]
+    trained = [own for own in found if any(map(_has_gradient, own))]
+    return trained[0] if trained else found[0] if len(found) == 1 else []
 
 
-def computing_dtype(modules: Sequence[nn.Module]) -> torch.dtype | None:
-    """Return the dtype of most elements that get gradients in modules; None without any."""
+def computing_dtype(
+    sources: Sequence[torch.Tensor], modules: Sequence[nn.Module]
+) -> torch.dtype | None:
+    """Return the dtype of most elements of `sources`, or else of what gets gradients in modules."""
     elements: Counter[torch.dtype] = Counter()
-    for module in _outermost(modules):
+    for parameter in sources:
+        elements[parameter.dtype] += parameter.numel()
+    for module in () if sources else _outermost(modules):
         for _, parameter in held_parameters(module):
             if _has_gradient(parameter):
                 elements[parameter.dtype] += parameter.numel()

@@ -241,6 +241,34 @@ class TestALossScaleThatNoHookSees:
         assert flat or "layer_grad_norm{0.weight}" in layers
         assert not conditions(values)
 
+    def test_of_masters_of_a_part_is_named_and_layers_have_the_names_of_the_model(self, judge):
+        """Norms stay in FP32, and the optimizer steps them as they are."""
+
+        def loop() -> None:
+            torch.manual_seed(0)
+            wide = nn.Linear(8, 64).bfloat16()
+            model = nn.ModuleDict(
+                {"wide": wide, "norm": nn.LayerNorm(64), "head": nn.Linear(64, 1)}
+            )
+            copies = [nn.Parameter(each.detach().float()) for each in wide.parameters()]
+            own = [*model["norm"].parameters(), *model["head"].parameters()]
+            optimizer = torch.optim.AdamW([*copies, *own], lr=1e-3)
+            for step in range(STEPS):
+                model.zero_grad()
+                inputs, targets = batch(step)
+                hidden = model["norm"](wide(inputs.bfloat16()).float())
+                ((model["head"](hidden) - targets).square().mean() * 65536.0).backward()
+                for each, parameter in zip(copies, wide.parameters(), strict=True):
+                    each.grad = gradient_of(parameter).float() / 65536.0
+                for each in own:
+                    gradient_of(each).data.div_(65536.0)
+                optimizer.step()
+
+        values = judge(loop)
+        assert unsupported(values) == {SCALED}
+        assert any("bf16" in name for name in values if name.startswith("run_info{"))
+        assert "layer_grad_norm{wide.weight}" in values
+
     def test_of_masters_whose_tensors_cannot_be_matched_is_seen_in_the_loss(self, judge):
         """As slices of flat buffers, of which a rank holds a part."""
 
