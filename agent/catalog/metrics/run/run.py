@@ -70,7 +70,9 @@ RUN_METRICS = (
             "measuring_point",
             "torch_version",
         ),
-        help="Static facts of the run; the value is always 1.",
+        help="Static facts of the run; the value is always 1. strategy is what places parameters on "
+        "ranks: a wrapper, several with +, or what the ranks turned out to hold: replicated, "
+        "independent, mixed.",
         read=_run_info,
     ),
     Metric(
