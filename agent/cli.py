@@ -41,8 +41,15 @@ class _Commands(click.Group):
         try:
             return super().invoke(context)
         except click.ClickException as error:
-            error.message = printable(shown_message(error.message), keep="\n")
-            raise
+            text = error.format_message()
+            shown = printable(shown_message(text), keep="\n")
+            if shown == text:
+                raise
+            safe = click.ClickException(shown)
+            if isinstance(error, click.UsageError):
+                safe = click.UsageError(shown, error.ctx)
+            safe.exit_code = error.exit_code
+            raise safe from None
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:

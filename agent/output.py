@@ -100,7 +100,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """Yield a path next to `target` that nobody can foresee, and remove what remains there."""
+    """Yield an unforeseeable path next to `target`, and remove what remains there."""
     partial = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.partial")
     try:
         yield partial

@@ -60,7 +60,8 @@ def parse_yaml_texts(text: str) -> Any:
     class Loader(yaml.BaseLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                mark = self.peek_event().start_mark
+                parser: Any = self
+                mark = parser.peek_event().start_mark
                 raise SourceError(f"line {mark.line + 1}: aliases are not read")
             return super().compose_node(parent, index)
 

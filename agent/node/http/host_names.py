@@ -3,7 +3,7 @@
 A page in a browser inside the network cannot read what the agent serves, unless it comes from the
 agent's own origin. DNS rebinding makes it one: the attacker's name first resolves to his server,
 then to the agent. The browser still sends that name in `Host`, so a request is refused whose host
-is a name that somebody else could register. An address needs no name server, hence any is accepted.
+is a name that an attacker could register. An address needs no name server, hence any is accepted.
 """
 
 import ipaddress
