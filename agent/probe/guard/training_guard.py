@@ -278,7 +278,7 @@ class TrainingGuard:
         try:
             agreed, ranks = self._agreement.sums(numbers), self._agreement.ranks
             verdict, outcomes = guarded.judge(agreed, ranks)
-            is_agreed = not self._matters(verdict) or self._agreement.all_agree(True)
+            is_agreed = not self._matters(verdict) or self._agreement.all_agree()
         except Exception as error:
             pass_on(error)
             self._disagree(error)
@@ -307,10 +307,7 @@ class TrainingGuard:
         """Have no rank act any more: some of them do not have the sums of this update."""
         self._turn_off(f"the ranks could not agree on an update ({cause_of(error)})")
         self._context.connection.reports.list_unsupported(_APART)
-        try:
-            self._agreement.all_agree(False)
-        finally:
-            self._agreement.release()
+        self._agreement.decline()
 
     def _begins_step(self, optimizer: Optimizer) -> bool:
         """Return whether this is the first update of a step, of which several make each its own."""

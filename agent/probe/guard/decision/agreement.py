@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.meeting import Meeting, reduced
+from mp_agent.ring.interruptions import pass_on
 
 
 class Agreement:
@@ -23,7 +24,7 @@ class Agreement:
         settings: Mapping[str, object],
         group: Callable[[], dist.ProcessGroup | None] = lambda: None,
     ) -> None:
-        """Meet nobody yet.
+        """Meet no other rank yet.
 
         settings: what decides, by name. group: returns the group; None for the job's own.
         """
@@ -75,12 +76,22 @@ class Agreement:
             reduced(self._own, sent, dist.ReduceOp.SUM).wait()
         return sent.to(numbers.device, copy=True)
 
-    def all_agree(self, agrees: bool) -> bool:
-        """Return whether all ranks have the same sums and act on them; after a sum that failed, no.
+    def all_agree(self) -> bool:
+        """Return whether all ranks have the sums: they may fail on one rank and not on another."""
+        return self._meeting is None or self._meeting.all_agree(True)
 
-        A sum may fail on one rank and succeed on another, which then acts alone.
+    def decline(self) -> None:
+        """Have no other rank act on the sums, which this one does not have; then leave the ranks.
+
+        Where the store cannot be reached, the others wait for this rank in vain.
         """
-        return agrees if self._meeting is None else self._meeting.all_agree(agrees)
+        try:
+            if self._meeting is not None:
+                self._meeting.all_agree(False)
+        except Exception as error:
+            pass_on(error)
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Release the group, and the store."""
