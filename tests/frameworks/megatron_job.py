@@ -103,7 +103,6 @@ class Trainer:
             expert_model_parallel_size=variant.ep,
             calculate_per_token_loss=variant.per_token,
             deallocate_pipeline_outputs=variant.frees_outputs,
-            batch_p2p_comm=False,
             **(experts if variant.moe else {}),
         )
 
@@ -165,13 +164,10 @@ class Trainer:
         positions = torch.arange(LENGTH).expand(2, LENGTH)
         mask = torch.ones(1, 1, LENGTH, LENGTH).tril() < 0.5
         output = chunk(own[:, :-1], positions, mask, labels=own[:, 1:])
-        if self._is_poisoned(step, micro_batch):
+        place = step, self.groups.get_data_parallel_rank(), micro_batch
+        if self.variant.poisoned and place == (POISONED_STEP, 1, 1):
             output = output * float("nan")
         return output, counted
-
-    def _is_poisoned(self, step: int, micro_batch: int) -> bool:
-        where = step == POISONED_STEP and micro_batch == 1
-        return self.variant.poisoned and where and self.groups.get_data_parallel_rank() == 1
 
     def wrap(self) -> None:
         """Add what trains: mixed precision, data parallelism and the optimizer."""
@@ -329,9 +325,6 @@ class Trainer:
 
         return output, per_token if self.variant.per_token else mean
 
-    def close(self) -> None:
-        self.groups.destroy_model_parallel()
-
 
 def train(variant: Variant, directory: Path, watch: Callable[[], Any]) -> None:
     trainer = Trainer(variant, DTYPES[variant.dtype])
@@ -347,7 +340,7 @@ def train(variant: Variant, directory: Path, watch: Callable[[], Any]) -> None:
     )
     found = {"steps": seen, "weights": zlib.crc32(weights.detach().float().numpy().tobytes())}
     (directory / f"seen{dist.get_rank()}.json").write_text(json.dumps(found))
-    trainer.close()
+    trainer.groups.destroy_model_parallel()
 
 
 def write_reference(directory: Path) -> None:
@@ -359,7 +352,7 @@ def write_reference(directory: Path) -> None:
                 trainer = Trainer(variant, torch.float64)
                 halves = gradients_of_halves(trainer)
                 torch.save(halves, directory / f"{moe}-{tied}-{per_token}.pt")
-                trainer.close()
+                trainer.groups.destroy_model_parallel()
 
 
 def gradients_of_halves(trainer: Trainer) -> list[dict[str, Tensor]]:

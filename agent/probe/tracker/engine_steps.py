@@ -27,7 +27,8 @@ class EngineSteps:
             if engine.optimizer is None:
                 context.note_unsupported("an engine without parameters to train on this rank")
             return
-        if watched.of_run and isnan(context.step.backward_seconds):
+        attached_late = context.step.sequence == 1
+        if watched.of_run and isnan(context.step.backward_seconds) and not attached_late:
             context.note_unsupported("the loss of backwards that an engine runs by other means")
         if context.guarded and not engine.owns_gradients:
             context.note_unsupported(UNGUARDED)
