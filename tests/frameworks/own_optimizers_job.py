@@ -1,7 +1,7 @@
 """Trains by a library whose optimizers are not torch's; writes what that library itself computes.
 
-Started as `python own_optimizers_job.py LIBRARY DIRECTORY VARIANT…`: each variant is trained without
-the probe, and then with it. `LIBRARY DIRECTORY` alone trains once, and leaves mp_agent to
+Started with LIBRARY, DIRECTORY and VARIANT…: each variant is trained without
+the probe, and then with it. Without variants it trains once, and leaves mp_agent to
 MP_AGENT_ATTACH.
 """
 

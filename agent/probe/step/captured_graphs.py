@@ -1,4 +1,4 @@
-"""Which CUDA graphs contain steps of which optimizers."""
+"""Which CUDA graphs contain backwards, and steps of which optimizers."""
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -17,14 +17,26 @@ class CapturedGraphs:
             weakref.WeakKeyDictionary()
         )
 
+        self._backwards: weakref.WeakSet[Hashable] = weakref.WeakSet()
+
     def begin(self, graph: Hashable) -> None:
         """Begin to record into `graph`, which so far contains nothing."""
         self._capturing = weakref.ref(graph)
         self._stepping[graph] = []
+        self._backwards.discard(graph)
 
     def end(self) -> None:
         """End the recording."""
         self._capturing = None
+
+    def note_backward(self) -> None:
+        """Note a backward during a capture."""
+        if self._capturing is not None and (graph := self._capturing()) is not None:
+            self._backwards.add(graph)
+
+    def goes_backward(self, graph: Hashable) -> bool:
+        """Return whether a replay of `graph` makes gradients."""
+        return graph in self._backwards
 
     def note_step(self, optimizer: object) -> bool:
         """Note a step of an optimizer during a capture; return whether it is known of which."""

@@ -10,6 +10,7 @@ from mp_agent.probe.tracker.step_end import StepEnd
 from mp_agent.records.steps import Phase
 
 UNMEASURED = "gradients of steps in CUDA graphs"
+UNSEEN = "loss, activations and times of backwards in CUDA graphs"
 
 
 class GraphSteps:
@@ -43,6 +44,10 @@ class GraphSteps:
         """Note that a step of `optimizer` is being captured. Called during the capture."""
         self._graphs.note_step(optimizer)
 
+    def captured_backward(self) -> None:
+        """Note that a backward is being captured. Called during the capture."""
+        self._graphs.note_backward()
+
     def replayed(self, graph: Hashable) -> None:
         """End the step replayed before, and begin those that `graph` contains."""
         context = self._context
@@ -53,12 +58,26 @@ class GraphSteps:
             return
         steps = self._steps_of_run(stepping)
         if steps == 0:
+            if self._graphs.goes_backward(graph):
+                self._begin_pass()
             return
         self.end_replayed()
         context.connection.ensure()
         context.note_unsupported(UNMEASURED)
         context.enter_phase(Phase.FORWARD)
         self._pending = steps
+
+    def _begin_pass(self) -> None:
+        """Expect gradients that were not looked at: those of a backward that calls no hook."""
+        context = self._context
+        if context.trains_other_model:
+            return
+        self.end_replayed()
+        context.connection.ensure()
+        context.note_unsupported(UNSEEN)
+        self._step_end.begin_next_pass()
+        context.boundaries.gradients_change()
+        context.enter_phase(Phase.FORWARD)
 
     def end_replayed(self) -> None:
         """End the steps of the last replay, if that is yet to be done."""

@@ -271,6 +271,8 @@ class StepTracker:
         """Note what happens while a CUDA graph is captured, when no event is handled."""
         if event == self.optimizer_step_begins:
             self._graphs.captured_step(arguments[0])
+        elif event == self.backward_ended:
+            self._graphs.captured_backward()
 
     def group_ends(self, group: dist.ProcessGroup | None) -> None:
         """Give gloo's threads time to release the work of DDP's last backward.

@@ -6,8 +6,9 @@ from threading import Thread
 import pytest
 import torch
 
+from mp_agent.probe.tracker.graphs import UNSEEN
 from mp_agent.records.steps import Phase
-from tests.agent.probe.small_model import make_loss, make_model
+from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
 
 class Graph:
@@ -65,6 +66,41 @@ def test_every_replay_is_a_step_and_its_loss_the_one_observed_after_it(watch, de
         "CUDA graph capture",
         "gradients of steps in CUDA graphs",
     }
+    assert contents.state.probe_errors == 0
+
+
+def test_gradients_of_a_replayed_backward_are_measured_before_the_step_and_its_loss_is_named(
+    watch, device
+):
+    """torchtitan's default: forward and backward are replayed, clipping and the step are not."""
+    watched, model, graph = watch(), make_model(), Graph()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = make_loss(model)
+    loss.backward()
+    optimizer.step()
+    device.run()
+    graph.capture_begin()
+    device.capturing = True
+    make_loss(model).backward()
+    device.capturing = False
+    graph.capture_end()
+    squares = []
+    for number in range(1, 4):
+        graph.replay()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.fill_(number)
+        squares.append(sum_squares(model))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        device.run()
+    watched.probe.flush()
+    contents = watched.read()
+    seen = [contents.gradients(index)["sum_squares"] for index in (1, 2, 3)]
+    assert seen == pytest.approx(squares)
+    assert all(isnan(loss) for loss in contents.column("loss")[1:])
+    assert contents.column("clip_max_norm")[1:] == [0.5] * 3
+    assert set(contents.state.unsupported) == {"CUDA graph capture", UNSEEN}
     assert contents.state.probe_errors == 0
 
 

@@ -189,7 +189,7 @@ class TestGradientsThatTheScriptPutsTogether:
             optimizer.step()
         contents = watched.read()
         assert _squares(contents) == pytest.approx(squares, rel=1e-6)
-        # In the first step the loss of the last task is left: whose gradients are cleared is unknown.
+        # In the first step that of the last task is left: whose gradients are cleared is unknown.
         assert all("loss" not in contents.values(step) for step in (1, 2))
         assert set(self.UNKNOWN) <= set(watched.state().unsupported)
 
