@@ -1,0 +1,41 @@
+"""One test for a rule that every item of a catalog obeys; it names all items that do not."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import update_wrapper
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def for_every(
+    items: Iterable[Item] | Mapping[str, Item], name: Callable[[Item], object] = str
+) -> Callable[[Callable[[Item], None]], Callable[[], None]]:
+    """Turn the check of one item into a test of all `items`, which may not be empty.
+
+    Items of a mapping have its keys as names, others what `name` returns. The test fails once, with
+    the name of every item whose check raised, and what it raised.
+    """
+    named = dict(items) if isinstance(items, Mapping) else {str(name(item)): item for item in items}
+
+    def decorate(check: Callable[[Item], None]) -> Callable[[], None]:
+        def test() -> None:
+            assert named
+            problems = {
+                key: problem for key, item in named.items() if (problem := _of(check, item))
+            }
+            assert problems == {}
+
+        update_wrapper(test, check)
+        # Otherwise pytest would look for a fixture with the name of the check's parameter.
+        del test.__wrapped__  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def _of(check: Callable[[Item], None], item: Item) -> str:
+    try:
+        check(item)
+    except Exception as error:  # a KeyError is a problem of its item as well
+        return f"{type(error).__name__}: {error}"
+    return ""
