@@ -2,14 +2,26 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import update_wrapper
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 Item = TypeVar("Item")
 
 
+@overload
 def for_every(
-    items: Iterable[Item] | Mapping[str, Item], name: Callable[[Item], object] = str
-) -> Callable[[Callable[[Item], None]], Callable[[], None]]:
+    items: Mapping[str, Item],
+) -> Callable[[Callable[[Item], None]], Callable[[], None]]: ...
+
+
+@overload
+def for_every(
+    items: Iterable[Item], name: Callable[[Item], object] = str
+) -> Callable[[Callable[[Item], None]], Callable[[], None]]: ...
+
+
+def for_every(
+    items: Any, name: Callable[[Any], object] = str
+) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """Turn the check of one item into a test of all `items`, which may not be empty.
 
     Items of a mapping have its keys as names, others what `name` returns. The test fails once, with
@@ -17,7 +29,7 @@ def for_every(
     """
     named = dict(items) if isinstance(items, Mapping) else {str(name(item)): item for item in items}
 
-    def decorate(check: Callable[[Item], None]) -> Callable[[], None]:
+    def decorate(check: Callable[[Any], None]) -> Callable[[], None]:
         def test() -> None:
             assert named
             problems = {
@@ -33,7 +45,7 @@ def for_every(
     return decorate
 
 
-def _of(check: Callable[[Item], None], item: Item) -> str:
+def _of(check: Callable[[Any], None], item: Any) -> str:
     try:
         check(item)
     except Exception as error:  # a KeyError is a problem of its item as well
