@@ -27,15 +27,15 @@ def for_every(
     Items of a mapping have its keys as names, others what `name` returns. The test fails once, with
     the name of every item whose check raised, and what it raised.
     """
-    named = dict(items) if isinstance(items, Mapping) else {str(name(item)): item for item in items}
+    pairs = (
+        [*items.items()] if isinstance(items, Mapping) else [(str(name(one)), one) for one in items]
+    )
 
     def decorate(check: Callable[[Any], None]) -> Callable[[], None]:
         def test() -> None:
-            assert named
-            problems = {
-                key: problem for key, item in named.items() if (problem := _of(check, item))
-            }
-            assert problems == {}
+            assert pairs
+            problems = [f"{key}: {problem}" for key, one in pairs if (problem := _of(check, one))]
+            assert problems == []
 
         update_wrapper(test, check)
         # Otherwise pytest would look for a fixture with the name of the check's parameter.
