@@ -3,8 +3,6 @@
 import dataclasses
 from collections.abc import Iterator
 
-import pytest
-
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
 from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
@@ -14,6 +12,7 @@ from mp_agent.alerting.expressions.signals import Count, Length, Limit, Recorded
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
+from tests.every import for_every
 
 _C, _W, _I = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 
@@ -147,7 +146,7 @@ _COUNTED = {
 }
 """Numbers that the node agent compares against, step by step."""
 
-_by_name = pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+_by_name = for_every(CONDITIONS, lambda condition: condition.name)
 
 
 def test_each_alert_has_the_severities_that_it_should() -> None:

@@ -14,12 +14,11 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.expressions.predicates import AtTarget, Joined, Predicate
 from mp_agent.alerting.expressions.promql import promql
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
 from tests.alerting.detector.replay import expected, replay, tracks_of
-from tests.alerting.promtool import unit_test
+from tests.alerting.promtool import render_tests, unit_test
 
 _VALUES = values_in_force()
 _SUFFIXES = ["".join(letters) for letters in product("abcdefghij", repeat=2)]

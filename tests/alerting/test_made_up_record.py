@@ -16,7 +16,6 @@ from mp_agent.alerting.examples.example import Example, Track, flat
 from mp_agent.alerting.expressions.predicates import Compare
 from mp_agent.alerting.expressions.signals import Series, limit
 from mp_agent.alerting.guidance import reference as alerts_page
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
@@ -25,7 +24,7 @@ from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from tests.agent.node.series.test_snapshot_builder import export, series
-from tests.alerting.promtool import assert_passes
+from tests.alerting.promtool import assert_passes, render_tests
 from tools.generators import metrics_reference as metrics_page
 
 ACTIVATION = Metric(

@@ -2,14 +2,13 @@
 
 import re
 
-import pytest
-
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy, fitting, remedy_template
 from mp_agent.alerting.values import values_in_force
+from tests.every import for_every
 
 
 def lookup(**series):
@@ -47,7 +46,7 @@ def test_a_template_of_prometheus_asks_for_the_run_and_the_fact():
     assert 'precision=\\"fp16\\"' in text and "$labels.run" in text
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+@for_every(CONDITIONS, lambda condition: condition.name)
 def test_every_run_gets_some_advice(condition):
     assert fitting(condition.remedies, lookup())
     level = condition.levels[0]

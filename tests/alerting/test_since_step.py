@@ -7,10 +7,9 @@ import yaml
 
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
-from tests.alerting.promtool import assert_passes
+from tests.alerting.promtool import assert_passes, render_tests
 
 _NAME = metrics.CONDITION_SINCE_STEP.prometheus_name
 

@@ -7,11 +7,10 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from tests.alerting.promtool import assert_passes
+from tests.alerting.promtool import assert_passes, render_tests
 
 _NAME = BY_PROMETHEUS_NAME["mp_agent_tracker_info"].prometheus_name
 _PAGE = "https://wandb.example/team/runs/1a2b"

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.docs.pages import ROOT, prose
+from tests.every import for_every
 
 PAGE = ROOT / "docs" / "architecture.md"
 _REFERENCE = re.compile(
@@ -55,8 +56,13 @@ def test_the_page_names_many_modules() -> None:
     assert len(references()) > 80
 
 
-@pytest.mark.parametrize(("path", "name"), references(), ids=lambda part: part or "-")
-def test_paths_and_names_exist(path: str, name: str) -> None:
+@for_every(references())
+def test_paths_and_names_exist(reference: tuple[str, str]) -> None:
+    assert_exists(*reference)
+
+
+def assert_exists(path: str, name: str) -> None:
+    """Fail unless there is such a file or folder, and it defines `name`, if one is given."""
     target = ROOT / path
     assert target.is_dir() if path.endswith("/") else target.is_file(), path
     if name:
@@ -74,7 +80,7 @@ def test_hops_are_numbered_without_a_gap() -> None:
     assert hops == list(range(1, len(hops) + 1))
 
 
-@pytest.mark.parametrize("question", _QUESTIONS)
+@for_every(_QUESTIONS)
 def test_the_index_answers(question: str) -> None:
     row = re.search(rf"^\| where {re.escape(question)}[^|]* \| (.*) \|$", prose(PAGE), re.MULTILINE)
     assert row is not None, question
@@ -85,9 +91,9 @@ def test_names_that_do_not_exist_would_be_found() -> None:
     names = defined_names("A = 1\nB: int = 2\nclass C:\n    def d(self): ...\nasync def e(): ...\n")
     assert names == {"A", "B", "C", "C.d", "e"}
     with pytest.raises(AssertionError, match="does not define"):
-        test_paths_and_names_exist("agent/settings/load.py", "nothing")
+        assert_exists("agent/settings/load.py", "nothing")
     with pytest.raises(AssertionError):
-        test_paths_and_names_exist("agent/nothing.py", "")
+        assert_exists("agent/nothing.py", "")
 
 
 def test_the_readme_stays_short() -> None:

@@ -17,6 +17,7 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.cli import main
 from mp_agent.settings import ENV_PREFIX, Settings
 from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.every import for_every
 
 PYTHON, CONSOLE, YAML, JSON = (blocks(one) for one in ("python", "console", "yaml", "json"))
 _LANGUAGES = {"", "python", "console", "yaml", "json", "toml", "promql", "mermaid"}
@@ -39,7 +40,7 @@ def test_every_block_says_what_it_is() -> None:
     assert PYTHON and CONSOLE and YAML and JSON
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
+@for_every(PYTHON)
 def test_python_compiles(block: Block) -> None:
     # What is left out of a record is no Python.
     compile(block.text.replace("…", "..."), str(block), "exec")
@@ -80,8 +81,13 @@ def test_console_blocks_hold_commands() -> None:
     assert sum(len(list(commands(block))) for block in CONSOLE) > 10
 
 
-@pytest.mark.parametrize("block", CONSOLE, ids=str)
+@for_every(CONSOLE)
 def test_commands_exist_with_their_options(block: Block) -> None:
+    assert_commands_exist(block)
+
+
+def assert_commands_exist(block: Block) -> None:
+    """Fail unless each command of the block exists, with the options that it is given."""
     for name, *arguments in commands(block):
         command = main.commands[name]
         context = click.Context(command, **command.context_settings)
@@ -91,15 +97,15 @@ def test_commands_exist_with_their_options(block: Block) -> None:
 def test_an_option_that_does_not_exist_would_be_found() -> None:
     block = Block(ROOT, 1, "console", "$ A=1 mp-agent doctor \\\n  --nothing x | head\n", False)
     with pytest.raises(click.NoSuchOption):
-        test_commands_exist_with_their_options(block)
+        assert_commands_exist(block)
 
 
-@pytest.mark.parametrize("block", YAML, ids=str)
+@for_every(YAML)
 def test_yaml_parses(block: Block) -> None:
     assert list(yaml.safe_load_all(block.text))
 
 
-@pytest.mark.parametrize("block", JSON, ids=str)
+@for_every(JSON)
 def test_json_parses(block: Block) -> None:
     json.loads(block.text)
 
@@ -135,13 +141,13 @@ def test_prometheus_takes_the_expressions(server: Callable[[str], Path], tmp_pat
     assert checked.returncode == 0, checked.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_every(PAGES)
 def test_variables_exist(page: Path) -> None:
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     assert set(_VARIABLE.findall(page.read_text("utf-8"))) <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_every(PAGES)
 def test_metrics_exist(page: Path) -> None:
     named = set(_METRIC.findall(page.read_text("utf-8")))
     known = set(BY_PROMETHEUS_NAME) | {

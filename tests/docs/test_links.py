@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
 from tests.docs.pages import PAGES, ROOT, prose
+from tests.every import for_every
 
 _LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
 
@@ -18,7 +17,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_every(PAGES)
 def test_links_within_the_repository_resolve(page: Path) -> None:
     for path, anchor in _LINK.findall(prose(page)):
         target = page.parent / path if path else page
@@ -40,7 +39,7 @@ def test_the_list_in_troubleshooting_is_the_doctors() -> None:
     assert rows == [check.question for check in (*MACHINE_CHECKS, *PROMETHEUS_CHECKS)]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+@for_every(sorted((ROOT / "docs").glob("*.svg")))
 def test_drawings_are_whole_and_load_nothing(path: Path) -> None:
     root = ElementTree.fromstring(path.read_text("utf-8"))
     assert root.tag.endswith("svg")

@@ -21,12 +21,11 @@ from mp_agent.alerting.expressions.signals import Limit
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
+from tests.every import for_every
 
 ROOT = Path(__file__).parents[2]
 RENDERED = {board.uid: json.loads(render(board)) for board in BOARDS}
-EVERY_BOARD_PANEL = [
-    pytest.param(panel, id=f"{board.uid}-{panel.id}") for board in BOARDS for panel in board.panels
-]
+EVERY_BOARD_PANEL = {f"{board.uid}-{panel.id}": panel for board in BOARDS for panel in board.panels}
 _RATE = re.compile(r"\b(?:rate|irate|increase)\(([^()]*)\)")
 _SERIES_PER_RANK_OR_LAYER = ("rank", "layer")
 
@@ -40,9 +39,7 @@ def panels(uid: str) -> Iterator[dict[str, Any]]:
             yield panel
 
 
-EVERY_PANEL = [
-    pytest.param(panel, id=f"{uid}-{panel['id']}") for uid in RENDERED for panel in panels(uid)
-]
+EVERY_PANEL = {f"{uid}-{panel['id']}": panel for uid in RENDERED for panel in panels(uid)}
 
 
 def expressions(panel: dict[str, Any]) -> list[str]:
@@ -64,7 +61,7 @@ def test_uids_are_those_that_links_rely_on() -> None:
     ]
 
 
-@pytest.mark.parametrize("uid", RENDERED)
+@for_every(list(RENDERED))
 def test_a_dashboard_is_not_editable_and_links_to_the_others_with_variables_and_time(
     uid: str,
 ) -> None:
@@ -76,7 +73,7 @@ def test_a_dashboard_is_not_editable_and_links_to_the_others_with_variables_and_
     assert link["keepTime"] is True
 
 
-@pytest.mark.parametrize("uid", RENDERED)
+@for_every(list(RENDERED))
 def test_variables_narrow_each_other_and_follow_the_time_range(uid: str) -> None:
     """template-datasource-rule, template-job-rule, template-on-time-change-reload-rule.
 
@@ -100,7 +97,7 @@ def test_variables_narrow_each_other_and_follow_the_time_range(uid: str) -> None
     assert {by_name[name]["allValue"] for name in ("cluster", "namespace", "job")} == {".*"}
 
 
-@pytest.mark.parametrize("uid", RENDERED)
+@for_every(list(RENDERED))
 def test_panel_ids_and_titles_are_unique_and_panels_do_not_overlap(uid: str) -> None:
     own = list(panels(uid))
     assert len({panel["id"] for panel in own}) == len(own)
@@ -118,7 +115,7 @@ def test_panel_ids_and_titles_are_unique_and_panels_do_not_overlap(uid: str) -> 
         taken |= cells
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_a_panel_has_a_title_a_description_a_unit_and_the_chosen_datasource(
     panel: dict[str, Any],
 ) -> None:
@@ -130,7 +127,7 @@ def test_a_panel_has_a_title_a_description_a_unit_and_the_chosen_datasource(
     assert panel["targets"]
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_rates_follow_the_rate_interval_and_counters_are_never_shown_raw_in_a_graph(
     panel: dict[str, Any],
 ) -> None:
@@ -142,7 +139,7 @@ def test_rates_follow_the_rate_interval_and_counters_are_never_shown_raw_in_a_gr
             assert re.search(r"\b(sum|quantile|histogram_quantile)\b", expression)
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_every_selector_of_ours_keeps_to_what_the_variables_select(panel: dict[str, Any]) -> None:
     """target-job-rule; target-instance-rule is left out: a run outlives its pods."""
     for expression in expressions(panel):
@@ -165,7 +162,7 @@ def _names_every_rank_or_layer(expression: str) -> bool:
     return not bounded and not chosen and bool(set(kept) & set(_SERIES_PER_RANK_OR_LAYER))
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_no_panel_returns_a_series_per_rank_or_layer(panel: dict[str, Any]) -> None:
     for expression in expressions(panel):
         if not any(name in expression for name in _ONE_PER_RUN):
@@ -222,7 +219,7 @@ _PLAIN = re.compile(r"(?:max|min|sum) by \([^)]*\) \((mp_agent_\w+)\{[^}]*\}\)")
 _PLAIN_NUMBERS = {"short", "none", "sci", "suffix: bits"}
 
 
-@pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
+@for_every(EVERY_BOARD_PANEL)
 def test_a_metric_is_shown_in_the_unit_of_the_catalog(panel: Panel) -> None:
     units = [(query.expression, panel.unit) for query in panel.queries]
     if panel.view is View.TABLE:
@@ -263,7 +260,7 @@ def limits_of(condition: Condition) -> set[str]:
     return counted | {name for level in condition.levels for name in limits_in(level.when)}
 
 
-@pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
+@for_every(EVERY_BOARD_PANEL)
 def test_limits_in_a_panel_are_those_of_alerts_whose_runbooks_it_links(panel: Panel) -> None:
     named = {step.threshold: step.value for step in steps_of(panel) if step.threshold}
     assert named == {name: DEFAULTS[name] for name in named}
@@ -306,7 +303,7 @@ def test_the_axis_of_a_norm_reaches_from_limit_to_limit() -> None:
     assert hidden == {t["refId"] for t in panel["targets"] if t["expr"] in ends}
 
 
-@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+@for_every(BOARDS, lambda board: board.uid)
 def test_no_mark_is_left_and_every_limit_is_one_before(board: Any) -> None:
     name = r"@([a-z_]\w*)@"
     assert not re.findall(name, render(board))
@@ -315,7 +312,7 @@ def test_no_mark_is_left_and_every_limit_is_one_before(board: Any) -> None:
     assert used <= marks <= {*DEFAULTS, "runbook_base"}
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_links_of_a_panel_open_runbooks_that_exist(panel: dict[str, Any]) -> None:
     for link in panel.get("links", []):
         page = link["url"].removeprefix("https://mp-agent.example/runbooks/")
@@ -346,7 +343,7 @@ def test_tables_say_which_columns_they_show() -> None:
             assert set(panel.sort_by) <= {column.title for column in panel.columns}
 
 
-@pytest.mark.parametrize("panel", EVERY_BOARD_PANEL)
+@for_every(EVERY_BOARD_PANEL)
 def test_a_link_of_a_column_leads_to_a_dashboard_with_what_the_row_says(panel: Panel) -> None:
     titles = {column.title for column in panel.columns}
     for column in panel.columns:
@@ -360,7 +357,7 @@ def test_a_link_of_a_column_leads_to_a_dashboard_with_what_the_row_says(panel: P
         assert set(re.findall(r"\$\{__data\.fields\.(\w+)\}", query)) <= titles
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_legends_of_graphs_show_the_last_and_the_largest_value(panel: dict[str, Any]) -> None:
     if panel["type"] == "timeseries":
         assert panel["options"]["legend"]["calcs"] == ["lastNotNull", "max"]
@@ -385,7 +382,7 @@ def panel_of(uid: str, number: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("panel", EVERY_PANEL)
+@for_every(EVERY_PANEL)
 def test_columns_of_rank_and_node_numbers_are_sorted_as_numbers(panel: dict[str, Any]) -> None:
     if panel["type"] != "table" or panel["title"] == "First non-finite value":
         return  # its rank may be empty, and it has one row

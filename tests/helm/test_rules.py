@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import Values, values_in_force
 from mp_agent.settings import load_settings
+from tests.alerting.promtool import render_tests
 from tests.helm.rendering import objects, of_kind, values_file
 
 OPERATOR = {"assumeApiVersions": ["monitoring.coreos.com/v1"]}

@@ -5,6 +5,7 @@ import pytest
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import CatalogError
+from tests.every import for_every
 
 # The names of the design, written down by hand: renaming one breaks other people's dashboards.
 CORE_NAMES = """
@@ -137,12 +138,12 @@ def otlp_translation(name: str, unit: str, kind: Kind) -> str:
     return "_".join(tokens)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@for_every(METRICS, lambda metric: metric.name)
 def test_prometheus_name_is_what_an_otlp_backend_makes_of_it(metric):
     assert metric.prometheus_name == otlp_translation(metric.name, metric.unit, metric.kind)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@for_every(METRICS, lambda metric: metric.name)
 def test_no_label_belongs_to_the_scraper_and_help_is_a_sentence(metric):
     assert not FORBIDDEN_LABELS & set(metric.label_names)
     assert len(set(metric.label_names)) == len(metric.label_names)

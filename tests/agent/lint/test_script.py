@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.lint.rules.scaling.clip_without_unscale import CLIP_WITHOUT_UNSCALE
+from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
 from mp_agent.lint.script import CPU_SECONDS_MAX, MEMORY_BYTES_MAX, check_script, summary
 
 HALF = "import torch\n\n\ndef f(x):\n    return x.half().sum()\n"

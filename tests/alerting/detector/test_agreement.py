@@ -8,25 +8,26 @@ import pytest
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.examples.example import Example
-from mp_agent.alerting.rules.promtool_tests import ALL_EXAMPLES
 from mp_agent.alerting.values import Values, values_in_force
 from tests.alerting.detector.replay import expected, replay, tracks_of
+from tests.alerting.promtool import ALL_EXAMPLES
+from tests.every import for_every
 
-CASES = [
-    pytest.param(condition, example, id=f"{condition.name if condition else 'routine'}-{index}")
+CASES = {
+    f"{condition.name if condition else 'routine'}-{index}": (condition, example)
     for condition, examples in ALL_EXAMPLES
     for index, example in enumerate(examples)
-]
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("condition", "example"), CASES)
-def test_the_detectors_find_what_the_rules_find(condition: Condition | None, example: Example):
-    judge(condition, example, values_in_force())
+@for_every(CASES)
+def test_the_detectors_find_what_the_rules_find(case: tuple[Condition | None, Example]):
+    judge(*case, values_in_force())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+@for_every(CONDITIONS, lambda condition: condition.name)
 def test_so_they_do_with_minutes_turned_to_seconds(condition: Condition):
     for example in (condition.firing[0], condition.quiet[0]):
         judge(condition, example, values_in_force(time_scale=1 / 60))

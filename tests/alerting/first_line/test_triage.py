@@ -13,11 +13,10 @@ from mp_agent.alerting.conditions.loss.loss_nonfinite import LOSS_NONFINITE
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
 from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage, headline
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
-from tests.alerting.promtool import unit_test
+from tests.alerting.promtool import render_tests, unit_test
 
 _CRITICAL = [
     (condition, level)

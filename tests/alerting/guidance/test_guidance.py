@@ -11,11 +11,10 @@ import yaml
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.guidance import GUIDANCE
 from mp_agent.alerting.guidance.record import RUN_MARK, Guidance, Panel
-from mp_agent.alerting.rules.promtool_tests import render_tests
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.errors import CatalogError
-from tests.alerting.promtool import assert_passes
+from tests.alerting.promtool import assert_passes, render_tests
 from tools.servers.running import prometheus
 
 _ROOT = Path(__file__).parents[3]

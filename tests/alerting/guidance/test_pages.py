@@ -13,12 +13,13 @@ from mp_agent.alerting.guidance.reference import render_reference
 from mp_agent.alerting.rules.rule_file import rendered_files
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import THRESHOLDS
+from tests.every import for_every
 
 _ROOT = Path(__file__).parents[3]
 _VALUES = values_in_force()
 _PAGES = runbook_pages(_VALUES)
 
-_by_name = pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+_by_name = for_every(CONDITIONS, lambda condition: condition.name)
 
 
 @pytest.mark.slow

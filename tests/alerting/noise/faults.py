@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import exp
 from random import Random
 
-from mp_agent.lint.rules.scaling.clip_without_unscale import CLIP_WITHOUT_UNSCALE
+from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
 from mp_agent.records.slice_ratio import packed
 from mp_agent.records.steps import EndReason, Phase
 from tests.alerting.noise.events import (

@@ -4,7 +4,6 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from shutil import copy2
 from typing import Any
 
 import pytest
@@ -17,13 +16,18 @@ from mp_agent.alerting.conditions.gradients.nonfinite_update import NONFINITE_UP
 from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
 from mp_agent.alerting.examples.example import Value
 from mp_agent.alerting.expressions.promql import quoted
-from mp_agent.alerting.rules.promtool_tests import Examples, notation, render_tests
-from mp_agent.alerting.rules.rule_file import RULES_FILE, TESTS_FILE, render_rules
+from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import Values, values_in_force
-from tests.alerting.promtool import assert_passes, unit_test
+from tests.alerting.promtool import (
+    ALL_EXAMPLES,
+    Examples,
+    assert_passes,
+    notation,
+    render_tests,
+    unit_test,
+)
 
 _PROCESSES = 2
-_ROOT = Path(__file__).parents[3]
 
 
 def _check(promtool: Path, values: Values, directory: Path, examples: Examples) -> None:
@@ -45,17 +49,16 @@ def _check_rules(promtool: Path, rules: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_every_example_of_the_committed_files_fires_what_it_says_and_nothing_else(
+def test_every_example_fires_what_it_says_and_nothing_else(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    promtool, rendered = server("promtool"), _ROOT / "alerting" / "rendered"
-    _check_rules(promtool, rendered / RULES_FILE)
-    copy2(rendered / RULES_FILE, tmp_path)
-    document = yaml.load((rendered / TESTS_FILE).read_text(), Loader=yaml.CSafeLoader)
+    promtool, values = server("promtool"), values_in_force()
+    (tmp_path / RULES_FILE).write_text(render_rules(values))
+    _check_rules(promtool, tmp_path / RULES_FILE)
     parts = [tmp_path / f"{index}.yaml" for index in range(_PROCESSES)]
     for index, part in enumerate(parts):
-        tests = document["tests"][index::_PROCESSES]
-        part.write_text(yaml.dump({**document, "tests": tests}, Dumper=yaml.CSafeDumper))
+        some = [(condition, examples[index::_PROCESSES]) for condition, examples in ALL_EXAMPLES]
+        part.write_text(render_tests(values, RULES_FILE, examples=some, heading="of a test"))
     with ThreadPoolExecutor(_PROCESSES) as pool:
         list(pool.map(lambda part: assert_passes(promtool, part), parts))
 

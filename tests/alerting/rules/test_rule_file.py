@@ -11,6 +11,7 @@ from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules, rendered
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import MarkedValues, values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from tests.every import for_every
 
 _ROOT = Path(__file__).parents[3]
 
@@ -42,7 +43,7 @@ def test_there_is_one_rule_per_condition_and_severity() -> None:
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("rule", _alerts(), ids=lambda r: f"{r['alert']}-{r['labels']['severity']}")
+@for_every(_alerts(), lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
 def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
     rule: dict[str, Any],
 ) -> None:

@@ -12,6 +12,7 @@ from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.exporters.otlp.signal_sources import MetricSource
 from mp_agent.exporters.prometheus import render
+from tests.every import for_every
 from tests.exporters.otlp.samples import batch_of, everything
 from tests.exporters.otlp.translation import Series, labels, name_of, stored
 
@@ -37,7 +38,7 @@ def test_every_series_of_the_catalog_is_the_same_pushed_and_scraped():
     assert len(scraped(everything())) > len(METRICS)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@for_every(METRICS, lambda metric: metric.name)
 def test_each_name_is_what_the_translation_makes_of_it(metric):
     translated = name_of(
         metric.name,
@@ -48,7 +49,7 @@ def test_each_name_is_what_the_translation_makes_of_it(metric):
     assert translated == metric.prometheus_name
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@for_every(METRICS, lambda metric: metric.name)
 def test_labels_and_bounds_pass_every_translation_unchanged(metric):
     for label in metric.label_names:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", label)

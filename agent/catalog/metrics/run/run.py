@@ -70,8 +70,8 @@ RUN_METRICS = (
             "measuring_point",
             "torch_version",
         ),
-        help="Static facts of the run; the value is always 1. strategy is what places parameters on "
-        "ranks: a wrapper, several with +, or what the ranks turned out to hold: replicated, "
+        help="Static facts of the run; the value is always 1. strategy is what places parameters "
+        "on ranks: a wrapper, several with +, or what the ranks turned out to hold: replicated, "
         "independent, mixed.",
         read=_run_info,
     ),

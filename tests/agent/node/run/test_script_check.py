@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from mp_agent.lint.rules.scaling.clip_without_unscale import CLIP_WITHOUT_UNSCALE
+from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
 from mp_agent.node.run import script_check
 from mp_agent.node.run.run import Run
 from mp_agent.node.run.script_check import ScriptChecks

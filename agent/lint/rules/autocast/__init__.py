@@ -1,1 +1,0 @@
-"""What belongs under autocast, and what does not."""

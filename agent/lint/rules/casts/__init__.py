@@ -1,1 +1,0 @@
-"""Explicit casts to 16 bits."""

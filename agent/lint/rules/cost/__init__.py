@@ -1,1 +1,0 @@
-"""Mistakes that cost time."""

@@ -1,1 +1,0 @@
-"""Arithmetic that 16 bits cannot carry."""
