@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.meeting import Meeting, reduced
+from mp_agent.probe.meeting import Meeting, OwnGroup, reduced
 from mp_agent.ring.interruptions import pass_on
 
 
@@ -33,7 +33,7 @@ class Agreement:
         self._met_in: dist.ProcessGroup | None = None
         """The job's own group when the ranks met."""
         self._meeting: Meeting | None = None
-        self._own: dist.ProcessGroupGloo | None = None
+        self._own: OwnGroup | None = None
         self._sent: torch.Tensor | None = None
 
     @property
