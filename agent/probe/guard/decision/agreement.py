@@ -83,7 +83,7 @@ class Agreement:
     def decline(self) -> None:
         """Have no other rank act on the sums, which this one does not have; then leave the ranks.
 
-        Where the store cannot be reached, the others wait for this rank in vain.
+        Where the store cannot be reached, the others give this rank up after a wait.
         """
         try:
             if self._meeting is not None:
