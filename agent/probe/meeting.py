@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -33,6 +33,40 @@ _YES, _NO = "yes", "no"
 
 _meetings: Counter[tuple[str, str]] = Counter()
 """How often this process has met, by name and ranks; the same on all of them."""
+
+
+class Store(Protocol):
+    """What is used of a store of torch; every method may raise RuntimeError."""
+
+    def set(self, key: str, value: str) -> None:
+        """Keep a value."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, 0 at first, and return the sum."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether there are values, without waiting."""
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Set a value in place of the expected one, "" for none, and return the one that holds."""
+
+
+class OwnGroup(Protocol):
+    """What is used of torch's ProcessGroupGloo, which builds without gloo do not have."""
+
+    def rank(self) -> int:
+        """Return the position of this member."""
+
+    def size(self) -> int:
+        """Return the number of members."""
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any) -> dist.Work:
+        """Begin to reduce tensors in place."""
+
+    def allgather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]
+    ) -> dist.Work:
+        """Begin to gather the tensors of all members."""
 
 
 class NotMet(Exception):
@@ -62,7 +96,7 @@ class Meeting:
     def __init__(
         self,
         name: str,
-        store: dist.Store,
+        store: Store,
         ranks: Sequence[int],
         position: int,
         wait_seconds: float = WAIT_SECONDS_AT_MOST,
@@ -72,7 +106,7 @@ class Meeting:
         self.position = position
         self.wait_seconds = wait_seconds
         self._name = name.partition("/")[0]
-        self._store = dist.PrefixStore(f"mp_agent/{name}/{describe_ranks(ranks)}", store)
+        self._store = _part_of(store, f"mp_agent/{name}/{describe_ranks(ranks)}")
         self._ballots = 0
 
     @classmethod
@@ -130,15 +164,20 @@ class Meeting:
         self._await(lambda: self._store.check([f"ballot {number}"]), deadline)
         return self._propose(f"ballot {number}", _NO) == _YES
 
-    def connect(self) -> dist.ProcessGroupGloo:
+    def connect(self) -> OwnGroup:
         """Return a gloo group of the members, whose collectives last no longer than a wait does.
 
         Raises RuntimeError where that fails on any of them.
         """
+        if not dist.is_gloo_available():
+            raise RuntimeError("this build of torch has no gloo")
         limit = timedelta(seconds=self.wait_seconds)
-        store = dist.PrefixStore("group", self._store)
+        store = _part_of(self._store, "group")
         with beyond_standard_streams():
-            return dist.ProcessGroupGloo(store, self.position, len(self.ranks), limit)
+            made: OwnGroup = _of_torch("ProcessGroupGloo")(
+                store, self.position, len(self.ranks), limit
+            )
+        return made
 
     def _of(self, position: int) -> str:
         return f"settings of {position}"
@@ -188,7 +227,7 @@ class Meeting:
 
 
 def reduced(
-    group: dist.ProcessGroupGloo, numbers: torch.Tensor, operation: dist.ReduceOp.RedOpType
+    group: OwnGroup, numbers: torch.Tensor, operation: dist.ReduceOp.RedOpType
 ) -> dist.Work:
     """Begin to reduce `numbers`, in place. They have to be kept until the group is released.
 
@@ -197,8 +236,7 @@ def reduced(
     """
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(operation)
-    work: dist.Work = group.allreduce([numbers], options)
-    return work
+    return group.allreduce([numbers], options)
 
 
 def cause_of(error: Exception) -> str:
@@ -207,7 +245,7 @@ def cause_of(error: Exception) -> str:
     return (line.partition("] ")[2] or line).partition(". ")[0]
 
 
-def exchanged(group: dist.ProcessGroupGloo, own: bytes) -> list[bytes]:
+def exchanged(group: OwnGroup, own: bytes) -> list[bytes]:
     """Return what each member gives, in their order; waits for them."""
     sizes = _gathered(group, torch.tensor([len(own)]))
     longest = max(int(size) for size in sizes)
@@ -219,7 +257,7 @@ def exchanged(group: dist.ProcessGroupGloo, own: bytes) -> list[bytes]:
     ]
 
 
-def _gathered(group: dist.ProcessGroupGloo, own: torch.Tensor) -> list[torch.Tensor]:
+def _gathered(group: OwnGroup, own: torch.Tensor) -> list[torch.Tensor]:
     found = [torch.zeros_like(own) for _ in range(group.size())]
     group.allgather([found], [own]).wait()
     return found
@@ -229,14 +267,25 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _timeout_seconds(group: dist.ProcessGroup | None, store: dist.Store) -> float:
+def _of_torch(name: str) -> Any:
+    """Return a class of torch that its modules do not export to type checkers."""
+    return getattr(distributed_c10d, name)
+
+
+def _part_of(store: Store, name: str) -> Store:
+    """Return a part of a store with keys of its own."""
+    part: Store = _of_torch("PrefixStore")(name, store)
+    return part
+
+
+def _timeout_seconds(group: dist.ProcessGroup | None, store: Any) -> float:
     """Return the shortest time-out of the job that is known here."""
-    found = [store.timeout.total_seconds()]
-    for each in {group or dist.group.WORLD, dist.group.WORLD}:
+    found = [float(store.timeout.total_seconds())]
+    for each in filter(None, {group, dist.group.WORLD}):
         for device in each._device_types:
             try:
                 options: Any = each._get_backend(device).options
-                found.append(options._timeout.total_seconds())
+                found.append(float(options._timeout.total_seconds()))
             except (RuntimeError, AttributeError) as error:
                 pass_on(error)
     return min(found)

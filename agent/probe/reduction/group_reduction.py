@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mp_agent.probe.meeting import Meeting, NotMet, cause_of, exchanged, reduced
+from mp_agent.probe.meeting import Meeting, NotMet, OwnGroup, cause_of, exchanged, reduced
 from mp_agent.probe.reduction.assumed_groups import AssumedGroups
 from mp_agent.probe.reduction.layout import GroupLayout, TensorGroup, groups_of
 from mp_agent.probe.reduction.packing import Packing
@@ -66,7 +66,7 @@ class GroupReduction:
         self._meeting_of_ranks = meeting
         self._interval = interval
         self._note_off = note_off
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: OwnGroup | None = None
         self._is_off = False
         self._records: OrderedDict[int, tuple[StepRecord, Schema]] = OrderedDict()
         self._newest_schema: Schema | None = None
@@ -169,7 +169,7 @@ class GroupReduction:
         )
         self._under_way = _UnderWay(sequence, self._packing, sums, extremes, works)
 
-    def _agreed_layout(self, group: dist.ProcessGroupGloo) -> GroupLayout:
+    def _agreed_layout(self, group: OwnGroup) -> GroupLayout:
         """Exchange the groups of all ranks. Waits for them: once, and when any has new ones."""
         own = [] if self._newest_schema is None else groups_of(self._newest_schema)
         everyone = exchanged(group, msgspec.json.encode(own))

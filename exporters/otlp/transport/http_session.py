@@ -146,7 +146,7 @@ def _read_in_part(response: requests.Response, deadline_seconds: float) -> bool:
     if not is_whole:
         response.close()  # the rest stays unread
     response._content = content
-    response._content_consumed = True  # type: ignore[attr-defined]
+    response._content_consumed = True
     return is_whole
 
 

@@ -1,6 +1,7 @@
 """Ranks whose guard or reduction are not alike train on as if they had none, and say so once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.long
 RANKS = 2
 GUARD = {"guard": True}
 REDUCTION = {"reduction": "process_group", "reduction_interval": 2}
-SKIPPING = {"guard": {"skip_nonfinite": {}}}
+SKIPPING: dict[str, Any] = {"guard": {"skip_nonfinite": {}}}
 DIFFERENT = "the guard where its settings differ between ranks"
 MISSING = "the guard where ranks take no part"
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.meeting import Meeting, reduced
+from mp_agent.probe.meeting import Meeting, OwnGroup, reduced
 from mp_agent.ring.interruptions import pass_on
 
 
@@ -33,7 +33,7 @@ class Agreement:
         self._met_in: dist.ProcessGroup | None = None
         """The job's own group when the ranks met."""
         self._meeting: Meeting | None = None
-        self._own: dist.ProcessGroupGloo | None = None
+        self._own: OwnGroup | None = None
         self._sent: torch.Tensor | None = None
 
     @property
@@ -83,7 +83,7 @@ class Agreement:
     def decline(self) -> None:
         """Have no other rank act on the sums, which this one does not have; then leave the ranks.
 
-        Where the store cannot be reached, the others wait for this rank in vain.
+        Where the store cannot be reached, the others give this rank up after a wait.
         """
         try:
             if self._meeting is not None:

@@ -1,0 +1,110 @@
+"""Ranks at one store: what one of them decides holds for all, whoever comes late or not at all."""
+
+import random
+import time
+from collections.abc import Callable
+from threading import Thread
+from typing import TypeVar
+
+import pytest
+import torch.distributed as dist
+
+from mp_agent.probe.meeting import Meeting, NotMet
+
+RANKS = (4, 5, 7)
+WAIT_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+def _meetings(wait_seconds: float = WAIT_SECONDS) -> list[Meeting]:
+    store = dist.HashStore()
+    return [
+        Meeting("the guard/0", store, RANKS, position, wait_seconds)
+        for position in range(len(RANKS))
+    ]
+
+
+def _together(*calls: Callable[[], T]) -> list[T | NotMet]:
+    """Call all at once, each in a thread; return what they return or raise."""
+    found: list[T | NotMet | None] = [None] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            found[place] = calls[place]()
+        except NotMet as error:
+            found[place] = error
+
+    threads = [Thread(target=run, args=(place,)) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [each for each in found if each is not None]
+
+
+def _join(meeting: Meeting, after_seconds: float = 0.0, **settings: object) -> bool:
+    time.sleep(after_seconds)
+    meeting.join(settings)
+    return True
+
+
+def test_ranks_that_are_alike_meet():
+    meetings = _meetings(wait_seconds=30.0)
+    assert _together(*(lambda m=m: _join(m, factor=3.0) for m in meetings)) == [True] * 3
+
+
+def test_a_setting_that_differs_is_named_with_its_ranks_and_said_by_the_first():
+    first, second, third = _meetings(wait_seconds=30.0)
+    found = _together(
+        lambda: _join(first, factor=3.0, dry_run=False),
+        lambda: _join(second, factor=3.0, dry_run=False),
+        lambda: _join(third, 0.2, factor=4.0, dry_run=False),
+    )
+    assert [type(each) for each in found] == [NotMet] * 3
+    (problem,) = {str(each) for each in found}
+    assert problem.startswith("factor is 3 on rank ") and problem.endswith(" and 4 on rank 7")
+    assert [each.speaks for each in found if isinstance(each, NotMet)] == [True, False, False]
+
+
+def test_ranks_that_do_not_come_are_named_and_said_by_the_first_that_is_there():
+    _, second, third = _meetings()
+    found = _together(lambda: _join(second), lambda: _join(third))
+    assert {str(each) for each in found} == {"rank 4 takes no part within 0.5 s"}
+    assert [each.speaks for each in found if isinstance(each, NotMet)] == [True, False]
+
+
+def test_a_rank_that_comes_after_the_others_have_given_up_gives_up_as_well():
+    first, second, third = _meetings()
+    _together(lambda: _join(first), lambda: _join(second))
+    with pytest.raises(NotMet, match="rank 7 takes no part"):
+        third.join({})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_at_the_last_moment_all_decide_alike(seed):
+    """The last rank comes about when the others stop waiting: all go on, or none does."""
+    first, second, third = _meetings(wait_seconds=0.1)
+    chance = random.Random(seed)
+    found = _together(
+        lambda: _join(first),
+        lambda: _join(second),
+        lambda: _join(third, 0.1 + chance.uniform(-0.01, 0.01)),
+    )
+    assert len({type(each) for each in found}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
+def test_no_rank_acts_unless_all_agree(late):
+    first, second, third = _meetings()
+    agreed = (lambda: first.all_agree(True), lambda: second.all_agree(True))
+    if late:
+        assert _together(*agreed) == [False] * 2
+        assert not third.all_agree(True)
+    else:
+        assert _together(*agreed, lambda: third.all_agree(False)) == [False] * 3
+    others = _meetings(wait_seconds=30.0)
+    for _ in range(3):
+        assert _together(*(lambda m=m: m.all_agree(True) for m in others)) == [True] * 3
