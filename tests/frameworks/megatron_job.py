@@ -103,6 +103,7 @@ class Trainer:
             expert_model_parallel_size=variant.ep,
             calculate_per_token_loss=variant.per_token,
             deallocate_pipeline_outputs=variant.frees_outputs,
+            batch_p2p_comm=False,  # gloo mixes up two messages of a batch between the same ranks
             **(experts if variant.moe else {}),
         )
 
