@@ -88,6 +88,8 @@ def ask(
 
 
 def _problem(answer: Answer) -> str:
+    if not answer.status:
+        return f"cannot be asked: {answer.problem}"
     if not answer.body:
         return answer.problem
     try:
