@@ -54,8 +54,8 @@ def test_a_schema_that_does_not_fit_leaves_the_ring_as_it_was(small_tmpfs: Path)
         with pytest.raises(OSError) as refused:
             writer.write_schema(schema(layers=100_000))
         assert refused.value.errno == errno.ENOSPC
-        assert refused.value.strerror.startswith(f"{small_tmpfs} is full: ")
-        assert " of 2 MiB are free" in refused.value.strerror
+        assert str(refused.value.strerror).startswith(f"{small_tmpfs} is full: ")
+        assert " of 2 MiB are free" in str(refused.value.strerror)
         writer.write_step(step_record(known, 1))
 
     assert exit_code_of(rank) == 0

@@ -239,7 +239,7 @@ class TestFirstStep:
     def begun(self, training: Training) -> int:
         """Return the last step that was judged."""
         training.wait(1.0)
-        return training.sequence
+        return int(training.sequence)
 
     def _since(self, training: Training) -> dict[str, int]:
         training.wait(0.2)
