@@ -10,7 +10,7 @@ from typing import Literal
 
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions.nodes import Expression
-from mp_agent.alerting.expressions.signals import Series, Signal
+from mp_agent.alerting.expressions.signals import Arithmetic, Series, Signal
 from mp_agent.catalog.metric import Metric
 
 
@@ -116,7 +116,10 @@ def kept_labels(expression: Expression) -> tuple[str, ...]:
     match expression:
         case Series():
             return expression.keep
-        case Compare(left=signal) | Seen(signal):
+        case Compare(left=left, right=right) | Arithmetic(left=left, right=right):
+            # One of them may be a number.
+            return kept_labels(left) or kept_labels(right)
+        case Seen(signal):
             return kept_labels(signal)
         case Joined(parts=parts):
             return kept_labels(parts[0])

@@ -42,7 +42,9 @@ class Training:
 
     def step(self, **values: float) -> None:
         self.sequence += 1
-        step = merged_step(self.sequence, **{**HEALTHY, **values})
+        # What is the same on every step is no healthy loss.
+        usual = {**HEALTHY, "loss": HEALTHY["loss"] + self.sequence % 7 / 100}
+        step = merged_step(self.sequence, **{**usual, **values})
         self.account.fold_step(step)
         self.tracker.after_step(self.account, self.now_seconds, self.export)
 
@@ -57,11 +59,12 @@ class Training:
 
     def export(self) -> RunExport:
         self.looks += 1
-        self.standstill.update("", self.sequence, "forward", self.now_seconds)
+        self.standstill.update("", self.sequence, "backward", self.now_seconds)
         view = make_run_view(
             **self.account.view(self.now_seconds),
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
+            phase_name="backward",
             standing_seconds=self.standstill.seconds(self.now_seconds),
         )
         return make_export(view=view, counters=self.account.counters)

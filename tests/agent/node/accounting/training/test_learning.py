@@ -97,7 +97,9 @@ def test_without_one_it_is_a_spike(
     assert spikes(account, levels) > 0
 
 
-def untrained(account: Accumulator, steps: int, **columns: float | tuple[float, float]) -> dict:
+def untrained(
+    account: Accumulator, steps: int, **columns: float | tuple[float, float]
+) -> dict[str, int]:
     """Go through steps with these values; a pair is the middle of a range and its half width."""
     random = Random(2)
     for _ in range(steps):
