@@ -77,6 +77,11 @@ class MeasurementPlan:
         return self.joint or not self.label
 
     @property
+    def used_sources(self) -> tuple["weakref.ref[torch.Tensor]", ...]:
+        """The sources, if the script makes gradients of its copies of theirs."""
+        return self.sources if any(each.grad is not None for each in self.copies) else ()
+
+    @property
     def first_collective_in_backward(self) -> bool:
         """Whether ranks first wait for each other in backward; sharded ones do so in forward."""
         return not any(share.shard_count > 1 for share in self.shares)

@@ -146,7 +146,7 @@ class OptimizerRegistry:
         held.update(identity for own in self.plans() for identity in own.identities)
         modules: Sequence[nn.Module] = () if root is None else (root,)
         if any(slot.parameter.grad is not None for slot in plan.slots):
-            held.update(id(source()) for own in self.plans() for source in own.sources)
+            held.update(id(source()) for own in self.plans() for source in own.used_sources)
         else:
             modules = self._plan_maker.live_objects().modules
             self._plan_maker.forget_live_objects()

@@ -5,7 +5,8 @@ numbers of a step do not show whether its norm and its loss are those of before 
 factor does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -14,6 +15,9 @@ from mp_agent.probe.optimizers.layer_slots import local_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.backward_loss import constant_factor
+from mp_agent.ring.interruptions import pass_on
+
+T = TypeVar("T")
 
 _EARLY_STEPS = 128
 _EARLY_INTERVAL = 4
@@ -38,6 +42,7 @@ class GradientTrace:
         """Parts of the gradients as the last backward left them; None: not looked at."""
         self._makes_none = False
         """The last backward has made none of the optimizer's gradients."""
+        self._possible = True
 
     def backward_begins(self, roots: object, sequence: int) -> None:
         """Look at how the loss was made, if step `sequence` is looked at."""
@@ -51,13 +56,8 @@ class GradientTrace:
         made_any: whether it has made any of the gradients of `plan`, or added to them.
         """
         self._before, self._makes_none = None, not made_any
-        if (
-            made_any
-            and not plan.sources
-            and _is_due(sequence)
-            and accelerator.is_supported(plan.device)
-        ):
-            self._before = [part.clone() for part in _parts(plan)]
+        if made_any and self._looks_at(plan, sequence):
+            self._before = self._tried(lambda: [part.clone() for part in _parts(plan)])
 
     def changes(self, plan: MeasurementPlan, sequence: int) -> tuple[Scalar, Scalar] | None:
         """Return what has become of the gradients, as they stand, since backward.
@@ -68,20 +68,38 @@ class GradientTrace:
         step is not looked at.
         """
         before, self._before = self._before, None
-        if not _is_due(sequence) or not accelerator.is_supported(plan.device):
+        if not self._looks_at(plan, sequence):
             return None
+        return self._tried(lambda: _changes(plan, before))
+
+    def _looks_at(self, plan: MeasurementPlan, sequence: int) -> bool:
+        return self._possible and _is_due(sequence) and accelerator.is_supported(plan.device)
+
+    def _tried(self, look: Callable[[], T]) -> T | None:
+        """Return what `look` does; None from then on where gradients are of a kind that raises."""
+        try:
+            return look()
+        except (RuntimeError, TypeError) as error:
+            pass_on(error)
+            self._possible = False
+            return None
+
+
+def _changes(
+    plan: MeasurementPlan, before: list[torch.Tensor] | None
+) -> tuple[Scalar, Scalar] | None:
+    if copied := _gradients(plan.copies):
+        before, now = _gradients(source() for source in plan.sources), copied
+    else:
         now = _parts(plan)
-        if plan.sources:
-            before = _gradients(source() for source in plan.sources)
-            now = _gradients(plan.copies)
-        elif before is not None and len(before) != len(now):
+        if before is not None and len(before) != len(now):
             return None
-        if not before or not now:
-            return None
-        norm_before, norm = _norm(before), _norm(now)
-        replaced = torch.isfinite(norm) & ~torch.isfinite(norm_before)
-        factor, flag = scalar_of(norm / norm_before), scalar_of(replaced.to(norm.dtype))
-        return None if factor is None or flag is None else (factor, flag)
+    if not before or not now:
+        return None
+    norm_before, norm = _norm(before), _norm(now)
+    replaced = torch.isfinite(norm) & ~torch.isfinite(norm_before)
+    factor, flag = scalar_of(norm / norm_before), scalar_of(replaced.to(norm.dtype))
+    return None if factor is None or flag is None else (factor, flag)
 
 
 def _is_due(sequence: int) -> bool:
@@ -96,7 +114,7 @@ def _parts(plan: MeasurementPlan) -> list[torch.Tensor]:
     found = (slots[place].parameter.grad for place in places if slots)
     local = [local_of(gradient.detach()) for gradient in found if gradient is not None]
     return [
-        each.flatten()[:_ELEMENTS]
+        (each if each.is_contiguous() else each[:1]).flatten()[:_ELEMENTS]  # copies no whole one
         for each in local
         if each.layout is torch.strided and each.is_floating_point() and each.numel()
     ]
