@@ -17,7 +17,9 @@ _RETURNS = {"_strategy", "_held", "_sources"}
 def strings(node: ast.AST) -> Iterator[str]:
     """Yield the strings in an expression; of a formatted one its beginning, with `0` behind."""
     if isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else "0" for part in node.values)
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "0" for part in node.values
+        )
         return
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value

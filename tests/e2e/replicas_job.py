@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ class Router(nn.Module):
         self.norm2 = nn.LayerNorm(WIDTH)
         self.last = nn.Linear(WIDTH, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         hidden = self.norm1(torch.tanh(self.first(x)))
         chosen = torch.softmax(self.router(hidden), dim=-1).sum(dim=-1, keepdim=True)
         gate = torch.softmax(self.router(hidden), dim=-1).pow(2).sum(dim=-1, keepdim=True)
         return self.last(self.norm2(hidden * gate * chosen))
 
 
-def seeded(kind: Callable[[], nn.Module] = Router, seed: int = 1) -> nn.Module:
+def seeded(kind: Callable[[], nn.Module] = Router, seed: int = 1) -> Any:
     torch.manual_seed(seed)
     return kind()
 
@@ -58,7 +59,7 @@ def batches(steps: int) -> Iterator[torch.Tensor]:
         yield torch.randn(8, WIDTH, generator=generator)
 
 
-def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def loss_of(model: nn.Module, x: torch.Tensor) -> Any:
     return (model(x) - x[:, :1].sin()).square().mean()
 
 
@@ -69,14 +70,14 @@ def mean_norm(gradients: list[torch.Tensor]) -> float:
         whole = gradient.detach().double().clone()
         dist.all_reduce(whole)
         squares += float((whole / dist.get_world_size()).square().sum())
-    return squares**0.5
+    return float(squares**0.5)
 
 
 def lowest_norm(gradients: list[torch.Tensor]) -> float:
     """Return the norm of rank 0's gradients, in float64."""
     squares = torch.tensor([sum(float(g.double().square().sum()) for g in gradients)])
     dist.broadcast(squares, 0)
-    return float(squares) ** 0.5
+    return sqrt(float(squares))
 
 
 def gradients_of(model: nn.Module, *, without: str = "") -> list[torch.Tensor]:
@@ -107,7 +108,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.05})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 update = parameter.grad.clone()
@@ -224,13 +225,15 @@ def local_sgd_under_ddp() -> list[float]:
 class Codebook(nn.Module):
     """Vectors that follow the data that this rank sees."""
 
+    codes: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Linear(WIDTH, WIDTH)
         self.decoder = nn.Linear(WIDTH, 1)
         self.register_buffer("codes", torch.randn(4, WIDTH))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         hidden = self.encoder(x)
         codes = self.codes
         nearest = torch.cdist(hidden.detach(), codes).argmin(dim=1)
@@ -243,6 +246,8 @@ class Codebook(nn.Module):
 class Normalised(nn.Module):
     """A network with statistics of each rank's own data."""
 
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -250,7 +255,7 @@ class Normalised(nn.Module):
         )
         self.register_buffer("scale", torch.rand(WIDTH))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.layers(x * self.scale)
 
 
@@ -325,7 +330,7 @@ class Experts(nn.Module):
         self.common = nn.Linear(WIDTH, WIDTH)
         self.experts = nn.ModuleList([nn.Linear(WIDTH, 1)])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         hidden: torch.Tensor = self.experts[0](torch.tanh(self.common(x)))
         return hidden
 
@@ -353,7 +358,7 @@ class _Copied(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         whole = gradient.clone()
         dist.all_reduce(whole)
         return whole
@@ -367,7 +372,7 @@ class _Reduced(torch.autograd.Function):
         return whole
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -382,7 +387,7 @@ class TensorParallel(nn.Module):
         self.columns = nn.Linear(WIDTH, WIDTH, bias=False)
         self.rows = nn.Linear(WIDTH, WIDTH, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         hidden = _Copied.apply(self.norm(x))
         whole = _Reduced.apply(self.rows(torch.tanh(self.columns(hidden))))
         return self.out_norm(whole + x)

@@ -120,7 +120,7 @@ class AssumedShares:
         return None if before is None else frozenset(bits) - before
 
     def note_first_look(self, group: str, ranks: Collection[int], *, varied: bool) -> None:
-        """Take in what weights were at first: equal bits on some ranks, and whether not constant.
+        """Accept what weights were at first: equal bits on some ranks, and whether not constant.
 
         Weights that are all the same number, as those of norms, show nothing by themselves.
         """

@@ -74,7 +74,7 @@ class LayerCopies:
         layout: Layout,
         values: FloatArray,
     ) -> None:
-        """Take in what some ranks of a node hold each."""
+        """Accept what some ranks of a node hold each."""
         shards = block.shards if family.of_parameters else ()  # those number the ranks
         key = (family.name, *group_key(share), shards, layout.digest)
         alike = self._found.setdefault(key, _Alike(layout, share.assumed))

@@ -68,8 +68,8 @@ def _blocks(
                 parts.setdefault((place.share, place.replica), []).append(part)
     for alike in assumed.values():
         ranks = [part.rank for part in alike]
-        replicas = {part.place.replica for part in alike}
-        yield _block(number, family, alike[:1], ranks, replicas)
+        held = {part.place.replica for part in alike}
+        yield _block(number, family, alike[:1], ranks, held)
     for share in dict.fromkeys(share for share, _ in parts):
         replicas = {replica: found for (own, replica), found in parts.items() if own == share}
         for chosen in _needed(replicas, schema_index.shares[share].shard_count):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,13 +45,13 @@ class WeightBits:
         sampled = step.sampled.setdefault(WEIGHTS.name, SampledRows())
         for plan in plans:
             if plan.label not in sampled.rows:
-                self._contain(lambda plan=plan: self._add(sampled, plan))
+                self._contain(partial(self._add, sampled, plan))
 
     def add_sample(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Add the bits of a few weights that other ranks may hold, where none may be reduced."""
         for plan in plans:
             if plan.of_run and "weight_sample" not in step.scalars:
-                self._contain(lambda plan=plan: self._add_sample(step, plan))
+                self._contain(partial(self._add_sample, step, plan))
 
     def _add(self, sampled: SampledRows, plan: MeasurementPlan) -> None:
         """Add one optimizer's rows [L, C], and their totals [G, C]."""

@@ -303,7 +303,7 @@ class TestReplicasThatStepWithTheirOwnGradients:
             ]
             merged = merge_nodes([steps], assumed=assumed)
         assert merged.replicas == {"gradients": Comparison(agree=False)}
-        assert merged.reduction.contradicted
+        assert merged.reduction is not None and merged.reduction.contradicted
 
     def test_plain_copies_may_drift_while_their_gradients_differ(self):
         def merged(norms: list[float], bits: list[float]):
