@@ -65,7 +65,7 @@ def _run(library: str, directory: Path, *variants: str, **environment: str) -> N
 VARIANTS = {
     "fastai": (
         *("plain", "clip", "lookahead", "wrapped clip fp16", "clip fp16"),
-        *("accumulate", "fp16 skips"),
+        *("accumulate",),
     ),
     "keras": (
         *("plain", "global_clip", "static global_clip", "fp16", "apply_gradients"),
@@ -136,7 +136,7 @@ def test_micro_batches_are_one_step_of_their_mean(trained, library):
     assert found.ring.column("loss") == pytest.approx(_pairs(found.seen["losses"]), rel=1e-5)
     assert len(found.norms) == STEPS[library] // 2
     if library == "fastai":  # whose gradients are averaged where the callback sees them
-        assert found.norms == pytest.approx(found.seen["norms"][1::2], rel=1e-5)
+        assert found.norms == pytest.approx(found.seen["norms"], rel=1e-5)
 
 
 def test_keras_averages_the_gradients_of_micro_batches(trained):
@@ -145,7 +145,7 @@ def test_keras_averages_the_gradients_of_micro_batches(trained):
     assert twice.norms[0] == pytest.approx(once.norms[0], rel=1e-5)
 
 
-@BOTH
+@pytest.mark.parametrize("library", ["keras"])
 def test_steps_that_a_scaler_skips_count_as_skipped(trained, library):
     found = trained(library, "fp16 skips")
     assert found.seen["weights"] == found.seen["without"]
