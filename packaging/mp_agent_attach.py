@@ -91,7 +91,7 @@ def _await_optimizer(module: "ModuleType") -> None:
 
 def _await_backward(torch: "ModuleType") -> None:
     """Attach at the first backward: its gradients may be for an optimizer that is not known."""
-    autograd = getattr(torch, "autograd", None)
+    autograd: Any = getattr(torch, "autograd", None)
     if not hasattr(autograd, "backward"):
         return
     from functools import wraps

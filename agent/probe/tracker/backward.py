@@ -114,7 +114,8 @@ class BackwardTracking:
         if isnan(step.backward_seconds) or context.trains_other_model or within_backward():
             return
         if first is None:
-            step.note_cleared(owner)
+            if not step.gradients_kept:
+                step.note_cleared(owner)
             self._unused_gradients += 1
             if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
                 context.note_unsupported(UNKNOWN_OPTIMIZER)
