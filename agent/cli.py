@@ -48,7 +48,7 @@ class _Commands(click.Group):
             safe = click.ClickException(shown)
             if isinstance(error, click.UsageError):
                 safe = click.UsageError(shown, error.ctx)
-            safe.exit_code = error.exit_code
+            setattr(safe, "exit_code", error.exit_code)  # noqa: B010 - declared on the class
             raise safe from None
 
     def main(self, *arguments: Any, **options: Any) -> Any:

@@ -157,6 +157,10 @@ class SimulatedNode:
             pass
         return list(self.member.merge())
 
+    def report_dropped(self, report: NodeReport) -> None:
+        """Have the rows of a report that its root has refused sent again."""
+        self.member.report_dropped(report)
+
     @property
     def url(self) -> str:
         return self.member.url

@@ -7,7 +7,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from mp_agent.exporters.trackers.client import OpenClient, TrackedRun, TrackerClient
-from mp_agent.ring.address import is_loopback
+from mp_agent.inputs.addresses import is_loopback
 
 _CLIENTS = {
     "comet": ("mp_agent.exporters.trackers.comet", "CometClient"),

@@ -107,7 +107,7 @@ def keras(variant: str) -> dict[str, Any]:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial)
     seen: dict[str, Any] = {"norms": [], "losses": []}
 
-    class Record(keras.callbacks.Callback):  # type: ignore[misc]
+    class Record(keras.callbacks.Callback):
         """What is logged is the mean of the epoch so far; there is one batch per epoch."""
 
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:

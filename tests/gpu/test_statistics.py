@@ -134,7 +134,7 @@ def test_no_call_waits_for_the_device(statistics: GradientStatistics, machine: M
             statistics.totals([gradients[:2], gradients[2:]], inverse_scale)
             statistics.layers([*gradients[absent:], None], inverse_scale)
             statistics.distribution([*gradients[absent:], None], inverse_scale, inverse_scale)
-            statistics.digest(gradients)
+            statistics.digests(gradients)
 
 
 @pytest.mark.gpu

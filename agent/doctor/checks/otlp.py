@@ -11,7 +11,7 @@ from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
 from mp_agent.doctor.fetch import connection_problem, proxy_problem
 from mp_agent.doctor.machine import Machine
 from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment, variable_names
-from mp_agent.ring.address import is_loopback
+from mp_agent.inputs.addresses import is_loopback
 
 _OWN, _COMMON = variable_names(OtlpSignal.METRICS, "ENDPOINT")
 _GRPC_PORT, _HTTP_PORT = 4317, 4318

@@ -15,6 +15,8 @@ from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 class OptimizerReader:
     """Implements `optimizers.engine.Engine` for a `MegatronOptimizer`; does not keep it alive."""
 
+    owns_gradients = True
+
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.result: object = None

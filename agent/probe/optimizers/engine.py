@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.engine_plan import EnginePlan
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 
 
@@ -27,7 +27,7 @@ class Engine(Protocol):
     def scaler_name(self) -> str:
         """The class that scales the loss; empty when nothing does."""
 
-    def make_plan(self, label: str) -> EnginePlan:
+    def make_plan(self, label: str) -> MeasurementPlan:
         """Return what to measure, under the names of the model's own parameters."""
 
     def begin(self) -> "EngineStep":

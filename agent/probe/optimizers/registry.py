@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.engine import Engine
+from mp_agent.probe.optimizers.engine_plan import EnginePlan
 from mp_agent.probe.optimizers.lookup.module_trees import holds_any
 from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
@@ -299,7 +300,7 @@ class OptimizerRegistry:
 
     def _make_engine_plan(self, engine: Engine, watched: WatchedOptimizer) -> MeasurementPlan:
         plan = engine.make_plan(watched.label)
-        if watched.role is Role.FIRST and plan.root is not None:
+        if watched.role is Role.FIRST and isinstance(plan, EnginePlan) and plan.root is not None:
             self._plan_maker.note_root(plan.root)
         return plan
 

@@ -21,7 +21,7 @@ from mp_agent.exporters.otlp.conversion.stale_series import NoRecordedValues, fl
 from mp_agent.exporters.otlp.environment import OtlpSignal, OtlpTransport, variable_names
 from mp_agent.exporters.otlp.transport.exporter import ExportError, OtlpExporter
 from mp_agent.exporters.otlp.transport.grpc_credentials import credentials
-from mp_agent.ring.address import is_loopback
+from mp_agent.inputs.addresses import is_loopback
 
 _REJECTED_FIELDS = ("rejected_data_points", "rejected_log_records", "rejected_spans")
 _RETRYABLE = {

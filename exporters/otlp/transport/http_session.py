@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from urllib3.exceptions import HTTPError
 
 from mp_agent.exporters.otlp.environment import OtlpSignal
-from mp_agent.ring.address import is_loopback
+from mp_agent.inputs.addresses import is_loopback
 
 _RESPONSES: dict[OtlpSignal, tuple[Any, str]] = {
     OtlpSignal.METRICS: (ExportMetricsServiceResponse, "rejected_data_points"),

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _meetings(wait_seconds: float = WAIT_SECONDS) -> list[Meeting]:
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     return [
         Meeting("the guard/0", store, RANKS, position, wait_seconds)
         for position in range(len(RANKS))

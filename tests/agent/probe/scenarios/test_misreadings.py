@@ -22,6 +22,7 @@ from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.shown import shown
 from tests.agent.probe.rings import make_identity
+from tests.agent.probe.small_model import gradient_of
 
 STEPS = WINDOW_STEPS + 16
 _OWN_CHANGE = "gradients before the script itself changed them"
@@ -84,11 +85,6 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     inputs, targets = batch(step)
     loss: torch.Tensor = (model(inputs).float() - targets).square().mean()
     return loss
-
-
-def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:

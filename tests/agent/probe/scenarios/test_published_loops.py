@@ -6,7 +6,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.records.columns import GRADIENT_POSITIONS, STEP_COLUMN_NAMES
 from tests.agent.probe.rings import read_ring
-from tests.agent.probe.small_model import make_loss, make_model, sum_squares
+from tests.agent.probe.small_model import gradient_of, make_loss, make_model, sum_squares
 
 _RATE = STEP_COLUMN_NAMES.index("learning_rate")
 _CHANGED = "gradients before the script itself changed them"
@@ -178,11 +178,11 @@ class TestGradientsThatTheScriptPutsTogether:
             for task in range(3):
                 optimizer.zero_grad()
                 make_loss(model, 3 * step + task).backward()
-                of_tasks.append([parameter.grad.clone() for parameter in model.parameters()])
+                of_tasks.append([gradient_of(one).clone() for one in model.parameters()])
             for place, parameter in enumerate(model.parameters()):
-                projected = sum(gradients[place] for gradients in of_tasks)
+                projected = torch.stack([gradients[place] for gradients in of_tasks]).sum(0)
                 if sets == "in place":
-                    parameter.grad.copy_(projected)
+                    gradient_of(parameter).copy_(projected)
                 else:
                     parameter.grad = projected
             squares.append(sum_squares(model))
@@ -224,7 +224,7 @@ class TestGradientsThatTheScriptPutsTogether:
             loss = outputs.pow(2).mean()
             loss.backward()
             losses.append(loss.item())
-            for part, cached in zip(parts, outputs.grad.chunk(2), strict=True):
+            for part, cached in zip(parts, gradient_of(outputs).chunk(2), strict=True):
                 if seeded:
                     model(part).backward(cached)
                 else:
