@@ -42,7 +42,7 @@ class Stretch:
         self.ended = False
 
 
-class Move(NamedTuple):
+class StepChange(NamedTuple):
     """A reading that differed from the one before, or was the first."""
 
     step: int
@@ -109,7 +109,7 @@ class History:
         """Number of the last complete reading that held it."""
         self.value = self.low = self.high = known_value or 0.0
         """Last reading, and the extremes of the present round."""
-        self.moves: list[Move] = []
+        self.moves: list[StepChange] = []
         """The changes of the present round, the oldest first."""
         self._value_before: float | None = None
         self._rise_before = 0.0
@@ -128,7 +128,7 @@ class History:
             self._rise_before = self._rise
         self._count(value)
         if moved and len(self.moves) < _MOVES_AT_MOST:
-            self.moves.append(Move(step, value, self._rise))
+            self.moves.append(StepChange(step, value, self._rise))
         if round_ != self._round:
             self._round = round_
             self.low = self.high = value

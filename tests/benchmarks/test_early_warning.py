@@ -67,10 +67,21 @@ def with_stale_moments(segment, *sequences):
     )
 
 
+def learning(steps, **options):
+    """Return a segment whose loss scatters a little, as that of a model that learns."""
+    whole = make_segment(steps, **options)
+    scattered = (
+        make_segment(1, first=step.sequence, **{"loss": 2.0 + step.sequence % 5 / 50, **options_of})
+        for step in whole.steps
+        for options_of in ({key: options[key] for key in options if key != "tables"},)
+    )
+    return replace(whole, steps=tuple(step for each in scattered for step in each.steps))
+
+
 def test_a_record_is_judged_to_within_three_steps():
     rank = make_log(
         segments=(
-            with_stale_moments(make_segment(149, tables=(100, 110, 120, 130)), 110, 120),
+            with_stale_moments(learning(149, tables=(100, 110, 120, 130)), 110, 120),
             make_segment(10, first=150, loss=nan, loss_nonfinite=1.0),
         )
     )
@@ -84,7 +95,7 @@ def test_a_record_is_judged_to_within_three_steps():
 
 
 def test_a_healthy_record_fires_nothing():
-    assert judge(make_log(segments=(make_segment(150, learning_rate=1e-3),))) == Verdict({})
+    assert judge(make_log(segments=(learning(150, learning_rate=1e-3),))) == Verdict({})
 
 
 def test_signals_are_all_conditions_of_numbers_but_those_of_the_loss():

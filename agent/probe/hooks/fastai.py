@@ -13,7 +13,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.optimizer_view import (
-    OptimizerView,
+    LibraryOptimizer,
     show_by,
     substitute,
     view_of,
@@ -24,8 +24,8 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Wrap fastai's optimizer and its callback for mixed precision, once they are imported."""
 
     def reporting(
-        before: Callable[[OptimizerView], None] | None,
-        after: Callable[[OptimizerView], None] | None,
+        before: Callable[[LibraryOptimizer], None] | None,
+        after: Callable[[LibraryOptimizer], None] | None,
     ) -> Wrapper:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -41,7 +41,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 
         return wrap
 
-    def step_begins(view: OptimizerView) -> None:
+    def step_begins(view: LibraryOptimizer) -> None:
         events.optimizer_step_begins(view, has_closure=False)
 
     def wrap_optimizer(owner: type) -> None:
@@ -74,7 +74,7 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     patches.once_imported("fastai.callback.fp16", "MixedPrecision", wrap_mixed_precision, guard)
 
 
-def _shown(optimizer: Any) -> OptimizerView:
+def _shown(optimizer: Any) -> LibraryOptimizer:
     """Return the view of an optimizer with the groups that this has now."""
     view = view_of(optimizer)
     view.show(zip(optimizer.param_lists, map(dict, optimizer.hypers), strict=True))

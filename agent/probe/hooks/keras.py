@@ -17,7 +17,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, untraced
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
-from mp_agent.probe.optimizers.optimizer_view import OptimizerView, show_by, view_of
+from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer, show_by, view_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
@@ -36,7 +36,7 @@ class _KerasStep:
     def __init__(self, optimizer: Any, variables: Iterable[Any]) -> None:
         self.variables = list(variables)
         self.begun = False
-        self.optimizer: OptimizerView = _shown(optimizer)
+        self.optimizer: LibraryOptimizer = _shown(optimizer)
         self.scaler_name = ""
         self.loss_scale: Scalar | None = None
         self.gradient_scale: Scalar | None = None
@@ -98,7 +98,7 @@ class _Hooks:
         self._events = events
         self._guard = guard
         self._now = _Progress()
-        self._known: weakref.WeakSet[OptimizerView] = weakref.WeakSet()
+        self._known: weakref.WeakSet[LibraryOptimizer] = weakref.WeakSet()
 
     def wrap_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap what takes the gradients: it steps with them, or adds them to those before."""
@@ -240,13 +240,13 @@ def _uses_torch() -> bool:
     return backend is not None and backend.backend() == "torch"
 
 
-def _shown(optimizer: Any) -> OptimizerView:
+def _shown(optimizer: Any) -> LibraryOptimizer:
     view = view_of(optimizer)
     _show(view, optimizer)
     return view
 
 
-def _show(view: OptimizerView, optimizer: Any) -> None:
+def _show(view: LibraryOptimizer, optimizer: Any) -> None:
     """Let the view have the variables that the optimizer has now, and its learning rate."""
     variables = [v for v in optimizer._trainable_variables if _tensor_of(v) is not None]
     if not variables:

@@ -33,7 +33,7 @@ class Hold(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GradientPart:
     """The part of a parameter that this rank steps, `elements` from `start` of the flat tensor.
 
     No elements: other ranks step the parameter. leaf: the optimizer that holds it, there or here.
@@ -60,7 +60,7 @@ def torch_optimizers(optimizer: Any) -> list[Optimizer]:
     return [each for each in wrapped if isinstance(each, Optimizer)]
 
 
-def parts_of(optimizer: Any) -> list[Part]:
+def parts_of(optimizer: Any) -> list[GradientPart]:
     """Return the parts of all parameters that this optimizer and those of other ranks step.
 
     Raises AttributeError and the like where it is built otherwise than known.
@@ -71,7 +71,7 @@ def parts_of(optimizer: Any) -> list[Part]:
     return [part for leaf in leaves_of(optimizer) for part in _parts_of_leaf(leaf)]
 
 
-def finder(parts: Iterable[Part]) -> Callable[[Any], Found]:
+def finder(parts: Iterable[GradientPart]) -> Callable[[Any], Found]:
     """Return what finds the gradients of these parts in their optimizer, and keeps none alive."""
     places = {
         id(part.parameter): (part.start, part.elements) for part in parts if part.elements > 0
@@ -125,18 +125,18 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _parts_of_leaf(leaf: Any) -> Iterator[Part]:
+def _parts_of_leaf(leaf: Any) -> Iterator[GradientPart]:
     if not hasattr(leaf, "model_float16_groups"):
         for parameter in model_parameters(leaf):
-            yield Part(parameter, 0, _local(parameter).numel(), Hold.COPIED, leaf)
+            yield GradientPart(parameter, 0, _local(parameter).numel(), Hold.COPIED, leaf)
         return
     for buffer in leaf.buffers:
         for parameter in buffer.param_index_map:
             if parameter in leaf.model_param_gbuf_map:
                 own = leaf._get_model_param_range_map(parameter)["param"]
-                yield Part(parameter, own.start, own.end - own.start, Hold.SLICED, leaf)
+                yield GradientPart(parameter, own.start, own.end - own.start, Hold.SLICED, leaf)
             else:
-                yield Part(parameter, 0, 0, Hold.SLICED, leaf)
+                yield GradientPart(parameter, 0, 0, Hold.SLICED, leaf)
 
 
 def _dealt_by(optimizer: Any) -> list[torch.Tensor] | None:
@@ -148,14 +148,14 @@ def _dealt_by(optimizer: Any) -> list[torch.Tensor] | None:
     return dealt or None
 
 
-def _dealt_parts(optimizer: Any, dealt: Iterable[torch.Tensor]) -> Iterator[Part]:
+def _dealt_parts(optimizer: Any, dealt: Iterable[torch.Tensor]) -> Iterator[GradientPart]:
     leaves = leaves_of(optimizer)
     own = {id(parameter): leaf for leaf in leaves for parameter in model_parameters(leaf)}
     for parameter in dealt:
         leaf = own.pop(id(parameter), None)
         elements = 0 if leaf is None else parameter.numel()
-        yield Part(parameter, 0, elements, Hold.DEALT, leaf or leaves[0])
+        yield GradientPart(parameter, 0, elements, Hold.DEALT, leaf or leaves[0])
     for leaf in leaves:  # experts that each rank keeps all of
         for parameter in model_parameters(leaf):
             if id(parameter) in own:
-                yield Part(parameter, 0, parameter.numel(), Hold.COPIED, leaf)
+                yield GradientPart(parameter, 0, parameter.numel(), Hold.COPIED, leaf)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mp_agent.probe.megatron.gradients import Hold, Part
+from mp_agent.probe.megatron.gradients import GradientPart, Hold
 from mp_agent.probe.placement import dtensor, megatron, this_rank
 from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.records.schema import Share
@@ -50,13 +50,13 @@ def ranks_of(group: Any) -> tuple[int, ...]:
     return () if group is None else tuple(dist.get_process_group_ranks(group))
 
 
-def axes_of(part: Part, buckets: BucketGroups) -> list[PlacementAxis]:
+def axes_of(part: GradientPart, buckets: BucketGroups) -> list[PlacementAxis]:
     """Return the axes of a part; those along which there is one rank are left out."""
     found = [_tensor_axis(part), *_reduction_axes(part, buckets)]
     return [axis for axis in found if axis is not None and len(axis.ranks) > 1]
 
 
-def share_of(part: Part, axes: Sequence[PlacementAxis]) -> Share:
+def share_of(part: GradientPart, axes: Sequence[PlacementAxis]) -> Share:
     """Return this rank's share of a parameter of which it steps a part."""
     parameter = part.parameter
     if isinstance(parameter, DTensor):
@@ -78,7 +78,7 @@ def strategy_of(axes: Iterable[PlacementAxis], parameters: Iterable[torch.Tensor
     return "+".join(sorted(kinds)) or "none"
 
 
-def _tensor_axis(part: Part) -> PlacementAxis | None:
+def _tensor_axis(part: GradientPart) -> PlacementAxis | None:
     parameter: Any = part.parameter
     if megatron.is_expert(parameter):
         ranks = megatron.expert_shards()
@@ -93,7 +93,7 @@ def _tensor_axis(part: Part) -> PlacementAxis | None:
     return PlacementAxis(Spread.SPLIT, ranks, "tp", str(dimension) if known else "")
 
 
-def _reduction_axes(part: Part, buckets: BucketGroups) -> Iterator[PlacementAxis]:
+def _reduction_axes(part: GradientPart, buckets: BucketGroups) -> Iterator[PlacementAxis]:
     """Yield the axes along which gradients are reduced."""
     parameter, hold = part.parameter, part.hold
     if isinstance(parameter, DTensor):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from mp_agent.probe.megatron.gradients import (
+    GradientPart,
     Hold,
-    Part,
     finder,
     leaves_of,
     masters_of,
@@ -34,7 +34,7 @@ FULLY_SHARDED = "Megatron-Core's own FSDP"
 class _Measured(NamedTuple):
     """The parts of which this rank shares the gradients, and where they lie."""
 
-    parts: list[Part]
+    parts: list[GradientPart]
     layers: list[EngineLayer]
     chunks: list[nn.Module]
     masters: list[torch.Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 
-class OptimizerView(Optimizer):
+class LibraryOptimizer(Optimizer):
     """Another library's optimizer in the place of one of torch's: what it holds, and its rates.
 
     It lives as long as that optimizer, and never steps. The library's hooks call `show` where its
@@ -37,26 +37,26 @@ class OptimizerView(Optimizer):
         ]
 
 
-_shown_by: dict[int, tuple[type, Callable[[Any], OptimizerView]]] = {}
+_shown_by: dict[int, tuple[type, Callable[[Any], LibraryOptimizer]]] = {}
 """By `id` of the class."""
-_views: "weakref.WeakKeyDictionary[Any, OptimizerView]" = weakref.WeakKeyDictionary()
+_views: "weakref.WeakKeyDictionary[Any, LibraryOptimizer]" = weakref.WeakKeyDictionary()
 _substitutes: "weakref.WeakKeyDictionary[Any, weakref.ref[Optimizer]]" = weakref.WeakKeyDictionary()
 
 
-def view_of(optimizer: Any) -> OptimizerView:
+def view_of(optimizer: Any) -> LibraryOptimizer:
     """Return the view of another library's optimizer, the same one at each call."""
     found = _views.get(optimizer)
     if found is None:
-        found = _views[optimizer] = OptimizerView()
+        found = _views[optimizer] = LibraryOptimizer()
     return found
 
 
-def show_by(kind: type, shown: Callable[[Any], OptimizerView]) -> None:
+def show_by(kind: type, shown: Callable[[Any], LibraryOptimizer]) -> None:
     """Let optimizers of the class `kind` that the program has already be found, and shown."""
     _shown_by[id(kind)] = kind, shown
 
 
-def shower_of(ancestors: Iterable[type]) -> Callable[[Any], OptimizerView] | None:
+def shower_of(ancestors: Iterable[type]) -> Callable[[Any], LibraryOptimizer] | None:
     """Return what shows optimizers of a class with these ancestors; None for other classes."""
     if not _shown_by:
         return None

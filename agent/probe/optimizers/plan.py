@@ -25,7 +25,7 @@ from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
 from mp_agent.probe.optimizers.lookup.unheld import computing_dtype, outside_modules, sources_of
-from mp_agent.probe.optimizers.optimizer_view import OptimizerView
+from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
@@ -68,7 +68,7 @@ class MeasurementPlan:
     strategy: str
     reducers: Reducers
     unsupported: tuple[str, ...]
-    view: weakref.ref[OptimizerView] | None = None
+    view: weakref.ref[LibraryOptimizer] | None = None
     """Of another library's optimizer: it may be called with gradients."""
 
     @property
@@ -222,7 +222,7 @@ def make_plan(
         strategy=_strategy(verdict for _, verdict, _ in measured),
         reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
-        view=weakref.ref(optimizer) if isinstance(optimizer, OptimizerView) else None,
+        view=weakref.ref(optimizer) if isinstance(optimizer, LibraryOptimizer) else None,
     )
 
 

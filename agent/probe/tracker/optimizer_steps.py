@@ -2,7 +2,7 @@
 
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.optimizer_view import OptimizerView
+from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.scalars import snapshot_of
 from mp_agent.probe.step.running_step import running_step
@@ -50,7 +50,7 @@ class OptimizerSteps:
             return
         if not has_closure:
             self._follow(optimizer, watched)
-        if context.guarded and isinstance(optimizer, OptimizerView):
+        if context.guarded and isinstance(optimizer, LibraryOptimizer):
             context.note_unsupported(UNGUARDED)
         if not watched.label:
             if self._stepped_sequence == context.step.sequence:

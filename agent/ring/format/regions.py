@@ -13,7 +13,7 @@ import numpy as np
 
 from mp_agent.ring.format.layout import align
 
-BYTES_KEPT = 12 << 20
+BYTES_KEPT = 14 << 20
 """Bodies may take so much in all before the oldest ones are used again; the newest two always."""
 
 

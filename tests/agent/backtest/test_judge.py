@@ -109,8 +109,8 @@ def test_steps_that_are_slow_reach_a_delay_earlier_in_steps() -> None:
 
 
 def test_a_resumed_run_starts_its_own_past_anew() -> None:
-    high = [Point(step=n, loss=9.0, grad_norm=40.0) for n in range(1, 80)]
-    low = [Point(step=n, loss=1.0, grad_norm=0.5) for n in range(1000, 1300)]
+    high = [Point(step=n, loss=9.0 + n % 5 / 20, grad_norm=40.0) for n in range(1, 80)]
+    low = [Point(step=n, loss=1.0 + n % 5 / 50, grad_norm=0.5) for n in range(1000, 1300)]
     assert alerts(judged([*low, *high])) == {}
 
 

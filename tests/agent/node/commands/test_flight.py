@@ -101,7 +101,8 @@ def test_a_page_that_cannot_be_written_is_refused(start_rank, run_dir, call, tmp
 
 def test_thresholds_can_be_set_as_for_the_alerts(start_rank, run_dir, call):
     rank = start_rank()
-    rank.steps(120, gradients={"elements": 4.0, "sum_squares": 0.05**2}, loss=2.0)
+    for step in range(120):
+        rank.steps(1, gradients={"elements": 4.0, "sum_squares": 0.05**2}, loss=2.0 + step % 5 / 50)
 
     def causes(*arguments: str) -> list[str]:
         document = call(postmortem_command, run_dir, "--json", *arguments)

@@ -35,7 +35,7 @@ def _sampled(name: str, algebra: Algebra, *, signed: bool = False) -> Column:
 
 
 WEIGHTS = ColumnFamily(
-    name="weights",
+    name="made_up",
     row="elements of parameters",
     columns=(
         _sampled("elements", Algebra.SUM),
