@@ -82,7 +82,12 @@ class Reduction:
     @property
     def apart(self) -> bool:
         """Whether copies trained apart: by gradients of their own, from weights that differed."""
-        return not self.equal_before and (not self.reduced or self.contradicted)
+        return not self.equal_before and self.parts
+
+    @property
+    def parts(self) -> bool:
+        """Whether the update leaves copies different, as far as its gradients show it."""
+        return not self.reduced or self.contradicted
 
     @property
     def contradicted(self) -> bool:

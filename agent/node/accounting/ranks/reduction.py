@@ -23,7 +23,7 @@ class ReductionTracker(Tracker):
     """
 
     steps: int = 0
-    """Since the copies were last equal."""
+    """Updates since the copies were last equal."""
     longest: int = 0
     """The longest such stretch that ended in equal copies."""
     unreduced: bool = False
@@ -35,7 +35,8 @@ class ReductionTracker(Tracker):
             return
         if not found.apart:
             self.longest = max(self.longest, self.steps)
-            self.steps, self.unreduced = 0, False
+            # An update from equal weights is the first that leaves them different.
+            self.steps, self.unreduced = int(found.parts), False
             return
         self.steps += 1
         limit = context.thresholds["unreduced_steps"] * (1 if found.wrapped else _PLAIN_FACTOR)
