@@ -71,7 +71,8 @@ class Reduction:
 
     reduced: bool
     equal_before: bool = False
-    """Whether the weights were equal before the step, as after they have been averaged."""
+    """Whether the weights were equal before the step, as after they have been averaged, or were not
+    looked at, as in the second pass of SAM."""
     wrapped: bool = True
     """Whether a wrapper is there to reduce gradients."""
     claimed: bool = False

@@ -80,9 +80,9 @@ REPLICA_DIVERGENCE = Condition(
     confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and "
     "the step, and the tensors; mp_agent_replica_divergence_steps_total shows since when.",
     remedies=(
-        "Stop, and resume from a checkpoint from before the ranks parted, so that all load the same "
-        "weights. Weights are compared now and then: they parted after the last comparison that "
-        "found them equal, up to some hundred steps before the one that is named.",
+        "Stop, and resume from a checkpoint from before the ranks parted, so that all load the "
+        "same weights. Weights are compared now and then: they parted after the last comparison "
+        "that found them equal, up to some hundred steps before the one that is named.",
         "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
         "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
         "no_sync, parameters or buffers that are changed outside the optimizer, parameters that "

@@ -68,8 +68,13 @@ def test_a_later_attempt_remembers_the_period():
     assert found([LOCAL] * 100, tracker.next_attempt()) == []
 
 
-def test_a_wrapper_that_is_contradicted_from_the_first_step_on_is_found_at_once():
-    assert found([BYPASSED] * 3) == [1, 2, 3]
+def test_a_wrapper_that_is_contradicted_from_the_first_step_on_is_found_at_the_second():
+    assert found([BYPASSED] * 3) == [2, 3]
+    assert found([replace(BYPASSED, equal_before=True), *[BYPASSED] * 2]) == [2, 3]
+
+
+def test_a_wrapper_whose_replicas_are_equal_all_the_same_is_not_contradicted():
+    assert found([replace(BYPASSED, equal_before=True)] * 5) == []
 
 
 def test_a_wrapper_that_is_contradicted_later_is_found_on_the_third_step_in_a_row():
