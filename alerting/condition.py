@@ -50,6 +50,8 @@ class Level:
     keep: how long the alert outlasts it. reason: why it waits so long, or does not.
     description: what happened to this run, with the marks of `descriptions`; the value is that of
     the first signal in `when`. triage: for the first line of a critical alert.
+    counts_steps: whether that value is the number of consecutive steps that show it: it then began
+    with the first of them.
     """
 
     severity: Severity
@@ -59,6 +61,7 @@ class Level:
     keep: Duration | None = None
     reason: str = ""
     triage: Triage | None = None
+    counts_steps: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:

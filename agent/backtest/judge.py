@@ -175,6 +175,7 @@ class _Player:
                 self._ingest.account.fold_step(step.item)
         else:
             self._ingest.fold_layers(step.item)
+        self._detector.readings.note_step(self._last_step())
 
     def _trouble(self) -> tuple[object, ...]:
         """Return what is different when something has happened."""

@@ -71,7 +71,8 @@ class Reduction:
 
     reduced: bool
     equal_before: bool = False
-    """Whether the weights were equal before the step, as after they have been averaged."""
+    """Whether the weights were equal before the step, as after they have been averaged, or were not
+    looked at, as in the second pass of SAM."""
     wrapped: bool = True
     """Whether a wrapper is there to reduce gradients."""
     claimed: bool = False
@@ -82,7 +83,12 @@ class Reduction:
     @property
     def apart(self) -> bool:
         """Whether copies trained apart: by gradients of their own, from weights that differed."""
-        return not self.equal_before and (not self.reduced or self.contradicted)
+        return not self.equal_before and self.parts
+
+    @property
+    def parts(self) -> bool:
+        """Whether the update leaves copies different, as far as its gradients show it."""
+        return not self.reduced or self.contradicted
 
     @property
     def contradicted(self) -> bool:

@@ -231,6 +231,8 @@ class Detector:
                 if len(watch.holding) >= FINDINGS_PER_LEVEL:
                     continue
                 first_step = self._first_step(watch, key, now_seconds, step)
+                if watch.level.counts_steps:
+                    first_step = min(first_step, self.readings.first_of(value, step))
                 holding = watch.holding[key] = _Holding(now_seconds, first_step, value)
             holding.value, holding.absent_since_seconds = value, None
             holding.keep_seconds = watch.keep_seconds

@@ -1,5 +1,7 @@
 """All series of a run that conditions look at, with their histories."""
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mp_agent.alerting.detector.history import History
@@ -14,6 +16,9 @@ Reading = tuple[Key, float]
 
 SERIES_MAX = 20_000
 """Series that are remembered at most; what comes beyond is not judged."""
+
+STEPS_MAX = 4096
+"""Latest steps that are remembered by number: more than any condition counts."""
 
 
 KnownValue = Callable[[str, Labels, float], float | None]
@@ -40,6 +45,7 @@ class Readings:
         self._series: dict[str, dict[Labels, History]] = {}
         self._count = 0
         self._round = self._updates = 0
+        self._steps: deque[int] = deque(maxlen=STEPS_MAX)
         self.left_out = 0
         """Series that were not remembered because there were too many."""
 
@@ -57,6 +63,7 @@ class Readings:
     def update(self, readings: Iterable[Reading], now_seconds: float, step: int = 0) -> None:
         """Take a complete reading, after a step; a series that is not in it has ended."""
         self._updates += 1
+        self.note_step(step)
         self._add(readings, now_seconds, step)
         for series in self._series.values():
             for labels in [
@@ -70,7 +77,21 @@ class Readings:
 
     def update_some(self, readings: Iterable[Reading], now_seconds: float, step: int = 0) -> None:
         """Take readings of a few series, after a step; nothing is said of the others."""
+        self.note_step(step)
         self._add(readings, now_seconds, step)
+
+    def note_step(self, step: int) -> None:
+        """Remember the number of a step, of which logs need not have every one; 0: of none."""
+        if step and self._steps and step < self._steps[-1]:
+            self._steps.clear()
+        if step and not (self._steps and self._steps[-1] == step):
+            self._steps.append(step)
+
+    def first_of(self, count: float, step: int) -> int:
+        """Return the first of the last `count` steps that end with `step`, as far as is known."""
+        place = bisect_right(self._steps, step) - int(count)
+        known = self._steps[max(place, 0)] if self._steps else step
+        return max(1, min(known, step) + min(place, 0))
 
     def begin_round(self) -> None:
         """Restart the extremes: what was read so far has been judged."""

@@ -222,6 +222,43 @@ def local_sgd_under_ddp() -> list[float]:
     return []
 
 
+@scenario
+def each_rank_updates_its_part_under_ddp() -> list[float]:
+    model = DistributedDataParallel(seeded())
+    optimizer, world_size = sgd(model), dist.get_world_size()
+    for x in batches(STEPS):
+        loss_of(model, x).backward()
+        for place, parameter in enumerate(model.parameters()):
+            if place % world_size != dist.get_rank():
+                parameter.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+        for place, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.detach(), place % world_size)
+    return []
+
+
+@scenario
+def the_first_pass_of_sam_is_local() -> list[float]:
+    model = DistributedDataParallel(seeded())
+    optimizer = sgd(model)
+    for x in batches(LONG_STEPS):
+        with model.no_sync():
+            loss_of(model, x).backward()
+        kept = [parameter.detach().clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad, alpha=0.05)
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        with torch.no_grad():
+            for parameter, before in zip(model.parameters(), kept, strict=True):
+                parameter.copy_(before)
+        optimizer.step()
+        optimizer.zero_grad()
+    return []
+
+
 class Codebook(nn.Module):
     """Vectors that follow the data that this rank sees."""
 

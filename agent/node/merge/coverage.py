@@ -95,6 +95,8 @@ class AssumedShares:
         self._constant: dict[str, frozenset[int]] = {}
         self.reduced_once = False
         """Whether any replicas had equal gradients, of different data."""
+        self.updates_equal = False
+        """Whether replicas with different gradients were equal after an update all the same."""
 
     @property
     def copies(self) -> dict[str, list[list[int]]]:

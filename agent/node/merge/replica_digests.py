@@ -11,6 +11,7 @@ from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS, ColumnFamily, sh
 from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.reports.rows import NodeRow, WeightSample
 
+_REPLICAS = "replicas of wrappers"
 _BITS, _VARIED = WEIGHTS.names.index("bits"), WEIGHTS.names.index("varied")
 
 
@@ -139,7 +140,9 @@ class ReplicaDigests:
             alike_at_first=step.alike_at_first,
             wrapped=step.wrapper_reduced is not None,
         )
-        reduction = self._reduction(plain, assumed, kept, step)
+        replicas = _compare([*self._rows.get(WEIGHTS, {}).values()])
+        equal_before = replicas is not None and replicas.agree
+        reduction = self._reduction(plain, assumed, kept, step, equal_before=equal_before)
         gradients = list(self._rows.get(GRADIENTS, {}).values())
         weights = plain.ballots(plain.weights, assumed)
         found = {
@@ -155,6 +158,8 @@ class ReplicaDigests:
                 layers, assumed, replicated=not step.any_split and plain.all_copied(assumed)
             ),
         }
+        if assumed.updates_equal:
+            found[GRADIENTS.name] = _if_equal(found[GRADIENTS.name])
         if reduction is not None and not reduction.reduced:
             found = {kind: _if_equal(own) for kind, own in found.items()}
         return {kind: own for kind, own in found.items() if own is not None}, reduction
@@ -165,8 +170,13 @@ class ReplicaDigests:
         assumed: AssumedShares,
         kept: frozenset[str],
         step: "StepFacts",
+        *,
+        equal_before: bool,
     ) -> Reduction | None:
-        """Return whether copies stepped with the same gradients; None if nothing shows it."""
+        """Return whether copies stepped with the same gradients; None if nothing shows it.
+
+        equal_before: whether the weights of replicas that a wrapper made were found equal.
+        """
         replicas = list(self._rows.get(GRADIENTS, {}).values())
         compared = _compare(replicas)
         ballots = [votes for votes in replicas if _voters(votes) > 1]
@@ -178,17 +188,30 @@ class ReplicaDigests:
         claimed = step.wrapper_reduced is True
         if claimed or (step.wrapper_reduced is None and replicas):
             assumed.reduced_once |= equal
-            never = claimed and everywhere and not assumed.reduced_once
-            return Reduction(reduced=not never, claimed=claimed, everywhere=everywhere)
+            lost = claimed and everywhere
+            moved = self._moved(assumed)
+            # An optimizer may reduce within its step, or send the weights that each rank updates.
+            assumed.updates_equal |= lost and equal_before and moved and not assumed.reduced_once
+            return Reduction(
+                reduced=not lost or assumed.reduced_once or assumed.updates_equal,
+                equal_before=equal_before,
+                claimed=claimed,
+                everywhere=everywhere and not assumed.updates_equal,
+            )
         reduced = equal or plain.any_reduced(assumed) or bool(kept)
         assumed.reduced_once |= reduced
         again = any(len(votes) == 1 and _voters(votes) > 1 for votes in self._samples.values())
         return Reduction(
             reduced=reduced,
-            equal_before=again,
+            equal_before=again or not self._samples,
             wrapped=step.wrapper_reduced is not None,
             everywhere=everywhere,
         )
+
+    def _moved(self, assumed: AssumedShares) -> bool:
+        """Return whether replicas have other weights than when they were last compared."""
+        bits = {digest for votes in self._rows.get(WEIGHTS, {}).values() for digest in votes}
+        return bool(bits and assumed.moved(_REPLICAS, bits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,7 +311,10 @@ class StepRecorder:
         if self._registry.trains_in_several_threads():
             self._registry.note_unsupported("digests of weights that several threads train")
             return
-        if step.scalars.get("gradients_reduced") != 1.0:
+        reduced = step.scalars.get("gradients_reduced") == 1.0
+        if step.weights_moved and not reduced:
+            return  # by gradients of this rank's own
+        if not reduced:
             self._weights.add_sample(step, plans)
         if self._schedule.compares(step.sequence):
             self._weights.add(step, plans)

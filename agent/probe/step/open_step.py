@@ -51,6 +51,8 @@ class OpenStep:
     loss_outdated: bool = False
     """Another optimizer has used the gradients, or they were cleared: if another backward follows,
     the loss so far is not this step's."""
+    weights_moved: bool = False
+    """Gradients were measured after the script moved the weights for another backward."""
     gradients_kept: bool = False
     """An engine has the gradients of the backwards so far, whatever is cleared."""
     loss_discarded: bool = False

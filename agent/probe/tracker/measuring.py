@@ -67,6 +67,7 @@ class GradientMeasuring:
     def measure_for_good(self, watched: WatchedOptimizer) -> None:
         """Measure gradients after which others will follow, that were taken at other weights."""
         context = self._context
+        context.step.weights_moved = True
         self.measure(watched, "optimizer_step", context.inverse_scale(watched))
         settled = context.boundaries.of(watched).settled
         settled.update(each.label for each in context.registry.together(watched))

@@ -41,6 +41,7 @@ CLIPPING_BEFORE_UNSCALE = Condition(
         Level(
             severity=Severity.WARNING,
             when=Compare(_STEPS, ">=", limit("scaled_clip_steps")),
+            counts_steps=True,
             description="Run {run} clips gradients that are still multiplied by the loss scale, "
             "on {value|count} consecutive steps.",
             reason="No delay: the condition already requires scaled_clip_steps consecutive steps.",

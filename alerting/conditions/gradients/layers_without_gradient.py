@@ -8,7 +8,7 @@ from mp_agent.alerting.expressions.signals import Number, Series, limit
 from mp_agent.alerting.severity import Severity
 
 _SHARE = Series(metric=metrics.LAYERS_WITHOUT_GRADIENT)
-_MOST = Compare(_SHARE, ">=", limit("layers_without_gradient"))
+_MOST = Compare(_SHARE, ">", limit("layers_without_gradient"))
 _NAMES = "{mp_agent_layer_without_gradient_info| Among them: |layer}"
 _TEXT = (
     "{value|percent} of the layers that the optimizer of run {run} holds, and that require "

@@ -99,6 +99,7 @@ NOTHING_TRAINED = Condition(
                 now="stop, and check labels, loss and frozen parameters before you resume",
             ),
             when=_for(_CERTAIN, "untrained_steps"),
+            counts_steps=True,
             description=_TEXT,
             reason="No delay: the condition already requires untrained_steps consecutive steps.",
         ),
@@ -107,6 +108,7 @@ NOTHING_TRAINED = Condition(
             when=any_of(
                 _for(_PROBABLE, "untrained_steps"), _for("constant loss", "constant_loss_steps")
             ),
+            counts_steps=True,
             hold=duration("untrained_hold"),
             description=_TEXT,
             reason="The node agent leaves out what a falling loss disproves, which takes it some "

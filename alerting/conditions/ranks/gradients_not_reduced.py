@@ -52,6 +52,7 @@ GRADIENTS_NOT_REDUCED = Condition(
             severity=Severity.CRITICAL,
             triage=Triage(weights="damaged, since ranks hold different ones", now=ROLL_BACK),
             when=Compare(_STEPS, ">", Number(0)),
+            counts_steps=True,
             description="No collective reduced the gradients of run {run} for {value|count} "
             "consecutive steps: each rank trains a model of its own.",
             reason="No delay: the condition already requires unreduced_steps consecutive steps, or "

@@ -7,7 +7,7 @@ from mp_agent.alerting.examples.example import Example, Track, flat, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.predicates import Compare, any_of
 from mp_agent.alerting.expressions.signals import Count, Number, Series
-from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage
+from mp_agent.alerting.first_line.triage import Triage
 from mp_agent.alerting.severity import Severity
 
 _WINDOW = duration("incident_window")
@@ -80,8 +80,9 @@ REPLICA_DIVERGENCE = Condition(
     confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and "
     "the step, and the tensors; mp_agent_replica_divergence_steps_total shows since when.",
     remedies=(
-        "Stop, and resume from a checkpoint from before the step, so that all ranks load the same "
-        "weights.",
+        "Stop, and resume from a checkpoint from before the ranks parted, so that all load the "
+        "same weights. Weights are compared now and then: they parted after the last comparison "
+        "that found them equal, up to some hundred steps before the one that is named.",
         "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
         "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
         "no_sync, parameters or buffers that are changed outside the optimizer, parameters that "
@@ -94,7 +95,8 @@ REPLICA_DIVERGENCE = Condition(
             severity=Severity.CRITICAL,
             triage=Triage(
                 weights="damaged, since ranks hold different ones",
-                now=ROLL_BACK,
+                now="stop, and resume from a checkpoint from before the ranks parted, earlier than "
+                "{first}",
             ),
             when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_STEPS)),
             description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "

@@ -108,6 +108,15 @@ def test_steps_that_are_slow_reach_a_delay_earlier_in_steps() -> None:
     assert slow.fired_step < fast.fired_step
 
 
+def test_steps_that_train_nothing_begin_with_the_first_row_of_them() -> None:
+    points = [
+        Point(step=5 * n, loss=0.0 if n > 100 else 1.0 + n % 5 / 50, grad_norm=1.0)
+        for n in range(1, 400)
+    ]
+    (found,) = (a for a in judged(points).alerts if a.name == "MpAgentNothingTrained")
+    assert found.first_step == 505
+
+
 def test_a_resumed_run_starts_its_own_past_anew() -> None:
     high = [Point(step=n, loss=9.0 + n % 5 / 20, grad_norm=40.0) for n in range(1, 80)]
     low = [Point(step=n, loss=1.0 + n % 5 / 50, grad_norm=0.5) for n in range(1000, 1300)]

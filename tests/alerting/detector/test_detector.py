@@ -162,6 +162,36 @@ class TestTrouble:
                      values_in_force())  # fmt: skip
 
 
+class TestAValueThatCountsSteps:
+    """A level that holds from some count of consecutive steps on began with the first of them."""
+
+    @staticmethod
+    def since(steps: list[int], value: float) -> int:
+        """Judge once, after the last of the steps."""
+        level = dataclasses.replace(condition_of().levels[0], counts_steps=True)
+        condition = dataclasses.replace(condition_of(), levels=(level,))
+        detector = Detector([condition], values_in_force())
+        for step in steps[:-1]:
+            detector.readings.update_some([], float(step), step)
+        now_seconds = float(steps[-1])
+        detector.readings.update([((LOSS, ()), value)], now_seconds, steps[-1])
+        (change,) = detector.evaluate(now_seconds, steps[-1])
+        return change.finding.since_step
+
+    def test_begins_with_the_first_of_them(self):
+        assert self.since(list(range(1, 66)), 64.0) == 2
+
+    def test_of_a_log_with_one_row_in_five_the_rows_are_counted(self):
+        assert self.since(list(range(5, 1000, 5)), 10.0) == 950
+
+    def test_steps_of_an_earlier_attempt_are_not_counted(self):
+        assert self.since([*range(1, 50), *range(30, 41)], 11.0) == 30
+
+    def test_steps_from_before_the_agent_began_are_counted_as_one_each(self):
+        assert self.since([100, 101, 102], 64.0) == 39
+        assert self.since([3, 4], 64.0) == 1
+
+
 class TestTakingUp:
     def test_a_finding_of_before_lasts_for_as_long_as_its_level_looks_back(self):
         count = Count(metric=metrics.SKIPPED_STEPS, window=TWO_MINUTES)

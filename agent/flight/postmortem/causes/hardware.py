@@ -49,7 +49,9 @@ def never_reduced(case: Case) -> Iterator[Diagnosis]:
     reduced = [
         at for at, step in enumerate(compared) if step.reduction and not step.reduction.apart
     ]
-    apart = compared[reduced[-1] + 1 if reduced else 0 :]
+    apart = compared[reduced[-1] if reduced else 0 :]
+    if reduced and not (apart[0].reduction and apart[0].reduction.parts):
+        del apart[0]
     contradicted = sum(step.reduction.contradicted for step in apart if step.reduction)
     if not apart or (len(apart) < case.limit("unreduced_steps") and contradicted < _LOST_STEPS):
         return
@@ -57,7 +59,7 @@ def never_reduced(case: Case) -> Iterator[Diagnosis]:
     arguments_for = [
         Argument(
             f"On {len(apart)} consecutive step(s), up to the last one, the {ranks} ranks stepped "
-            "each with its own gradients, and their weights were never equal.",
+            "each with its own gradients, and their weights were not equal again.",
             DECISIVE,
         )
     ]

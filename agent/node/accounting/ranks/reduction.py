@@ -7,8 +7,11 @@ from typing import Any
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.merged import MergedStep
 
+_NEVER_STEPS = 2
+"""Consecutive steps on which no two ranks have the gradients that a wrapper says are the same: the
+weights of the second one show whether something else keeps them equal."""
 _LOST_STEPS = 3
-"""Consecutive steps on which no two ranks have the gradients that a wrapper says are the same."""
+"""Such steps of a run in which gradients were reduced before."""
 _PERIODS = 4
 """Periods of averaging that a run must exceed that has averaged its weights before."""
 _PLAIN_FACTOR = 8
@@ -23,7 +26,7 @@ class ReductionTracker(Tracker):
     """
 
     steps: int = 0
-    """Since the copies were last equal."""
+    """Updates since the copies were last equal."""
     longest: int = 0
     """The longest such stretch that ended in equal copies."""
     unreduced: bool = False
@@ -35,11 +38,13 @@ class ReductionTracker(Tracker):
             return
         if not found.apart:
             self.longest = max(self.longest, self.steps)
-            self.steps, self.unreduced = 0, False
+            # An update from equal weights is the first that leaves them different.
+            self.steps, self.unreduced = int(found.parts), False
             return
         self.steps += 1
         limit = context.thresholds["unreduced_steps"] * (1 if found.wrapped else _PLAIN_FACTOR)
-        lost = found.contradicted and (not found.reduced or self.steps >= _LOST_STEPS)
+        lost = self.steps >= (_LOST_STEPS if found.reduced else _NEVER_STEPS)
+        lost &= found.contradicted
         self.unreduced = lost or self.steps >= max(limit, _PERIODS * self.longest)
 
     def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:

@@ -259,9 +259,33 @@ def local_steps(bits: list[float], norms: list[float], *, reduced: list[float], 
 
 class TestReplicasThatStepWithTheirOwnGradients:
     def test_are_not_said_to_diverge(self):
+        bits, norms = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
+        steps = [
+            rank_step(r, ddp(r, 3), b, sum_squares=n, gradients_reduced=0.0, weight_sample=b)
+            for r, (b, n) in enumerate(zip(bits, norms, strict=True))
+        ]
+        merged = merge_nodes([steps], assumed=AssumedShares())
+        assert merged.replicas == {}
+        assert merged.reduction is not None and merged.reduction.apart
+
+    def test_weights_that_were_not_looked_at_show_nothing(self):
         merged = local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[0.0] * 3)
         assert merged.replicas == {}
-        assert merged.reduction.apart
+        assert not merged.reduction.apart
+
+    @pytest.mark.parametrize("moved", [True, False])
+    def test_that_are_equal_after_an_update_are_kept_equal_by_something_else(self, moved):
+        assumed = AssumedShares()
+        for bits in (1.0, 2.0 if moved else 1.0):
+            steps = [
+                rank_step(r, ddp(r, 2), bits, sum_squares=4.0 + r, gradients_reduced=1.0)
+                for r in range(2)
+            ]
+            merged = merge_nodes([steps], assumed=assumed)
+        assert merged.replicas == {"weights": AGREE}
+        assert merged.reduction is not None
+        assert merged.reduction.contradicted is not moved
+        assert merged.reduction.reduced is moved
 
     def test_are_found_equal_once_they_have_synchronised(self):
         merged = local_steps([1.0] * 3, [4.0, 5.0, 6.0], reduced=[0.0] * 3, weight_sample=3.0)

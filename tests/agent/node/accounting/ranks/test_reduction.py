@@ -36,7 +36,15 @@ def found(steps: Iterable[Reduction | None], tracker: ReductionTracker | None = 
 
 
 def test_replicas_that_never_average_are_found_after_the_limit():
-    assert found([AVERAGED, *[LOCAL] * LIMIT]) == [LIMIT + 1]
+    assert found([AVERAGED, *[LOCAL] * (LIMIT - 1)]) == [LIMIT]
+
+
+def test_the_count_begins_with_the_update_that_left_equal_copies_different():
+    progress = Progress()
+    context = AccountContext(resolve({}), 60.0, progress)
+    for number, reduction in enumerate([REDUCED, AVERAGED, *[LOCAL] * LIMIT], 1):
+        progress.reduction.observe(replace(merged_step(number), reduction=reduction), context)
+    assert progress.reduction.view(context, 0.0)["unreduced_steps"] == LIMIT + 1
 
 
 def test_plain_copies_get_more_time():
@@ -50,7 +58,7 @@ def test_local_sgd_stays_silent(period):
 
 def test_a_period_that_was_seen_to_end_explains_up_to_four_times_as_many_steps():
     period = 60
-    steps = [*[LOCAL] * period, AVERAGED, *[LOCAL] * 4 * period]
+    steps = [*[LOCAL] * period, AVERAGED, *[LOCAL] * (4 * period - 1)]
     assert found(steps) == [len(steps)]
 
 
@@ -60,8 +68,13 @@ def test_a_later_attempt_remembers_the_period():
     assert found([LOCAL] * 100, tracker.next_attempt()) == []
 
 
-def test_a_wrapper_that_is_contradicted_from_the_first_step_on_is_found_at_once():
-    assert found([BYPASSED] * 3) == [1, 2, 3]
+def test_a_wrapper_that_is_contradicted_from_the_first_step_on_is_found_at_the_second():
+    assert found([BYPASSED] * 3) == [2, 3]
+    assert found([replace(BYPASSED, equal_before=True), *[BYPASSED] * 2]) == [2, 3]
+
+
+def test_a_wrapper_whose_replicas_are_equal_all_the_same_is_not_contradicted():
+    assert found([replace(BYPASSED, equal_before=True)] * 5) == []
 
 
 def test_a_wrapper_that_is_contradicted_later_is_found_on_the_third_step_in_a_row():
