@@ -104,13 +104,15 @@ def test_names_that_are_no_utf_8_and_names_for_terminals_are_shown_with_escapes(
     folder, page = tmp_path / "runs", tmp_path / "page.html"
     folder.mkdir()
     hostile = "\x1b]0;owned\x07<img src=x onerror=alert(1)>.csv"
-    for name in (os.fsdecode(b"caf\xe9.csv"), hostile):
+    for name in (os.fsdecode(b"caf\xe9.csv"), hostile, "two\nlines.csv"):
         (folder / name).write_text(GOOD)
     for options in (["--html", page], ["--json"], ["--details"]):
         result = backtest(folder, *options)
         assert result.exit_code == 0, (options, result.output)
         assert not set(result.output) & set("\x1b\x07")
+    assert r"two\nlines: " in backtest(folder, "--details").output
     html = page.read_text("utf-8")
+    assert r"two\nlines" in html and "two\nlines" not in html
     assert r"caf\udce9" in html
     assert r"\x1b]0;owned\x07&lt;img" in html
     assert "<img src=x" not in html and "\x1b" not in html
