@@ -6,6 +6,7 @@ group of our own, which torch's list of process groups does not have: neither it
 concern the job.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,11 @@ class Meeting:
         _meetings[name, describe_ranks(ranks)] += 1
         store = distributed_c10d._get_default_store()
         wait_seconds = min(WAIT_SECONDS_AT_MOST, _SHARE_OF_TIMEOUT * _timeout_seconds(group, store))
-        return cls(f"{name}/{count}", store, ranks, dist.get_rank(group), wait_seconds)
+        # torchrun's store outlives its workers: without the attempt, a restarted rank would find
+        # answers and addresses of processes that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        meeting = f"{name}/{attempt}/{count}"
+        return cls(meeting, store, ranks, dist.get_rank(group), wait_seconds)
 
     def join(self, settings: Mapping[str, object]) -> None:
         """Wait until all members are here with the same settings.
