@@ -5,6 +5,7 @@ import os
 import pickle
 import sqlite3
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def test_folders_below_folders_do_not_exhaust_the_stack(tmp_path: Path) -> None:
             break
     (tmp_path / "good.csv").write_text(GOOD)
     assert backtest(tmp_path).exit_code == 0
+    # pytest's own removal is recursive, and would fail in a later session.
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
