@@ -6,6 +6,7 @@ group of our own, which torch's list of process groups does not have: neither it
 concern the job.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from mp_agent.ring.interruptions import pass_on
 
 WAIT_SECONDS_AT_MOST = 10.0
 """For ranks that take no part."""
+_SHARE_WHERE_RANKS_WERE_MISSING = 0.1
+"""Of that wait, in later meetings of the same ranks: the script waits for them once."""
 _SHARE_OF_TIMEOUT = 0.25
 """Of the job's own time-out: the other ranks may be waiting in a collective of the job."""
 _POLL_SECONDS = 0.001
@@ -33,6 +36,8 @@ _YES, _NO = "yes", "no"
 
 _meetings: Counter[tuple[str, str]] = Counter()
 """How often this process has met, by name and ranks; the same on all of them."""
+_incomplete: set[tuple[int, ...]] = set()
+"""Ranks of meetings to which some of them did not come."""
 
 
 class Store(Protocol):
@@ -105,6 +110,10 @@ class Meeting:
         self.ranks = tuple(ranks)
         self.position = position
         self.wait_seconds = wait_seconds
+        missed_before = self.ranks in _incomplete
+        self._join_seconds = wait_seconds * (
+            _SHARE_WHERE_RANKS_WERE_MISSING if missed_before else 1
+        )
         self._name = name.partition("/")[0]
         self._store = _part_of(store, f"mp_agent/{name}/{describe_ranks(ranks)}")
         self._ballots = 0
@@ -124,7 +133,11 @@ class Meeting:
         _meetings[name, describe_ranks(ranks)] += 1
         store = distributed_c10d._get_default_store()
         wait_seconds = min(WAIT_SECONDS_AT_MOST, _SHARE_OF_TIMEOUT * _timeout_seconds(group, store))
-        return cls(f"{name}/{count}", store, ranks, dist.get_rank(group), wait_seconds)
+        # torchrun's store outlives its workers: without the attempt, a restarted rank would find
+        # answers and addresses of processes that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        meeting = f"{name}/{attempt}/{count}"
+        return cls(meeting, store, ranks, dist.get_rank(group), wait_seconds)
 
     def join(self, settings: Mapping[str, object]) -> None:
         """Wait until all members are here with the same settings.
@@ -132,7 +145,7 @@ class Meeting:
         Raises NotMet on every member where some are not: none of them goes on.
         """
         own = msgspec.json.encode(settings, order="sorted").decode()
-        deadline = time.monotonic() + self.wait_seconds
+        deadline = time.monotonic() + self._join_seconds
         self._store.set(self._of(self.position), own)
         first = self._propose("first", f"{self.position} {own}")
         other, _, theirs = first.partition(" ")
@@ -214,8 +227,9 @@ class Meeting:
         here = [self._store.check([self._of(member)]) for member in range(len(self.ranks))]
         missing = [rank for rank, is_here in zip(self.ranks, here, strict=True) if not is_here]
         who = f"rank {missing[0]} takes" if len(missing) == 1 else f"{len(missing)} ranks take"
+        _incomplete.add(self.ranks)
         which = "" if len(missing) == 1 else f": {describe_ranks(missing)}"
-        problem = f"{who} no part within {self.wait_seconds:g} s{which}"
+        problem = f"{who} no part within {self._join_seconds:g} s{which}"
         feature = f"{self._name} where ranks take no part"
         return self._decide(_Verdict(problem, feature, here.index(True)))
 

@@ -41,11 +41,21 @@ class ProbeReports:
 
         Not once a device has failed: that is then the reason, and not the script.
         """
+        self._note("mp_agent does not measure this: %s; the rest of it goes on", feature)
+
+    def note_unguarded(self, feature: str) -> None:
+        """Report updates on which the guard does not act; they are measured as all others.
+
+        feature: begins with "the guard".
+        """
+        self._note("%s is off: these updates are made as without a guard", feature)
+
+    def _note(self, message: str, feature: str) -> None:
         if self._device_failed:
             return
         if feature not in self._logged:
             self._logged.add(feature)
-            log.warning("mp_agent does not measure this: %s; the rest of it goes on", feature)
+            log.warning(message, feature)
         self.list_unsupported(feature)
 
     def list_unsupported(self, feature: str) -> None:

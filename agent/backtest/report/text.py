@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from mp_agent.backtest.results import SEVERITIES, Alert, Blind, RunResult
+from mp_agent.inputs.texts import printable
 
 ALERT_HEADINGS = (
     "run",
@@ -21,7 +22,7 @@ def alert_cells(run: RunResult, alert: Alert) -> tuple[str, ...]:
     """Return an alert in the order of `ALERT_HEADINGS`."""
     labels = ", ".join(f"{name}={text}" for name, text in alert.labels.items())
     return (
-        run.name,
+        printable(run.name),
         f"{alert.name} ({labels})" if labels else alert.name,
         alert.severity,
         str(alert.first_step),
@@ -52,8 +53,9 @@ def run_line(run: RunResult) -> str:
     """Return in one line what a run's log holds."""
     label = f", {run.label}" if run.label else ""
     return (
-        f"{run.name}{label}: {run.points} points of {run.format}, steps {run.first_step} to "
-        f"{run.last_step}, {run.step_seconds:.3g} s per step ({run.pace_origin})"
+        f"{printable(run.name)}{label}: {run.points} points of {run.format}, steps "
+        f"{run.first_step} to {run.last_step}, {run.step_seconds:.3g} s per step "
+        f"({run.pace_origin})"
     )
 
 

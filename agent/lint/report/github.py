@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mp_agent.inputs.texts import printable
 from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE
 
@@ -35,7 +36,8 @@ def _command(command: str, path: str, properties: dict[str, str], message: str) 
 
 
 def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    shown = printable(text, keep="\r\n")
+    return shown.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escaped_property(text: str) -> str:

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from mp_agent.inputs.texts import printable
 from mp_agent.lint.finding import CodeFinding, FindingSeverity
 from mp_agent.lint.results import CheckReport
 from mp_agent.lint.rules import BY_CODE
@@ -33,10 +34,14 @@ def print_report(report: CheckReport, console: Console) -> None:
             console.print(Text(f"    → {BY_CODE[finding.code].remedy}", "dim"))
     for skipped in report.skipped:
         console.print(
-            Text.assemble((skipped.path, "bold"), (": not checked: ", "yellow"), skipped.reason)
+            Text.assemble(
+                (printable(skipped.path), "bold"), (": not checked: ", "yellow"), skipped.reason
+            )
         )
     for error in report.errors:
-        console.print(Text.assemble((error.path, "bold"), ": ", (error.message, "bold red")))
+        console.print(
+            Text.assemble((printable(error.path), "bold"), ": ", (error.message, "bold red"))
+        )
     console.print(Text(_total(report), "bold"))
 
 
@@ -44,7 +49,7 @@ def _head(finding: CodeFinding) -> Text:
     cell = f":cell {finding.cell}" if finding.cell else ""
     position = f"{cell}:{finding.span.line}:{finding.span.column + 1}: "
     return Text.assemble(
-        (finding.path, "bold"),
+        (printable(finding.path), "bold"),
         position,
         (finding.code, _STYLES[finding.severity]),
         f" {finding.message}",

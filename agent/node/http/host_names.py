@@ -26,7 +26,9 @@ RESOLVER_FILE = Path("/etc/resolv.conf")
 HOSTS_FILE = Path("/etc/hosts")
 
 _MISDIRECTED = 421
-_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::\d{0,5})?")
+_HOST = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)(?:%[\w.~%-]+)?\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::\d{0,5})?"
+)
 _NOT_PUBLIC = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
 """Domains that the public DNS does not have: RFC 6761, 6762, 8375, ICANN's resolution of 2024; and
 that of Kubernetes' services."""

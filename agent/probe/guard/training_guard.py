@@ -123,7 +123,7 @@ class TrainingGuard:
 
     def out_of_reach(self) -> None:
         """Report that updates of an optimizer cannot be acted on."""
-        self._context.note_unsupported("the guard of an optimizer whose step is replaced")
+        self._context.note_unguarded("the guard of an optimizer whose step is replaced")
 
     def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Expect `optimizer` to be stepped by its scaler, or not to be."""
@@ -193,15 +193,15 @@ class TrainingGuard:
         if self._is_paused:
             return False
         if context.thread.engine_steps:
-            context.note_unsupported("the guard of an engine that steps by itself")
+            context.note_unguarded("the guard of an engine that steps by itself")
             return False
         if self._is_uneven:
-            context.note_unsupported("the guard where ranks may make uneven numbers of updates")
+            context.note_unguarded("the guard where ranks may make uneven numbers of updates")
             return False
         if self._thread is None or not self._thread.is_alive():
             self._thread = current_thread()
         if self._thread is not current_thread():
-            context.note_unsupported("the guard of updates by more than one thread")
+            context.note_unguarded("the guard of updates by more than one thread")
             return False
         return True
 

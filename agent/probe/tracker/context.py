@@ -59,6 +59,10 @@ class TrackerContext:
         """Report, once, that a feature of the training script is not measured."""
         self.connection.reports.note_unsupported(feature)
 
+    def note_unguarded(self, feature: str) -> None:
+        """Report updates on which the guard does not act."""
+        self.connection.reports.note_unguarded(feature)
+
     def enter_phase(self, phase: Phase) -> None:
         """Set the phase of training, unless this thread trains another model."""
         if not self.trains_other_model:

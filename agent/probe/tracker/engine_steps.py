@@ -31,7 +31,7 @@ class EngineSteps:
         if watched.of_run and isnan(context.step.backward_seconds) and not attached_late:
             context.note_unsupported("the loss of backwards that an engine runs by other means")
         if context.guarded and not engine.owns_gradients:
-            context.note_unsupported(UNGUARDED)
+            context.note_unguarded(UNGUARDED)
         thread.engine_steps, thread.optimizer_stepped = True, False
         before = engine.begin()
         if watched.of_run:

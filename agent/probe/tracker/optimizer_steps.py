@@ -51,7 +51,7 @@ class OptimizerSteps:
         if not has_closure:
             self._follow(optimizer, watched)
         if context.guarded and isinstance(optimizer, LibraryOptimizer):
-            context.note_unsupported(UNGUARDED)
+            context.note_unguarded(UNGUARDED)
         if not watched.label:
             if self._stepped_sequence == context.step.sequence:
                 context.recorder.lost_a_step()

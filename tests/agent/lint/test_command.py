@@ -119,6 +119,22 @@ def test_sarif_has_the_shape_that_code_hosts_read(folder: Path) -> None:
     assert "not checked" in notification["message"]["text"]
 
 
+def test_github_annotations_show_what_a_terminal_would_obey_by_escapes(folder: Path) -> None:
+    name = "\x1b[31m\u202egnp.py"
+    (folder / name).write_text("import torch\nwith torch.cuda.amp.autocast():\n    pass\n")
+    output = check("--format", "github").stdout
+    assert r"\x1b[31m\u202egnp.py" in output
+    assert not set(output) & set("\x1b\u202e")
+
+
+def test_a_line_end_in_a_name_makes_no_line_of_the_report(folder: Path) -> None:
+    (folder / "a\nb.py").write_text("import torch\nwith torch.cuda.amp.autocast():\n    pass\n")
+    (folder / "c\nd.py").write_text("import torch\nautocast(\n")
+    output = check().stdout
+    assert r"a\nb.py:2:6: MP112" in output.replace("\n", "")
+    assert not any(line.startswith(("b.py", "d.py")) for line in output.splitlines())
+
+
 def test_github_annotations_escape_what_would_end_them(folder: Path) -> None:
     (folder / "a,b%.py").write_text(BAD)
     first = check("--format", "github").stdout.splitlines()[0]

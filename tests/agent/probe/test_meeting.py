@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 import torch.distributed as dist
 
+from mp_agent.probe import meeting as meeting_module
 from mp_agent.probe.meeting import Meeting, NotMet
 
 RANKS = (4, 5, 7)
@@ -108,3 +109,55 @@ def test_no_rank_acts_unless_all_agree(late):
     others = _meetings(wait_seconds=30.0)
     for _ in range(3):
         assert _together(*(lambda m=m: m.all_agree(True) for m in others)) == [True] * 3
+
+
+@pytest.fixture(autouse=True)
+def no_meetings_before(monkeypatch):
+    monkeypatch.setattr(meeting_module, "_incomplete", set())
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """A job of two ranks in this process; returns what makes their meetings in an attempt."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(meeting_module, "_timeout_seconds", lambda group, store: 2.0)
+
+    def meetings(name: str, attempt: int = 0) -> list[Meeting]:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        members = []
+        for rank in range(2):
+            monkeypatch.setattr(meeting_module, "_meetings", meeting_module.Counter())
+            monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
+            members.append(Meeting.of(name, None))
+        return members
+
+    return meetings
+
+
+def test_ranks_that_did_not_come_are_waited_for_once(job):
+    (missed,) = _together(lambda: _join(job("the guard")[0]))
+    assert isinstance(missed, NotMet)
+    first, second = job("the reduction")
+    (missed,) = _together(lambda: _join(first))
+    assert isinstance(missed, NotMet) and "no part within 0.05 s" in str(missed)
+    first, second = job("another reduction")
+    assert first.wait_seconds == WAIT_SECONDS, "the limit of collectives stays"
+    assert _together(lambda: _join(first), lambda: _join(second)) == [True] * 2
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_ranks_that_are_restarted_at_the_same_store_meet_again(job, ends_early):
+    first, second = job("the guard", attempt=0)
+    assert _together(lambda: _join(first), lambda: _join(second)) == [True] * 2
+    assert _together(lambda: first.all_agree(True), lambda: second.all_agree(True)) == [True] * 2
+    first, second = job("the guard", attempt=1)
+    if ends_early:
+        (missed,) = _together(lambda: _join(first))
+        assert isinstance(missed, NotMet) and "rank 1 takes no part" in str(missed)
+    else:
+        assert _together(lambda: _join(first), lambda: _join(second)) == [True] * 2
+        assert not first.all_agree(True)

@@ -41,6 +41,19 @@ def test_each_feature_is_logged_once(writer, caplog):
     ]
 
 
+def test_updates_without_the_guard_are_not_said_to_be_unmeasured(writer, caplog):
+    reports = ProbeReports()
+    reports.write_to(writer)
+    with caplog.at_level(logging.WARNING, "mp_agent"):
+        for _ in range(2):
+            reports.note_unguarded("the guard of an engine that steps by itself")
+    assert [record.getMessage() for record in caplog.records] == [
+        "the guard of an engine that steps by itself is off: these updates are made as without a "
+        "guard"
+    ]
+    assert state_of(writer).unsupported == ("the guard of an engine that steps by itself",)
+
+
 def test_what_a_failed_device_leaves_unmeasured_is_not_laid_to_the_script(writer):
     reports = ProbeReports()
     reports.write_to(writer)

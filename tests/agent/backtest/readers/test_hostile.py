@@ -5,6 +5,7 @@ import os
 import pickle
 import sqlite3
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def test_folders_below_folders_do_not_exhaust_the_stack(tmp_path: Path) -> None:
             break
     (tmp_path / "good.csv").write_text(GOOD)
     assert backtest(tmp_path).exit_code == 0
+    # pytest's own removal is recursive, and would fail in a later session.
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
@@ -104,13 +107,15 @@ def test_names_that_are_no_utf_8_and_names_for_terminals_are_shown_with_escapes(
     folder, page = tmp_path / "runs", tmp_path / "page.html"
     folder.mkdir()
     hostile = "\x1b]0;owned\x07<img src=x onerror=alert(1)>.csv"
-    for name in (os.fsdecode(b"caf\xe9.csv"), hostile):
+    for name in (os.fsdecode(b"caf\xe9.csv"), hostile, "two\nlines.csv"):
         (folder / name).write_text(GOOD)
     for options in (["--html", page], ["--json"], ["--details"]):
         result = backtest(folder, *options)
         assert result.exit_code == 0, (options, result.output)
         assert not set(result.output) & set("\x1b\x07")
+    assert r"two\nlines: " in backtest(folder, "--details").output
     html = page.read_text("utf-8")
+    assert r"two\nlines" in html and "two\nlines" not in html
     assert r"caf\udce9" in html
     assert r"\x1b]0;owned\x07&lt;img" in html
     assert "<img src=x" not in html and "\x1b" not in html

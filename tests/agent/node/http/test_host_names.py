@@ -14,7 +14,7 @@ from mp_agent.node.transport.wire import PATHS
 from mp_agent.settings import Settings
 from tests.agent.node.http.test_server import Exposed
 
-ADDRESSES = ("10.4.5.6:9464", "[fd00::7]:9464", "127.0.0.1", "[::1]:9464")
+ADDRESSES = ("10.4.5.6:9464", "[fd00::7]:9464", "127.0.0.1", "[::1]:9464", "[fe80::1%25eth0]:9464")
 """Prometheus scrapes the IP addresses of pods; `kubectl port-forward` and ssh serve localhost."""
 NAMES = ("localhost:9464", "LOCALHOST.", "job:9464", "gpu-node-1", "mp-agent.training.svc:9464")
 FOREIGN = (
@@ -28,6 +28,10 @@ FOREIGN = (
     "localhost attacker.example",
     "[attacker.example]",
     "metrics.training",
+    "agent.ml",
+    "xn--lcalhost-0za.example",
+    "agent.internal.attacker.example",
+    "[fe80::1%attacker.example/]",
 )
 
 
