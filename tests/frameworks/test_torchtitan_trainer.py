@@ -86,6 +86,12 @@ class TestEveryLayout:
         # Of a second part of the model on a rank, the class is in front of the name.
         assert {each.removeprefix("Llama3Model.") for each in rows_by_name(tables[1])} == expected
 
+    def test_strategy_is_that_of_the_layout(self, trained, name):
+        variant = VARIANTS[name]
+        expected = "hsdp" if variant.replicate > 1 else "fsdp2+tp" if variant.tp > 1 else "fsdp2"
+        for ring in rings_of(trained, name, "watch").values():
+            assert dict(ring.schema.facts)["strategy"] == expected
+
     def test_nothing_is_unsupported_and_no_hook_fails(self, trained, name):
         for ring in rings_of(trained, name, "watch").values():
             assert ring.state.unsupported == ()
