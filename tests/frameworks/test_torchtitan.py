@@ -1,7 +1,7 @@
 """The hooks for torchtitan with its own metric classes, where it is installed.
 
-`make test` does not install it: it needs another version of datasets than TRL. Its trainer needs a
-GPU, so a loop of the same calls stands for it.
+`make test` does not install it: it needs another version of datasets than TRL. A loop of the same
+calls shows what a trainer that resumes does; torchtitan's own is run in test_torchtitan_trainer.
 """
 
 from types import SimpleNamespace

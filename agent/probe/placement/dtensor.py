@@ -45,7 +45,7 @@ class TensorParallelMeshes:
                 split |= {
                     dimension
                     for dimension, placement in enumerate(parameter.placements)
-                    if not placement.is_replicate()
+                    if not placement.is_replicate() and parameter.device_mesh.size(dimension) > 1
                 }
 
     def copies_beside(self, home: frozenset[int]) -> Iterator[PlacementAxis]:

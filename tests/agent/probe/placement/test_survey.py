@@ -143,6 +143,9 @@ def _shares_of_rank(rank: int, directory: Path) -> None:
     fully_shard(parallel, mesh=mesh["outer"])
     found["split on both"] = verdict(parallel[0].weight, root=parallel)
     found["norm on both"] = verdict(parallel[1].weight, root=parallel)
+    copied = nn.Linear(4, 4)
+    fully_shard(copied, mesh=init_device_mesh("cpu", (4, 1), mesh_dim_names=("copies", "one")))
+    found["copied"] = verdict(copied.weight, modules=[copied], root=copied)
 
     group = dist.new_group([0, 1]), dist.new_group([2, 3])
     declared = nn.ModuleDict({name: nn.Linear(1, 1) for name in ("split", "own", "twice", "not")})
@@ -180,6 +183,11 @@ class TestOfFourRanks:
         assert [share.replica_index for share in hybrid] == [0, 0, 1, 1]
         assert {(share.shard_count, share.replica_count) for share in hybrid} == {(2, 2)}
         assert {share.home for share in hybrid} == {"0-3"}
+
+    def test_shards_of_one_rank_are_copies_and_no_tensor_parallelism(self, found):
+        for each in found("copied"):
+            assert each.sources == {"hsdp"}
+            assert (each.share.shard_count, each.share.replica_count) == (1, 4)
 
     def test_shards_over_both_dimensions_are_four(self, shares):
         both = shares("both")
