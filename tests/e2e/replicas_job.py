@@ -248,6 +248,7 @@ def the_first_pass_of_sam_is_local() -> list[float]:
         kept = [parameter.detach().clone() for parameter in model.parameters()]
         with torch.no_grad():
             for parameter in model.parameters():
+                assert parameter.grad is not None
                 parameter.add_(parameter.grad, alpha=0.05)
         optimizer.zero_grad()
         loss_of(model, x).backward()

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from threading import Thread
 from typing import TypeVar
@@ -130,9 +131,11 @@ def job(monkeypatch):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
         members = []
         for rank in range(2):
-            monkeypatch.setattr(meeting_module, "_meetings", meeting_module.Counter())
+            monkeypatch.setattr(meeting_module, "_meetings", Counter())
             monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
-            members.append(Meeting.of(name, None))
+            member = Meeting.of(name, None)
+            assert member is not None
+            members.append(member)
         return members
 
     return meetings
