@@ -45,7 +45,8 @@ def _explosion(random: Random) -> Events:
     yield from before
     for _ in training.steps(40):
         yield training.step(norm=random.uniform(2000, 9000), loss=random.uniform(5, 9))
-    yield from training.forever(norm=40.0, loss=7.0)
+    while True:
+        yield training.step(norm=random.uniform(35, 45), loss=random.uniform(6.8, 7.2))
 
 
 def _high_norms(random: Random) -> Events:
@@ -446,8 +447,10 @@ def _unreduced(random: Random) -> Events:
     yield from before
     while True:
         step = training.step()
-        own = {rank: step.norm * random.uniform(0.9, 1.1) for rank in range(4)}
-        yield replace(step, of_rank={0: {"gradients_reduced": 0.0}}, norm_of_rank=own)
+        norms = {rank: step.norm * random.uniform(0.9, 1.1) for rank in range(4)}
+        values = {rank: {"weight_sample": random.random()} for rank in norms}
+        values[0]["gradients_reduced"] = 0.0
+        yield replace(step, of_rank=values, norm_of_rank=norms)
 
 
 def _cut_off(random: Random) -> Events:
