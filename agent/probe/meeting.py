@@ -40,7 +40,7 @@ _incomplete: set[tuple[int, ...]] = set()
 """Ranks of meetings to which some of them did not come."""
 
 
-class Store(Protocol):
+class MeetingStore(Protocol):
     """What is used of a store of torch; every method may raise RuntimeError."""
 
     def set(self, key: str, value: str) -> None:
@@ -101,7 +101,7 @@ class Meeting:
     def __init__(
         self,
         name: str,
-        store: Store,
+        store: MeetingStore,
         ranks: Sequence[int],
         position: int,
         wait_seconds: float = WAIT_SECONDS_AT_MOST,
@@ -286,9 +286,9 @@ def _of_torch(name: str) -> Any:
     return getattr(distributed_c10d, name)
 
 
-def _part_of(store: Store, name: str) -> Store:
+def _part_of(store: MeetingStore, name: str) -> MeetingStore:
     """Return a part of a store with keys of its own."""
-    part: Store = _of_torch("PrefixStore")(name, store)
+    part: MeetingStore = _of_torch("PrefixStore")(name, store)
     return part
 
 

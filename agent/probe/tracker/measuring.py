@@ -148,5 +148,11 @@ class GradientMeasuring:
             changed = point in ("clip", "optimizer_step") and gradients.moved
             if changed or gradients.replaced_in(plan):
                 return True
+        if not (step.makes_gradients and step.makes_none):
+            return False
         alone = all(each.role is not Role.SEPARATE for each in context.registry.known)
-        return alone and step.makes_gradients and step.makes_none
+        # FSDP2 keeps the gradients of micro-batches that it does not reduce elsewhere.
+        return alone and not any(
+            "fsdp" in plan.strategy or "hsdp" in plan.strategy
+            for plan in context.registry.plans_of_run()
+        )

@@ -90,6 +90,8 @@ def test_a_disk_that_fills_leaves_nothing_half_written(form: str, tmp_path: Path
         text=True,
         preexec_fn=limit,
         cwd=Path(__file__).parents[3],
+        # A compiled module that was cut off would break every later program.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert f"{path} cannot be written: " in done.stdout, done.stderr
     assert done.stdout.strip().endswith(" 2")

@@ -122,7 +122,7 @@ def test_a_collection_is_of_all_ranks_elements_each_counted_once(split, tmp_path
         elements = torch.cat(parts).numpy()
         sizes = np.abs(elements[elements != 0.0])
         expected = {
-            "layers": len(parts) + 2,
+            "layers": len(parts),
             "grad_norm": np.sqrt(np.square(elements).sum()),
             "grad_abs_max": sizes.max(),
             "grad_abs_min": sizes.min(),
