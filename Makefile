@@ -37,7 +37,8 @@ $(FRAMEWORKS): $(INSTALLED)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) \
 		--no-build-isolation deepspeed
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) \
-		fastcore fasttransform 'fastprogress<1.1' cloudpickle matplotlib pandas pillow scipy
+		fastcore fasttransform 'fastprogress<1.1' cloudpickle matplotlib pandas pillow \
+		scikit-learn scipy
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-deps fastai fastdownload
 	@touch $@
 

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isclose, isfinite, nan
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from mp_agent.probe.accelerator import DeviceTimer
 from mp_agent.probe.scalars import Scalar, add, scalar_of, tighter
 from mp_agent.records.columns import GRADIENT_POSITIONS
 
+_OF_FLOAT32 = 1e-5
+"""Relative error of a sum of losses in float32."""
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
 
 
@@ -61,6 +63,12 @@ class OpenStep:
     """A backward that a loss was counted of has made gradients of the run."""
     makes_none: bool = False
     """Another one has made none of them."""
+    touched_places: frozenset[int] = frozenset()
+    """Of the parameters whose gradients the last one that made any has made."""
+    makes_parts: bool = False
+    """One has made gradients of none of the parameters that the one before it made some of."""
+    loss_repeats: bool = False
+    """A loss was the sum of the two or more before it, whose gradients its own continue."""
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
     """What last cleared its gradients while the run's optimizers were not known yet."""
     loss_since_cleared: Scalar | None = None
@@ -116,15 +124,26 @@ class OpenStep:
         if self.loss_outdated:
             self.scalars.pop("loss", None)
             self.losses, self.loss_outdated, self.raw_loss = 0, False, 0.0
-            self.makes_gradients = self.makes_none = False
+            self.makes_gradients = self.makes_none = self.makes_parts = self.loss_repeats = False
+            self.touched_places = frozenset()
         self.gradients_kept = False
         if raw:
             self.raw_loss = add(self.raw_loss, loss)
         self.loss_before_last, self.last_loss = self.scalars.get("loss"), loss
+        if self.losses > 1 and _is_same(loss, self.loss_before_last):
+            self.loss_repeats = True
         self.scalars["loss"] = add(self.loss_before_last, loss)
         if self.cleared_by is not None:
             self.loss_since_cleared = add(self.loss_since_cleared, loss)
         self.losses += 1
+
+    def note_backward(self, places: frozenset[int], *, makes_none: bool) -> None:
+        """Note of which parameters the backward of a loss that was added has made gradients."""
+        self.makes_none |= makes_none
+        if places:
+            self.makes_gradients = True
+            self.makes_parts |= bool(self.touched_places) and places.isdisjoint(self.touched_places)
+            self.touched_places = places
 
     def note_cleared(self, owner: Optimizer | nn.Module) -> None:
         """Remember that `owner` clears its gradients, which may be those of the run."""
@@ -200,3 +219,10 @@ class OpenStep:
     def observe_loss(self, loss: Scalar) -> None:
         """Let `loss` stand for the whole step."""
         self.scalars["loss"], self.losses, self.loss_observed = loss, 1, True
+
+
+def _is_same(loss: Scalar, total: Scalar | None) -> bool:
+    """Return whether two losses are the same but for rounding; what is on a device is not read."""
+    if not isinstance(loss, float) or not isinstance(total, float) or loss == 0:
+        return False
+    return isclose(loss, total, rel_tol=_OF_FLOAT32)

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.amp import GradScaler
@@ -91,6 +91,8 @@ class GradientsMark:
         self._none_made = False
         self._before: list[tuple[int, int] | None] = []
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.touched_places: frozenset[int] = frozenset()
+        """In the plan, of the parameters whose gradients the last backward has made."""
         self._after: list[weakref.ref[torch.Tensor] | None] = []
         """All that existed after backward, those that it has left alone too."""
 
@@ -104,13 +106,15 @@ class GradientsMark:
 
     def backward_ended(self, plan: MeasurementPlan) -> None:
         """Regard the gradients that it has made, or added to, as unchanged as they are now."""
-        gradients = self._inspected(plan)
+        gradients, places = self._inspected(plan), self._places(plan)
         if len(gradients) == len(self._before):
-            self._marked = [
-                (weakref.ref(gradient), gradient._version)
-                for gradient, before in zip(gradients, self._before, strict=True)
+            made = {
+                place: gradient
+                for place, gradient, before in zip(places, gradients, self._before, strict=True)
                 if gradient is not None and (id(gradient), gradient._version) != before
-            ]
+            }
+            self.touched_places = frozenset(made)
+            self._marked = [(weakref.ref(each), each._version) for each in made.values()]
             self._after = [None if each is None else weakref.ref(each) for each in gradients]
             self._none_made = not self._marked and (
                 self._inspects_all or all(slot.parameter.grad is None for slot in plan.slots)
@@ -148,11 +152,13 @@ class GradientsMark:
         )
 
     def _inspected(self, plan: MeasurementPlan) -> list[torch.Tensor | None]:
-        slots = plan.slots
+        return [plan.slots[place].parameter.grad for place in self._places(plan)]
+
+    def _places(self, plan: MeasurementPlan) -> Sequence[int]:
+        count = len(plan.slots)
         if self._inspects_all:
-            return [slot.parameter.grad for slot in slots]
-        places = sorted({0, len(slots) // 2, len(slots) - 1}) if slots else []
-        return [slots[place].parameter.grad for place in places]
+            return range(count)
+        return sorted({0, count // 2, count - 1}) if count else []
 
 
 def _first_trained(slots: Iterable[LayerSlot]) -> torch.Tensor | None:

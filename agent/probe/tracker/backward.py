@@ -89,9 +89,11 @@ class BackwardTracking:
             if thread.gradients.touched:
                 context.boundaries.reaches_run = True
             if context.step.losses > self._losses_before:
-                step, gradients = context.step, thread.gradients
-                step.makes_gradients |= gradients.touched
-                step.makes_none |= gradients.untouched
+                gradients, keeps = thread.gradients, plan.reducers.reduced() is False
+                # FSDP2 keeps elsewhere the gradients that it does not reduce.
+                context.step.note_backward(
+                    gradients.touched_places, makes_none=gradients.untouched and not keeps
+                )
         if raised:
             context.phases.training_raised()
         else:

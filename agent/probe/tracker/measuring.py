@@ -138,7 +138,7 @@ class GradientMeasuring:
 
         Either gradients were cleared, and others than those of the last backward are there instead
         (the projected ones of PCGrad); or one backward made gradients of the model and another one
-        only of what it is to continue from (GradCache).
+        only of what it is to continue from (GradCache), or of the head alone (a loss in chunks).
         """
         context = self._context
         if step.loss_observed or not step.losses:
@@ -148,11 +148,7 @@ class GradientMeasuring:
             changed = point in ("clip", "optimizer_step") and gradients.moved
             if changed or gradients.replaced_in(plan):
                 return True
-        if not (step.makes_gradients and step.makes_none):
-            return False
+        if step.loss_repeats or (step.makes_parts and step.loss_is_unread):
+            return True
         alone = all(each.role is not Role.SEPARATE for each in context.registry.known)
-        # FSDP2 keeps the gradients of micro-batches that it does not reduce elsewhere.
-        return alone and not any(
-            "fsdp" in plan.strategy or "hsdp" in plan.strategy
-            for plan in context.registry.plans_of_run()
-        )
+        return alone and step.makes_gradients and step.makes_none

@@ -78,7 +78,7 @@ def _epochs(random: Random) -> Events:
 def _hangs(random: Random) -> Events:
     yield from Training(random=random).minutes(6)
     yield Fault()
-    yield Pause(phase=Phase.FORWARD, seconds=10 * 3600)
+    yield Pause(phase=Phase.BACKWARD, seconds=10 * 3600)
 
 
 _SETTLED_LOW = {"MpAgentLossScaleLow": "warning"}
