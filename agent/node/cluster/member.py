@@ -209,9 +209,8 @@ class ClusterMember:
         """Process the root's answer; return whether more is settled than before."""
         if receipt.session != self.session:
             return False
-        self._reports.acknowledge(receipt)
+        settled = self._reports.acknowledge(receipt)
         before = self._settled
-        settled = (receipt.settled, receipt.layers_settled)
         self._settled = (max(before[0], settled[0]), max(before[1], settled[1]))
         return self._settled != before
 

@@ -26,6 +26,8 @@ class Node:
     layers_position: int
     """Sequences up to which its rows were merged, or are not needed."""
     last_report_seconds: float
+    made_sequence: int = 0
+    """The last step of the root's own ranks while this node still reported: it may have it, too."""
     end: EndReason = EndReason.RUNNING
     behind: RankStatus | None = None
     """The running rank with the least progress."""
@@ -143,6 +145,12 @@ class NodeRegistry:
                 self._expected.update(known.report.expected_ranks)
         self._expected.update(report.expected_ranks)
 
+    def note_made(self, sequence: int, now_seconds: float) -> None:
+        """Note the last step of the root's own ranks for the nodes that still report."""
+        for node in self._nodes.values():
+            if not self.silent(node, now_seconds):
+                node.made_sequence = sequence
+
     def held(self, without: Collection[int] = ()) -> set[NodeShare]:
         """Return the shares that all nodes hold now, except for some nodes."""
         held: set[NodeShare] = set()
@@ -158,9 +166,13 @@ class NodeRegistry:
 
     @property
     def missing_rows(self) -> int:
-        """Rows that other nodes had, by their last reports, and that are not here."""
+        """Rows that other nodes have, or may have, and that are not here.
+
+        Of ranks that were running by the last report: what the root's own ranks had done until the
+        node fell silent.
+        """
         return sum(
-            max(status.committed_sequence - node.position, 0)
+            max(_made_sequence(node, status) - node.position, 0)
             for node in self._nodes.values()
             if not node.own
             for status in node.report.statuses
@@ -208,6 +220,12 @@ class NodeRegistry:
         if node.end is not EndReason.RUNNING:
             return node.end
         return run_end([status.end for status in map(_presumed_ended, node.report.statuses)])
+
+
+def _made_sequence(node: Node, status: RankStatus) -> int:
+    """Return the last step of which a rank of another node has a row, as far as it is known."""
+    running = status.end is EndReason.RUNNING and not node.report.final
+    return max(status.committed_sequence, node.made_sequence if running else 0)
 
 
 def _presumed_ended(status: RankStatus) -> RankStatus:

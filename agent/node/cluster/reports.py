@@ -205,12 +205,18 @@ class ReportBuilder:
         self.steps.rewind(report.after)
         self.tables.rewind(report.layers_after)
 
-    def acknowledge(self, receipt: Receipt) -> None:
-        """Drop what is settled; after a refusal, resend what the root lacks."""
+    def acknowledge(self, receipt: Receipt) -> tuple[int, int]:
+        """Drop what is settled, up to what is returned; after a refusal, resend what is missing.
+
+        Nothing is settled that was not sent, whatever a damaged receipt says.
+        """
+        settled = min(receipt.settled, self.steps.popped)
+        layers_settled = min(receipt.layers_settled, self.tables.popped)
         if not receipt.accepted:
             self.steps.rewind(receipt.position)
             self.tables.rewind(receipt.layers_position)
-        self.settle(receipt.settled, receipt.layers_settled)
+        self.settle(settled, layers_settled)
+        return settled, layers_settled
 
 
 def report_header(attempt: LocalAttempt, *, session: str, url: str) -> NodeReport:

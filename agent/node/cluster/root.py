@@ -127,6 +127,8 @@ class RootMerger:
             return self._receipt(node, accepted=False)
         self._add_steps(node, report, now_seconds, time_unix_seconds)
         self._add_tables(node, report, now_seconds)
+        if own:
+            self.nodes.note_made(node.position, now_seconds)
         return self._receipt(node, accepted=True)
 
     def note_reduced(self, found: GlobalStatistics, now_seconds: float) -> None:

@@ -135,6 +135,23 @@ def test_a_receipt_settles_and_rewinds():
     assert node.reporter.steps.oldest == 1
 
 
+def test_a_damaged_receipt_settles_nothing_that_was_not_sent():
+    node = SimNode(1, [2, 3], 4, ddp_step(4))
+    node.write()
+    sent = node.report()
+    node.write()
+    damaged = Receipt(
+        session=node.session,
+        accepted=True,
+        position=sent.position,
+        layers_position=0,
+        settled=1 << 40,
+        layers_settled=1 << 40,
+    )
+    node.acknowledge(damaged)
+    assert [step.sequence for step in node.report().steps] == [2]
+
+
 FAMILY = replace(
     GRADIENTS,
     columns=tuple(
