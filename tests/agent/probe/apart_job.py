@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -71,7 +72,9 @@ def run(rank: int, directory: Path, case: Case) -> None:
         if case.groups_are_made_again and step == TROUBLED // 2:
             del wrapped
             dist.barrier()
-            end_process_group()
+            world = weakref.ref(dist.group.WORLD)
+            end_process_group(lambda: dist.destroy_process_group(dist.group.WORLD))
+            assert world() is None, "a group that is destroyed is held"
             _begin(rank, directory / "other store")
             wrapped = DistributedDataParallel(model)
         if case.leaves and rank == 1 and step == TROUBLED - 2:

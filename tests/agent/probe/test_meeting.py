@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from threading import Thread
 from typing import TypeVar
@@ -120,18 +119,19 @@ def no_meetings_before(monkeypatch):
 @pytest.fixture
 def job(monkeypatch):
     """A job of two ranks in this process; returns what makes their meetings in an attempt."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    stores = [dist.HashStore()]  # type: ignore[attr-defined]
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: stores[-1])
     monkeypatch.setattr(meeting_module, "_timeout_seconds", lambda group, store: 2.0)
 
-    def meetings(name: str, attempt: int = 0) -> list[Meeting]:
+    def meetings(name: str, attempt: int = 0, *, new_store: bool = False) -> list[Meeting]:
+        if new_store:
+            stores.append(dist.HashStore())  # type: ignore[attr-defined]
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
         members = []
         for rank in range(2):
-            monkeypatch.setattr(meeting_module, "_meetings", Counter())
             monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
             member = Meeting.of(name, None)
             assert member is not None
@@ -164,3 +164,12 @@ def test_ranks_that_are_restarted_at_the_same_store_meet_again(job, ends_early):
     else:
         assert _together(lambda: _join(first), lambda: _join(second)) == [True] * 2
         assert not first.all_agree(True)
+
+
+def test_a_process_that_replaces_another_meets_those_that_have_met_before(job):
+    """At the store of the groups that are made again no rank has met, whatever was before."""
+    first, _ = job("the guard")
+    assert isinstance(_together(lambda: _join(first))[0], NotMet)
+    for new_store in (True, False):
+        members = job("the guard", new_store=new_store)
+        assert _together(*(lambda m=m: _join(m) for m in members)) == [True] * 2
