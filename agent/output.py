@@ -67,7 +67,11 @@ def write_whole(
     with _unwritable(path):
         content = text.encode(encoding, errors)
         if path.exists() and not path.is_file():
-            path.write_bytes(content)
+            # Without waiting for the reader of a pipe, which may never come.
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(fd, True)
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
             return
         target = path.resolve()
         with _partial(target) as partial:

@@ -84,6 +84,23 @@ def read_lines(path: str | Path, characters_max: int) -> Iterator[tuple[int, str
             number += ended
 
 
+def check_text(path: str | Path) -> None:
+    """Raise ValueError for a file that begins as no text does, such as a compressed one.
+
+    Raises OSError for what `open_regular` refuses.
+    """
+    with open_regular(path) as file:
+        head = file.read(_UNMARKED_BYTES)
+    encoding = encoding_of(head)
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        is_text = "\0" not in decoder.decode(head)
+    except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
+        raise ValueError("is no text: is it compressed?")
+
+
 def encoding_of(head: bytes) -> str:
     """Return the encoding of a text that begins with these bytes: UTF-8 unless they show another.
 

@@ -45,8 +45,8 @@ def parse_json(text: str) -> Any:
         raise SourceError(f"{place}: is no JSON: {error.msg}") from None
     except RecursionError:
         raise SourceError("the JSON is nested too deeply") from None
-    except ValueError as error:
-        raise SourceError(f"the JSON cannot be read: {error}") from None
+    except ValueError:
+        raise SourceError("the JSON holds an integer of too many digits") from None
 
 
 def parse_yaml_texts(text: str) -> Any:

@@ -106,3 +106,14 @@ def test_an_unwritable_file_is_wrong_use_not_a_finding(tmp_path):
 def test_what_a_terminal_would_obey_is_escaped():
     assert printable("llama 7b <ü>") == "llama 7b <ü>"
     assert printable("a\x1b[2J\nb\udcff\u202e") == r"a\x1b[2J\nb\udcff\u202e"
+
+
+def test_a_pipe_that_no_process_reads_is_not_waited_for(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(UnwritableError, match="pipe cannot be written: "):
+        write_whole(path, "text")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(path, "text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)

@@ -93,7 +93,8 @@ def _step(row: Mapping[str, Any], columns: Mapping[str, str], index: int) -> int
     if value is None:
         return None
     if not 0 <= value <= _STEP_MAX:
-        raise ValueError(f"{column} has value {row[column]!r}; a step is 0 or above")
+        shown = _shown(row[column])
+        raise ValueError(f"{column} has value {shown}; a step is from 0 to {_STEP_MAX}")
     return int(value)
 
 

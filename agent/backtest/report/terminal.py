@@ -18,6 +18,7 @@ from mp_agent.backtest.report.text import (
     verdict,
 )
 from mp_agent.backtest.results import Alert, Failure, RunResult
+from mp_agent.inputs.texts import printable
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _NUMERIC = frozenset(("first step", "reported at", "times", "value"))
@@ -50,7 +51,8 @@ def print_backtest(runs: Sequence[RunResult], console: Console, *, details: bool
 def print_failures(failures: Iterable[Failure], console: Console) -> None:
     """Print the logs that could not be read."""
     for failure in failures:
-        console.print(Text(f"mp-agent backtest: {failure.problem}", style="red"))
+        line = f"mp-agent backtest: {printable(failure.problem)}"
+        console.print(Text(line, style="red"))
 
 
 def print_differences(found: Sequence[Difference], runs: int, console: Console) -> None:

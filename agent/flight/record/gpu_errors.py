@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mp_agent.errors import FlightError
-from mp_agent.inputs.files import read_lines
+from mp_agent.inputs.files import check_text, read_lines
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9A-Fa-f:.]+)\): (?P<xid>\d{1,9})")
 _DCGM = re.compile(
@@ -44,6 +44,7 @@ def read_gpu_errors(path: Path) -> tuple[GpuError, ...]:
     naming the file, if it cannot be read.
     """
     try:
+        check_text(path)
         return tuple(dict.fromkeys(_errors(path)))
     except OSError as error:
         raise FlightError(f"{path}: {error.strerror or error}") from error

@@ -11,7 +11,7 @@ from mp_agent.inputs.texts import bounded_values, parse_json, parse_yaml_texts, 
     ("text", "problem"),
     [
         ("[" * 100_000, "nested too deeply"),
-        ("1" * 100_000, "cannot be read"),
+        ("1" * 100_000, "too many digits"),
         ('{"a": 1,\n "b"}', "line 2 column 5: is no JSON"),
         ("", "line 1 column 1: is no JSON"),
     ],

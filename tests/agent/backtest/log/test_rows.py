@@ -87,11 +87,11 @@ def test_many_wrong_lines_are_counted() -> None:
     assert notes[-1] == "45 more lines are left out"
 
 
-@pytest.mark.parametrize("step", [-1, 2**60, float("nan"), float("inf")])
+@pytest.mark.parametrize("step", [-1, 2**60, "9" * 10_000, float("nan"), float("inf")])
 def test_an_impossible_step_is_named(step) -> None:
     found, notes = points([{"step": 1, "loss": 1.0}, {"step": step, "loss": 1.0}])
     assert len(found) == 1
-    assert "step has value" in notes[0]
+    assert "step has value" in notes[0] and len(notes[0]) < 200
 
 
 def test_without_a_step_rows_are_counted_and_that_is_noted() -> None:

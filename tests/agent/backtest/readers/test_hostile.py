@@ -119,10 +119,10 @@ def test_names_that_are_no_utf_8_and_names_for_terminals_are_shown_with_escapes(
     assert r"caf\udce9" in html
     assert r"\x1b]0;owned\x07&lt;img" in html
     assert "<img src=x" not in html and "\x1b" not in html
-    with_problem = folder / "\x1b[2Jbad.csv"
+    with_problem = folder / "\x1b[2Jbad\n.csv"
     with_problem.write_text("step,\x1b[31mcolumn\n1,2\n")
     shown = backtest(with_problem)
-    assert r"\x1b[2Jbad.csv: no loss" in shown.output and "\x1b" not in shown.output
+    assert r"\x1b[2Jbad\n.csv: no loss" in shown.output and "\x1b" not in shown.output
 
 
 def test_damaged_numbers_of_every_kind_are_left_out(tmp_path: Path) -> None:

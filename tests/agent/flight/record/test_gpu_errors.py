@@ -1,5 +1,6 @@
 """XIDs in what a machine reports of its GPUs."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(FlightError, match="missing"):
         read_gpu_errors(tmp_path / "missing")
     assert _read(tmp_path, "") == ()
+
+
+@pytest.mark.parametrize("content", [gzip.compress(_DMESG.encode()), bytes(4096)])
+def test_a_file_that_is_no_text_is_no_machine_without_errors(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "dmesg.gz"
+    path.write_bytes(content)
+    with pytest.raises(FlightError, match=r"dmesg.gz: is no text"):
+        read_gpu_errors(path)
+    path.write_bytes(_DMESG.encode("utf-16"))
+    assert {error.xid for error in read_gpu_errors(path)} == {79, 31, 48}
