@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,12 @@ class TwoAgents:
                     for local in range(2)
                 ]
             )
-            own = {**dict(settings), **changes, "dir": directory, "merge_deadline_seconds": 3.0}
+            own: dict[str, Any] = {
+                **dict(settings),
+                **changes,
+                "dir": directory,
+                "merge_deadline_seconds": 3.0,
+            }
             agent = start_agent(Settings(**own), "--run-dir", run_dir)
             stack.callback(agent.wait)
             stack.callback(agent.kill)
