@@ -253,4 +253,6 @@ class StepTransition:
     nonfinite_gradient_steps: int = 0
     """Consecutive steps, this one included, with non-finite gradients not due to calibration."""
     rate_jumped: bool = False
-    """Whether the learning rate was far above all previous ones."""
+    """Whether the learning rate was far above all previous ones, or proved to have been."""
+    rate_jump_step: int | None = None
+    """The trainer's step of the last such rate; None before one."""

@@ -227,6 +227,9 @@ class TestSuccessor:
         assert succeed(training).tracker.memory == training.tracker.memory
 
 
+JUMP = "MpAgentLearningRateJump"
+
+
 class TestFirstStep:
     """Of steps that are judged together, the condition names the one that met it."""
 
@@ -282,3 +285,15 @@ class TestFirstStep:
         for number in range(1, 200):
             training.step(loss_nonfinite=float(number >= 20), nan_elements=float(number >= 90))
         assert self._since(training) == {UPDATE: begun + 90, "MpAgentLossNonFinite": begun + 20}
+
+    @pytest.mark.parametrize("apart", [0.0, 1.0], ids=["judged together", "judged one by one"])
+    def test_of_a_jump_that_the_loss_had_to_prove_it_is_that_of_the_rate(
+        self, training: Training, begun: int, apart: float
+    ):
+        for number in range(1, 160):
+            training.wait(apart)
+            lost = {"loss": 40.0} if number >= 133 else {}
+            training.step(learning_rate=1e-3 if number < 130 else 0.1, **lost)
+        training.wait(0.2)
+        jumps = [e.condition for e in training.events if e.condition.name == JUMP]
+        assert [jump.since_step for jump in jumps] == [begun + 130]
