@@ -17,7 +17,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, untraced
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
-from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer, show_by, view_of
+from mp_agent.probe.optimizers.library_optimizer import LibraryOptimizer, show_by, view_of
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
