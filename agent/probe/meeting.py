@@ -8,7 +8,6 @@ concern the job.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -34,8 +33,6 @@ _DIFFERENCES_AT_MOST = 3
 
 _YES, _NO = "yes", "no"
 
-_meetings: Counter[tuple[str, str]] = Counter()
-"""How often this process has met, by name and ranks; the same on all of them."""
 _incomplete: set[tuple[int, ...]] = set()
 """Ranks of meetings to which some of them did not come."""
 
@@ -129,15 +126,17 @@ class Meeting:
         if dist.get_world_size(group) == 1:
             return None
         ranks = dist.get_process_group_ranks(group)
-        count = _meetings[name, describe_ranks(ranks)]
-        _meetings[name, describe_ranks(ranks)] += 1
+        position = dist.get_rank(group)
         store = distributed_c10d._get_default_store()
         wait_seconds = min(WAIT_SECONDS_AT_MOST, _SHARE_OF_TIMEOUT * _timeout_seconds(group, store))
         # torchrun's store outlives its workers: without the attempt, a restarted rank would find
         # answers and addresses of processes that are gone.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        meeting = f"{name}/{attempt}/{count}"
-        return cls(meeting, store, ranks, dist.get_rank(group), wait_seconds)
+        # The store counts how often each member has met: a process that replaces another in a job
+        # which goes on has not met as often as the others have.
+        begun = _part_of(store, f"mp_agent/{name}/{attempt}/{describe_ranks(ranks)}")
+        count = begun.add(f"meetings of {position}", 1)
+        return cls(f"{name}/{attempt}/{count}", store, ranks, position, wait_seconds)
 
     def join(self, settings: Mapping[str, object]) -> None:
         """Wait until all members are here with the same settings.

@@ -154,7 +154,7 @@ class TrainingGuard:
     def group_ends(self, group: dist.ProcessGroup | None) -> None:
         """Leave the other ranks before the job's process groups are destroyed."""
         if group is None:
-            self._agreement.release()
+            self._agreement.leave()
 
     def close(self) -> None:
         """Restore everything that still is as the guard has made it, and leave the other ranks."""

@@ -24,7 +24,8 @@ def install(patches: Patches, events: GroupEnd, guard: Guard) -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def destroy(group: Any = None) -> None:
-            guard.run("teardown", events.group_ends, group)
+            ending = None if group is dist.group.WORLD else group
+            guard.run("teardown", events.group_ends, ending)
             original(group)
 
         return destroy

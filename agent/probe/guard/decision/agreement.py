@@ -93,8 +93,13 @@ class Agreement:
         finally:
             self.release()
 
+    def leave(self) -> None:
+        """Release the groups, which are about to end: the ranks meet again in those made next."""
+        self.release()
+        self._met_in = None
+
     def release(self) -> None:
-        """Release the group, and the store."""
+        """Release the own group, and the store."""
         self._meeting = self._own = None
         self._sent = None
 
