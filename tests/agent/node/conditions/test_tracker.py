@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -86,6 +87,18 @@ class TestEvents:
         assert training.heard()[3:] == [("resolved", EXPLOSION, "warning")]
 
     @pytest.mark.slow
+    @pytest.mark.slow
+    def test_small_gradients_are_reported_once_although_noise_of_the_loss_looks_like_learning(
+        self, training: Training
+    ):
+        random = Random(3)
+        for number in range(300):
+            training.wait(40.0)
+            norm = 1.0 if number < 150 else 1e-9 * random.uniform(0.8, 1.2)
+            training.step(loss=random.gauss(2.0, 0.05), norm=norm)
+        heard = [own for own in training.heard() if own[1] == "MpAgentGradientVanishing"]
+        assert heard == [("firing", "MpAgentGradientVanishing", "critical")]
+
     def test_of_one_that_was_never_told_the_end_is_not_told_either(self, training: Training):
         training.train(800, norm=1e-7)
         vanishing = [c for c in training.tracker.active if c.name == "MpAgentGradientVanishing"]
