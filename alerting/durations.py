@@ -154,6 +154,11 @@ DURATIONS = (
         meaning="window whose mean loss is compared with that of the window before",
     ),
     Duration(
+        name="vanishing_keep",
+        seconds=10 * _MINUTE,
+        meaning="how long an alert on small gradients continues while the loss seems to fall",
+    ),
+    Duration(
         name="untrained_hold",
         seconds=2 * _MINUTE,
         meaning="how long steps must appear to train nothing, unless that is certain",

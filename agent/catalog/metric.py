@@ -62,6 +62,9 @@ class Metric:
     label_values: Callable[[Mapping[str, float]], tuple[tuple[str, ...], ...]] | None = None
     """From the thresholds in force to the label tuples known beforehand."""
     appears_when_counted: bool = False
+    evidence_step: Callable[[Any], int | None] | None = None
+    """Of a counter that later steps have to confirm: from what it is counted from to the trainer's
+    step of what it counts."""
     family: str = GRADIENTS.name
     """Of a layer: the family of columns that it is read or counted from."""
     gives_way: bool = False

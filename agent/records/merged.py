@@ -169,6 +169,11 @@ class MergedStep:
         return self.columns.get("guard_skip_update", 0.0) == 1.0
 
     @property
+    def weights_kept(self) -> bool:
+        """Whether GradScaler or the guard kept the update from the weights."""
+        return self.skipped or self.skipped_by_guard
+
+    @property
     def loss_scale(self) -> float | None:
         """The loss scale in force; None without one.
 
@@ -189,7 +194,7 @@ class MergedStep:
         A rank's own gradients show that, or the few that are looked at on some steps.
         """
         seen = bool(self.nonfinite_gradient_ranks) or self.flag(GRADIENTS_REPLACED)
-        return seen and not self.skipped and self.gradient_nonfinite_elements == 0.0
+        return seen and not self.weights_kept and self.gradient_nonfinite_elements == 0.0
 
     @property
     def gradients_complete(self) -> bool:
@@ -248,4 +253,6 @@ class StepTransition:
     nonfinite_gradient_steps: int = 0
     """Consecutive steps, this one included, with non-finite gradients not due to calibration."""
     rate_jumped: bool = False
-    """Whether the learning rate was far above all previous ones."""
+    """Whether the learning rate was far above all previous ones, or proved to have been."""
+    rate_jump_step: int | None = None
+    """The trainer's step of the last such rate; None before one."""

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from mp_agent.alerting.detector.history import History
 
@@ -60,11 +61,20 @@ class Readings:
         self._horizons[name] = max(known, horizon_seconds + self.period_seconds)
         self._series.setdefault(name, {})
 
-    def update(self, readings: Iterable[Reading], now_seconds: float, step: int = 0) -> None:
-        """Take a complete reading, after a step; a series that is not in it has ended."""
+    def update(
+        self,
+        readings: Iterable[Reading],
+        now_seconds: float,
+        step: int = 0,
+        evidence_steps: Mapping[Key, int] = MappingProxyType({}),
+    ) -> None:
+        """Take a complete reading, after a step; a series that is not in it has ended.
+
+        evidence_steps: of series whose change is evidence of an earlier step.
+        """
         self._updates += 1
         self.note_step(step)
-        self._add(readings, now_seconds, step)
+        self._add(readings, now_seconds, step, evidence_steps)
         for series in self._series.values():
             for labels in [
                 key for key, history in series.items() if history.update_number != self._updates
@@ -75,10 +85,16 @@ class Readings:
                     del series[labels]
                     self._count -= 1
 
-    def update_some(self, readings: Iterable[Reading], now_seconds: float, step: int = 0) -> None:
+    def update_some(
+        self,
+        readings: Iterable[Reading],
+        now_seconds: float,
+        step: int = 0,
+        evidence_steps: Mapping[Key, int] = MappingProxyType({}),
+    ) -> None:
         """Take readings of a few series, after a step; nothing is said of the others."""
         self.note_step(step)
-        self._add(readings, now_seconds, step)
+        self._add(readings, now_seconds, step, evidence_steps)
 
     def note_step(self, step: int) -> None:
         """Remember the number of a step, of which logs need not have every one; 0: of none."""
@@ -117,7 +133,13 @@ class Readings:
             if history.alive:
                 yield labels, history.value
 
-    def _add(self, readings: Iterable[Reading], now_seconds: float, step: int) -> None:
+    def _add(
+        self,
+        readings: Iterable[Reading],
+        now_seconds: float,
+        step: int,
+        evidence_steps: Mapping[Key, int],
+    ) -> None:
         round_, update, all_series = self._round, self._updates, self._series
         for (name, labels), value in readings:
             series = all_series.get(name)
@@ -132,5 +154,5 @@ class Readings:
                 history = History(self.period_seconds, self._horizons[name], known_value)
                 series[labels] = history
                 self._count += 1
-            history.add(value, now_seconds, round_, step)
+            history.add(value, now_seconds, round_, evidence_steps.get((name, labels), step))
             history.update_number = update

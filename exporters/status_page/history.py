@@ -19,6 +19,8 @@ class StepHistory:
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=STEPS_KEPT)
+        self.loss_misread = False
+        """Whether the losses are known to be multiplied by a scale; they are omitted then."""
 
     def add(self, step: MergedStep) -> None:
         """Add a closed step. A norm that does not count (skipped, partial) is omitted.
@@ -46,4 +48,5 @@ class StepHistory:
     def columns(self, *, after_step: int | None = None) -> Mapping[str, list[object]]:
         """Return the steps as columns of equal length, oldest first; None for "not observed"."""
         points = [p for p in self._points if after_step is None or p[0] > after_step]
-        return {name: [point[at] for point in points] for at, name in enumerate(_NAMES)}
+        columns = {name: [point[at] for point in points] for at, name in enumerate(_NAMES)}
+        return {**columns, "loss": [None] * len(points)} if self.loss_misread else columns

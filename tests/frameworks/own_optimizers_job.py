@@ -1,8 +1,8 @@
 """Trains by a library whose optimizers are not torch's; writes what that library itself computes.
 
-Started with LIBRARY, DIRECTORY and VARIANT…: each variant is trained without
-the probe, and then with it. Without variants it trains once, and leaves mp_agent to
-MP_AGENT_ATTACH.
+Started with LIBRARY, DIRECTORY and VARIANT…, by torchrun for several ranks: each variant is
+trained without the probe, and then with it. Without variants it trains once, and leaves mp_agent
+to MP_AGENT_ATTACH.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 SIZE, BATCHES, BATCH = 6, 6, 4
 CLIP = 0.05
@@ -141,7 +142,37 @@ def keras(variant: str) -> dict[str, Any]:
     return {**seen, "weights": digest_of(model.parameters())}
 
 
-JOBS: dict[str, Callable[[str], dict[str, Any]]] = {"fastai": fastai, "keras": keras}
+def keras_ranks(variant: str) -> dict[str, Any]:
+    """Train a model of Keras under DDP, each rank with data of its own."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1)])
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = keras.optimizers.Adam(RATE, global_clipnorm=CLIP)
+    seen: dict[str, Any] = {"norms": [], "losses": []}
+    torch.manual_seed(dist.get_rank())
+    inputs, target = data()
+    for x, y in zip(inputs.split(BATCH), target.split(BATCH), strict=True):
+        model.zero_grad()
+        loss = torch.nn.functional.mse_loss(wrapped(x), y)
+        loss.backward()
+        gradients = [each.value.grad for each in model.trainable_weights]
+        mean = loss.detach() / dist.get_world_size()
+        dist.all_reduce(mean)
+        seen["norms"].append(norm_of(gradients))
+        seen["losses"].append(float(mean))
+        with torch.no_grad():
+            optimizer.apply(gradients, model.trainable_weights)
+    return {**seen, "weights": digest_of(model.parameters())}
+
+
+JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "fastai": fastai,
+    "keras": keras,
+    "keras_ranks": keras_ranks,
+}
 
 
 def train(library: str, variant: str) -> dict[str, Any]:
@@ -157,19 +188,30 @@ def main(library: str, directory: Path, variants: Sequence[str]) -> None:
     from mp_agent.ring.writer import RingWriter
     from mp_agent.settings import Settings
     from tests.agent.probe.rings import make_identity
+    from tests.gloo import end_process_group
 
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+        directory = directory / str(rank)
     for variant in variants:
         without = train(library, variant)
         place = directory / variant
-        place.mkdir()
-        writer = RingWriter.create(place / "rank0.ring", make_identity())
-        probe = Probe(lambda ring=writer: ring, Settings(layer_interval=2))  # type: ignore[misc]
+        place.mkdir(parents=True)
+        writer = RingWriter.create(place / f"rank{rank}.ring", make_identity(rank, ranks))
+        probe = Probe(
+            lambda ring=writer: ring,  # type: ignore[misc]
+            Settings(layer_interval=2),
+            ranks_in_run=lambda: ranks,
+        )
         probe.attach()
         seen = train(library, variant)
         probe.flush()
         probe.detach()
         writer.close()
         (place / "seen.json").write_text(json.dumps({**seen, "without": without["weights"]}))
+    if ranks > 1:
+        end_process_group()
 
 
 if __name__ == "__main__":

@@ -308,7 +308,10 @@ import torch
 
 original = torch.optim.Optimizer.__init__
 
+made = []
+
 def counted(self, *args, **kwargs):
+    made.append(self)
     original(self, *args, **kwargs)
 
 torch.optim.Optimizer.__init__ = counted
@@ -319,6 +322,8 @@ for _ in range(4):
     optimizer.zero_grad()
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
+third = torch.optim.SGD(model.parameters(), lr=0.1)
+assert made == [optimizer, second, third], "the wrapper goes on being called, once each"
 """
 
 

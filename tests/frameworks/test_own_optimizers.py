@@ -16,10 +16,10 @@ import pytest
 
 from mp_agent.probe.hooks.keras import CLIPPED_ALONE
 from mp_agent.ring import locations
-from tests.agent.probe.rings import RingContents, read_ring
+from tests.agent.probe.rings import RingContents, merge_rings, read_ring
 from tests.frameworks import own_optimizers_job
 from tests.frameworks.own_optimizers_job import BATCHES, CLIP, RATE
-from tests.frameworks.torchrun import ROOT
+from tests.frameworks.torchrun import ROOT, WORLD, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.e2e]
 
@@ -65,7 +65,7 @@ def _run(library: str, directory: Path, *variants: str, **environment: str) -> N
 VARIANTS = {
     "fastai": (
         *("plain", "clip", "lookahead", "wrapped clip fp16", "clip fp16"),
-        *("accumulate",),
+        *("accumulate", "fp16 skips"),
     ),
     "keras": (
         *("plain", "global_clip", "static global_clip", "fp16", "apply_gradients"),
@@ -145,19 +145,40 @@ def test_keras_averages_the_gradients_of_micro_batches(trained):
     assert twice.norms[0] == pytest.approx(once.norms[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("library", ["keras"])
+@BOTH
 def test_steps_that_a_scaler_skips_count_as_skipped(trained, library):
     found = trained(library, "fp16 skips")
     assert found.seen["weights"] == found.seen["without"]
     skipped, scales = found.ring.column("skipped"), found.ring.column("loss_scale")
     assert len(skipped) == STEPS[library]
-    assert skipped[0] == 1.0
+    first = skipped.index(1.0)
     assert [after < before for before, after in pairwise(scales)] == [
         flag == 1.0 for flag in skipped[:-1]
     ]
-    assert found.ring.column("loss")[0] == pytest.approx(found.seen["losses"][0], rel=1e-5)
-    first = found.ring.gradients(0)
-    assert first["nan_elements"] + first["inf_elements"] > 0
+    assert found.ring.column("loss") == pytest.approx(found.seen["losses"], rel=1e-5)
+    gradients = found.ring.gradients(first)
+    assert gradients["nan_elements"] + gradients["inf_elements"] > 0
+
+
+def test_keras_under_ddp_has_the_loss_and_norm_of_all_ranks(framework, tmp_path):
+    framework("keras")
+    torchrun(
+        "tests.frameworks.own_optimizers_job",
+        "keras_ranks",
+        str(tmp_path),
+        "",
+        KERAS_HOME=str(tmp_path),
+    )
+    seen = json.loads((tmp_path / "0" / "seen.json").read_text())
+    assert seen["weights"] == seen["without"]
+    rings = {rank: read_ring(tmp_path / str(rank) / f"rank{rank}.ring") for rank in range(WORLD)}
+    steps = merge_rings(rings)
+    assert [step.get("loss") for step in steps] == pytest.approx(seen["losses"], rel=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx(seen["norms"], rel=1e-5)
+    assert [step.get("clip_max_norm") for step in steps] == pytest.approx([CLIP] * BATCHES)
+    assert all(step.replicas["gradients"].agree for step in steps)
+    assert steps[1].replicas["weights"].agree
+    assert rings[0].state.unsupported == ()
 
 
 def test_layers_have_the_paths_of_keras_variables(trained):

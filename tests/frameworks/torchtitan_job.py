@@ -99,7 +99,7 @@ def build(variant: Variant, assets: Path, out: Path) -> Any:
     parallelism.tensor_parallel_degree = variant.tp
     parallelism.pipeline_parallel_degree = variant.pp
     parallelism.pipeline_parallel_schedule = variant.schedule
-    parallelism.spmd_backend = "partial_dtensor"  # the only one that torch 2.13 can run
+    parallelism.spmd_backend = "partial_dtensor"
     config.compile.enable = variant.compiles
     config.compile.backend = "aot_eager"
     config.checkpoint.enable = config.validator.enable = False

@@ -42,6 +42,7 @@ class CounterStore:
         self._metrics = {scope: _counting(own) for scope, own in metrics.items()}
         self._failed: set[str] = set()
         self._risen: set[tuple[str, Labels]] = set()
+        self._evidence_steps: dict[tuple[str, Labels], int] = {}
 
     def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
         """Update every counted metric of `scope`, of a layer those of its family, with one step.
@@ -63,10 +64,16 @@ class CounterStore:
                 continue
             for labels, value in labelled(reading):
                 self._add(metric, scope_labels + labels, value)
+                if metric.evidence_step and value and (step := metric.evidence_step(change)):
+                    self._evidence_steps[metric.name, scope_labels + labels] = step
 
     def total(self, metric: Metric, labels: Labels) -> float:
         """Return a counter's current value."""
         return self._totals.get((metric.name, labels), 0.0)
+
+    def evidence_step(self, metric: Metric, labels: Labels) -> int | None:
+        """Return the trainer's step of what a counter counted last, where that came before."""
+        return self._evidence_steps.get((metric.name, labels))
 
     def entries(self, names: Collection[str]) -> Iterator[Total]:
         """Yield the nonzero counters of some metrics, given by name."""

@@ -58,7 +58,7 @@ class IncidentTracker(Tracker):
     def fold(self, step: MergedStep) -> None:
         """Add a closed step."""
         loss_nonfinite = step.flag("loss_nonfinite")
-        if step.skipped and loss_nonfinite:
+        if step.weights_kept and loss_nonfinite:
             self._suspect(step)
         elif step.skipped:
             self.suspect_steps = 0
@@ -94,7 +94,9 @@ class IncidentTracker(Tracker):
         if self.suspect_steps == 0:
             self.suspect, self.suspect_sequence = _first_seen(step), step.sequence
         self.suspect_steps += 1
-        if self.suspect is not None and self.suspect_steps > TOLERATED_SKIPS:
+        # A search for the loss scale explains what GradScaler skips, not what the guard does.
+        tolerated = 0 if step.skipped_by_guard else TOLERATED_SKIPS
+        if self.suspect is not None and self.suspect_steps > tolerated:
             self._begin(self.suspect, self.suspect_sequence)
 
     def _begin(self, first: FirstNonfinite, sequence: int) -> None:

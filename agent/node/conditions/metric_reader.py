@@ -23,6 +23,7 @@ class MetricReader:
         self._labelled = [metric for metric in metrics if metric not in plain]
         self._read = [(_key(metric), metric.read) for metric in plain if metric.read]
         self._counted = [(_key(metric), metric) for metric in plain if not metric.read]
+        self._confirmed = [own for own in self._counted if own[1].evidence_step]
         self._gauges = [
             (metric, metric.read)
             for metric in metrics
@@ -51,6 +52,11 @@ class MetricReader:
                     yield (f"{metric.prometheus_name}_count", labels), count
                 else:
                     yield (metric.prometheus_name, labels), sample.value
+
+    def evidence_steps(self, counters: CounterStore) -> Mapping[Key, int]:
+        """Return of which step a counter is that later steps had to confirm."""
+        steps = {key: counters.evidence_step(metric, ()) for key, metric in self._confirmed}
+        return {key: step for key, step in steps.items() if step is not None}
 
     def moved(self, view: RunView, counters: CounterStore) -> Iterator[Reading]:
         """Yield the run's gauges, which do not retain earlier values, and the counters that rose.

@@ -99,7 +99,8 @@ class ConditionTracker:
             view = replace(self._view, **account.view_of_step(), health=health)
             moved = self._reader.moved(view, account.counters)
             step = view.last.step if view.last else 0
-            self._detector.readings.update_some(moved, now_seconds, step)
+            evidence = self._reader.evidence_steps(account.counters)
+            self._detector.readings.update_some(moved, now_seconds, step, evidence)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
         """Judge steps that were skipped, and regularly while no step arrives.
@@ -129,7 +130,8 @@ class ConditionTracker:
         self._view = view
         observation = Observation(view, now_seconds, time.time())
         series = self._reader.all_series(export)
-        self._detector.readings.update(series, now_seconds, observation.step)
+        evidence = self._reader.evidence_steps(export.counters)
+        self._detector.readings.update(series, now_seconds, observation.step, evidence)
         if self._remembered is not None:
             self._restore(self._remembered, now_seconds)
             self._remembered = None

@@ -53,6 +53,7 @@ class StepIngest:
         """Add a step of the run."""
         self.account.fold_step(step)
         self.history.add(step)
+        self.history.loss_misread = self.account.progress.misreadings.scaled
         self._closed[step.sequence] = _ClosedStep(
             step.step, {family.name: _judged_optimizers(step, family) for family in FAMILIES}
         )

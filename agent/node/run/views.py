@@ -80,7 +80,10 @@ def run_export(
         node_rank=attempt.identity.node_rank,
         view=view,
         layers=tuple(_layers(account)) if exported else (),
-        ranks=[rank_view(source) for _, source in sorted(attempt.sources.items())],
+        ranks=[
+            rank_view(source, loss_misread=account.progress.misreadings.scaled)
+            for _, source in sorted(attempt.sources.items())
+        ],
         faded_ranks=state.departed_ranks.expired(now_seconds),
         agent=agent_view(
             attempt,
@@ -134,9 +137,12 @@ def run_view(
     )
 
 
-def rank_view(source: RankSource) -> RankView:
-    """Return the state of one rank, from its ring."""
+def rank_view(source: RankSource, *, loss_misread: bool) -> RankView:
+    """Return the state of one rank, from its ring; without a loss that is not the script's."""
     last, schema = source.last, source.schema
+    values = dict(observed_columns(schema, last)) if schema and last else None
+    if values is not None and loss_misread:
+        values.pop("loss", None)
     return RankView(
         identity=source.identity,
         facts=dict(schema.facts) if schema else {},
@@ -144,7 +150,7 @@ def rank_view(source: RankSource) -> RankView:
         up=source.end is EndReason.RUNNING,
         step=last.step if last else None,
         step_time_unix_seconds=last.time_unix_ns / _NANOSECONDS if last else None,
-        values=observed_columns(schema, last) if schema and last else None,
+        values=values,
     )
 
 

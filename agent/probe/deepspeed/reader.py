@@ -14,9 +14,7 @@ from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
 
 class EngineReader:
-    """Implements `optimizers.engine.Engine` for a `DeepSpeedEngine`; does not keep it alive."""
-
-    owns_gradients = True
+    """Implements `optimizers.engine.OwningEngine` for a `DeepSpeedEngine`, held weakly."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = weakref.ref(engine)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper
 from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.optimizers.optimizer_view import (
+from mp_agent.probe.optimizers.library_optimizer import (
     LibraryOptimizer,
     show_by,
     substitute,

@@ -17,8 +17,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, untraced
 from mp_agent.probe.isolation.guard import Guard
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
-from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer, show_by, view_of
-from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.library_optimizer import LibraryOptimizer, show_by, view_of
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
 _BASE = "keras.src.optimizers.base_optimizer", "BaseOptimizer"
@@ -31,8 +30,6 @@ CLIPPED_ALONE = "limit and coefficient of Keras' clipnorm, which clips each vari
 class _KerasStep:
     """Implements `optimizers.engine.Engine` for one call of `apply`."""
 
-    owns_gradients = False
-
     def __init__(self, optimizer: Any, variables: Iterable[Any]) -> None:
         self.variables = list(variables)
         self.begun = False
@@ -43,10 +40,6 @@ class _KerasStep:
         self.skipped = False
         limit = optimizer.global_clipnorm
         self._limit = float(limit) if limit and limit > 0 else None
-
-    def make_plan(self, label: str) -> MeasurementPlan:
-        """Not called: the plan is that of the parameters."""
-        raise NotImplementedError
 
     def begin(self) -> EngineStep:
         """Return the scales."""

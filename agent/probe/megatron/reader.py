@@ -13,9 +13,7 @@ from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
 
 class OptimizerReader:
-    """Implements `optimizers.engine.Engine` for a `MegatronOptimizer`; does not keep it alive."""
-
-    owns_gradients = True
+    """Implements `optimizers.engine.OwningEngine` for a `MegatronOptimizer`, held weakly."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)

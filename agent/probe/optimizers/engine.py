@@ -5,7 +5,7 @@ skips steps. It is asked, through this interface, before and after each step of 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
@@ -16,9 +16,6 @@ from mp_agent.probe.scalars import Scalar
 class Engine(Protocol):
     """An engine that is about to step, or has stepped. No method enters a collective."""
 
-    owns_gradients: bool
-    """Whether it keeps gradients of its own, and makes the plan of them."""
-
     @property
     def optimizer(self) -> Optimizer | None:
         """The optimizer that it steps; None when it has none."""
@@ -27,14 +24,19 @@ class Engine(Protocol):
     def scaler_name(self) -> str:
         """The class that scales the loss; empty when nothing does."""
 
-    def make_plan(self, label: str) -> MeasurementPlan:
-        """Return what to measure, under the names of the model's own parameters."""
-
     def begin(self) -> "EngineStep":
         """Return what is known before a step."""
 
     def end(self) -> "EngineResult":
         """Return what became of the step."""
+
+
+@runtime_checkable
+class OwningEngine(Engine, Protocol):
+    """An engine that keeps gradients of its own, and makes the plan of them."""
+
+    def make_plan(self, label: str) -> MeasurementPlan:
+        """Return what to measure, under the names of the model's own parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,11 @@ from mp_agent.probe.optimizers.layer_slots import (
     local_of,
     slots_of,
 )
+from mp_agent.probe.optimizers.library_optimizer import LibraryOptimizer
 from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
 from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
 from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
 from mp_agent.probe.optimizers.lookup.unheld import computing_dtype, outside_modules, sources_of
-from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.engine import Engine
+from mp_agent.probe.optimizers.engine import Engine, OwningEngine
 from mp_agent.probe.optimizers.engine_plan import EnginePlan
 from mp_agent.probe.optimizers.lookup.module_trees import holds_any
 from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
@@ -101,7 +101,7 @@ class OptimizerRegistry:
         """Return the watched optimizer that an engine steps; None when it has none."""
         if (optimizer := engine.optimizer) is None:
             return None
-        if not engine.owns_gradients:
+        if not isinstance(engine, OwningEngine):
             return self.of(optimizer)
         found = next((watched for watched in self.roles.watched if watched.is_of(optimizer)), None)
         if found is None:
@@ -298,7 +298,7 @@ class OptimizerRegistry:
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
         return self._plan_maker.trains_rest_of_model(optimizer, held)
 
-    def _make_engine_plan(self, engine: Engine, watched: WatchedOptimizer) -> MeasurementPlan:
+    def _make_engine_plan(self, engine: OwningEngine, watched: WatchedOptimizer) -> MeasurementPlan:
         plan = engine.make_plan(watched.label)
         if watched.role is Role.FIRST and isinstance(plan, EnginePlan) and plan.root is not None:
             self._plan_maker.note_root(plan.root)

@@ -71,6 +71,11 @@ class WeightsMark:
         self._marked = []
 
     @property
+    def is_set(self) -> bool:
+        """Whether there are weights that `moved` is about."""
+        return bool(self._marked)
+
+    @property
     def moved(self) -> bool:
         """Whether the first or the last of the trained weights has changed since."""
         return any(

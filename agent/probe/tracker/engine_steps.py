@@ -2,7 +2,7 @@
 
 from math import isnan
 
-from mp_agent.probe.optimizers.engine import Engine
+from mp_agent.probe.optimizers.engine import Engine, OwningEngine
 from mp_agent.probe.scalars import reciprocal
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring
@@ -30,7 +30,7 @@ class EngineSteps:
         attached_late = context.step.sequence == 1
         if watched.of_run and isnan(context.step.backward_seconds) and not attached_late:
             context.note_unsupported("the loss of backwards that an engine runs by other means")
-        if context.guarded and not engine.owns_gradients:
+        if context.guarded and not isinstance(engine, OwningEngine):
             context.note_unguarded(UNGUARDED)
         thread.engine_steps, thread.optimizer_stepped = True, False
         before = engine.begin()

@@ -2,7 +2,7 @@
 
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.optimizer_view import LibraryOptimizer
+from mp_agent.probe.optimizers.library_optimizer import LibraryOptimizer
 from mp_agent.probe.optimizers.watched import WatchedOptimizer
 from mp_agent.probe.scalars import snapshot_of
 from mp_agent.probe.step.running_step import running_step

@@ -52,6 +52,8 @@ _REASON = (
 )
 _LOW, _LOW_HOLD = limit("grad_norm_low"), duration("vanishing_low_hold")
 _VERY_LOW, _VERY_LOW_HOLD = limit("grad_norm_very_low"), duration("vanishing_very_low_hold")
+_KEEP = duration("vanishing_keep")
+"""Noise of the loss looks now and then as if something were learned."""
 _VANISHED, _HOLD = limit("grad_norm_vanished"), duration("vanishing_hold")
 
 
@@ -141,6 +143,19 @@ _CONVERGING = Example(
     not_yet=(39,),
 )
 
+_NOISY = Example(
+    title="vanished gradients, and a loss that once looks as if it fell",
+    minutes=46,
+    tracks=(*_norms(*flat(1.2, 10), 1e-7), Track(metrics.LOSS, (*flat(2.0, 38), 1.0))),
+    fires={
+        Severity.CRITICAL: _fires(_VANISHED, _HOLD, "1e-07"),
+        Severity.WARNING: _fires(_VERY_LOW, _VERY_LOW_HOLD, "1e-07"),
+        Severity.INFO: _fires(_LOW, _LOW_HOLD, "1e-07"),
+    },
+    at=45,
+    not_yet=(11,),
+)
+
 _TINY_UNITS = Example(
     title="a loss in tiny units, whose norm was never larger: info at most",
     minutes=46,
@@ -209,6 +224,7 @@ GRADIENT_VANISHING = Condition(
             ),
             when=unless(*_below(_VANISHED), loss_falling(), _small_by_nature()),
             hold=_HOLD,
+            keep=_KEEP,
             reason=_REASON,
             description=_description(_VANISHED, _HOLD),
         ),
@@ -216,6 +232,7 @@ GRADIENT_VANISHING = Condition(
             severity=Severity.WARNING,
             when=unless(*_below(_VERY_LOW), loss_falling(), _small_by_nature()),
             hold=_VERY_LOW_HOLD,
+            keep=_KEEP,
             reason=_REASON,
             description=_description(_VERY_LOW, _VERY_LOW_HOLD),
         ),
@@ -227,6 +244,9 @@ GRADIENT_VANISHING = Condition(
             description=_description(_LOW, _LOW_HOLD),
         ),
     ),
-    firing=(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _OF_TWO_OPTIMIZERS, _CONVERGING, _TINY_UNITS),
+    firing=(
+        *(_ALL_THREE, _VERY_LOW_ONLY, _SLOW_STEPS, _OF_TWO_OPTIMIZERS),
+        *(_CONVERGING, _NOISY, _TINY_UNITS),
+    ),
     quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED),
 )

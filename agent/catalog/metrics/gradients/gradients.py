@@ -97,7 +97,7 @@ def _elements(change: StepTransition, column: str) -> Reading:
 def _nonfinite_update(change: StepTransition) -> Reading:
     """Count per optimizer too; one of another model has no gradients where its step is skipped."""
     step = change.step
-    kept = step.skipped or step.skipped_by_guard
+    kept = step.weights_kept
     return of_optimizers(
         float(not kept and step.gradient_nonfinite_elements > 0),
         step.optimizers,

@@ -12,7 +12,7 @@ def _untrained(run: RunView) -> Reading:
 def _repeated(change: StepTransition) -> Reading:
     """Leave out those on which the weights were updated: `nonfinite.updates` counts them."""
     repeated = change.nonfinite_gradient_steps >= change.thresholds["nonfinite_gradients"]
-    return float(change.step.skipped and repeated)
+    return float(change.step.weights_kept and repeated)
 
 
 LEARNING_METRICS = (
@@ -58,5 +58,6 @@ LEARNING_METRICS = (
         "steps; the first change within 1000 steps counts only if the loss or norms leave their "
         "usual range.",
         count=lambda change: float(change.rate_jumped),
+        evidence_step=lambda change: change.rate_jump_step,
     ),
 )

@@ -31,7 +31,7 @@ def _lost_steps(run: RunView) -> Reading:
 
 
 def _unskipped(change: StepTransition) -> Reading:
-    return float(change.step.flag("loss_nonfinite") and not change.step.skipped)
+    return float(change.step.flag("loss_nonfinite") and not change.step.weights_kept)
 
 
 def _repeated(change: StepTransition) -> Reading:

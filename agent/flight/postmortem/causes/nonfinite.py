@@ -125,7 +125,9 @@ def _own_gradients(case: Case, first: MergedStep) -> Iterator[Argument]:
 
 def _updates(case: Case) -> Iterator[Diagnosis]:
     updates = [
-        step for step in case.steps if not step.skipped and step.gradient_nonfinite_elements > 0
+        step
+        for step in case.steps
+        if not step.weights_kept and step.gradient_nonfinite_elements > 0
     ]
     if not updates:
         return
@@ -158,7 +160,7 @@ def _sudden(case: Case, step: MergedStep) -> list[Argument]:
 
 def _skipped_nonfinite(case: Case, sequence: int) -> int:
     return sum(
-        step.skipped and step.flag("loss_nonfinite")
+        step.weights_kept and step.flag("loss_nonfinite")
         for step in case.steps
         if step.sequence >= sequence
     )

@@ -56,6 +56,8 @@ class LearningTracker(Tracker):
     highest_rate: float = 0.0
     rate_jumped: bool = False
     """Whether the last step's learning rate was far above all previous ones, or proved a jump."""
+    rate_jump_step: int | None = None
+    """The trainer's step of the last rate far above all previous ones, whether a jump or not."""
     rate_raised: bool = False
     """Whether the last step's learning rate was clearly above all previous ones: too little for a
     jump by itself, but a reason for the loss to rise."""
@@ -84,7 +86,11 @@ class LearningTracker(Tracker):
 
     def transition(self) -> Mapping[str, Any]:
         """Return what the last step showed."""
-        return {"nonfinite_gradient_steps": self.nonfinite_steps, "rate_jumped": self.rate_jumped}
+        return {
+            "nonfinite_gradient_steps": self.nonfinite_steps,
+            "rate_jumped": self.rate_jumped,
+            "rate_jump_step": self.rate_jump_step,
+        }
 
     def health(self, context: AccountContext) -> Mapping[str, Any]:
         """Return for how many steps in a row nothing can have been learned."""
@@ -100,6 +106,8 @@ class LearningTracker(Tracker):
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step."""
         self._fold_rate(step.get("learning_rate"), thresholds["learning_rate_jump"])
+        if self.rate_jumped or self.suspect_steps == 0:
+            self.rate_jump_step = step.step
         self._fold_nonfinite(step, thresholds)
         self._fold_clipping(step)
         if not step.skipped or step.loss_scale is None:

@@ -104,14 +104,14 @@ class LossTracker(Tracker):
             return
         norms, learning = context.progress.norms, context.progress.learning
         largest = max(norms.exploded.values(), default=0.0)
-        unskipped_nonfinite = step.gradient_nonfinite_elements > 0 and not step.skipped
+        unskipped_nonfinite = step.gradient_nonfinite_elements > 0 and not step.weights_kept
         high = largest > context.thresholds["grad_norm_high"]
         severe = unskipped_nonfinite or learning.rate_jumped or high
         if severe or largest or learning.rate_raised:
             self.reference.disturb(severe=severe)
         self.reference.other_models |= any(not own.joint for own in step.optimizers.values())
         self.fold(step, context.thresholds)
-        broken = step.flag("loss_nonfinite") and not step.skipped
+        broken = step.flag("loss_nonfinite") and not step.weights_kept
         if learning.confirm(trouble=broken or self.spiking or bool(norms.exploded)):
             self.reference.disturb(severe=True)
         self._fold_restart(learning.restarted_steps, context.thresholds)

@@ -183,20 +183,23 @@ class LossReference:
     def _has_climbed(self, far: float) -> bool:
         """Return whether a loss that has just reached the multiple got there by divergence.
 
-        Not by a jump, nor by a restart of the schedule. One that never fell was long on its level
-        before and rose quickly: some losses are meant to rise.
+        Not by a jump. One that never fell was long on its level before and rose quickly: some
+        losses are meant to rise.
         """
-        if self.restart_steps is not None and self.restart_steps <= NEAR_STEPS:
-            return False
         quickly = self.level_steps >= LEVEL_STEPS >= self.climb_steps
         return self.climb_steps >= CLIMB_STEPS and (quickly or self._has_learned(far))
 
     def _stays_grown(self, recent: float, steps_needed: float) -> bool:
-        """Return whether a loss that climbed to the multiple does not come back from there."""
+        """Return whether a loss that climbed to the multiple does not come back from there.
+
+        After a restart of the schedule it has longer to, and may take its time.
+        """
         assert self.best is not None
         if not self.climbed or self.grown_steps < steps_needed:
             return False
         held = recent >= self.best + _HELD_SHARE * (self.highest - self.best)
+        if self.restart_steps is not None and self.restart_steps - self.grown_steps <= NEAR_STEPS:
+            return held and self.restart_steps > NEAR_STEPS
         return held or self.grown_steps >= NEAR_STEPS
 
     def _count(self, recent: float, steps_needed: float) -> None:

@@ -10,7 +10,7 @@ from torch.amp import GradScaler
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
 from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.optimizers.optimizer_view import stepped_for
+from mp_agent.probe.optimizers.library_optimizer import stepped_for
 
 Report = Callable[[GradScaler, Any], None]
 

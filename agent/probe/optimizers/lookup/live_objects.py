@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.optimizer_view import shower_of
+from mp_agent.probe.optimizers.library_optimizer import shower_of
 
 _CODE = frozenset({type, ABCMeta, FunctionType, ModuleType})
 """Types of what leads to all code there is, and hardly to a model."""

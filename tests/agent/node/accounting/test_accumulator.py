@@ -188,15 +188,17 @@ def test_what_clipping_shrank_is_not_counted_as_unclipped(account):
 def test_a_nonfinite_loss_counts_where_nothing_was_skipped(account):
     account.fold_step(merged_step(1, loss_nonfinite=1.0))
     account.fold_step(merged_step(2, loss_nonfinite=1.0, skipped=1.0))
-    account.fold_step(merged_step(3, loss=1.0))
+    account.fold_step(merged_step(3, loss_nonfinite=1.0, guard_skip_update=1.0))
+    account.fold_step(merged_step(4, loss=1.0))
 
     assert total(account, "mp_agent_loss_nonfinite_unskipped_steps_total") == 1
     assert total(account, "mp_agent_loss_nonfinite_repeated_steps_total") == 0
 
 
-def test_a_nonfinite_loss_counts_on_skipped_steps_from_the_third_in_a_row_on(account):
+@pytest.mark.parametrize("skipped", ["skipped", "guard_skip_update"])
+def test_a_nonfinite_loss_counts_on_skipped_steps_from_the_third_in_a_row_on(account, skipped):
     for sequence in range(1, 6):
-        account.fold_step(merged_step(sequence, loss_nonfinite=1.0, skipped=1.0))
+        account.fold_step(merged_step(sequence, loss_nonfinite=1.0, **{skipped: 1.0}))
     account.fold_step(merged_step(6, skipped=1.0, inf_elements=1.0))
     for sequence in (7, 8):
         account.fold_step(merged_step(sequence, loss_nonfinite=1.0, skipped=1.0))

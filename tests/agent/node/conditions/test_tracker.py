@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -86,6 +87,18 @@ class TestEvents:
         assert training.heard()[3:] == [("resolved", EXPLOSION, "warning")]
 
     @pytest.mark.slow
+    @pytest.mark.slow
+    def test_small_gradients_are_reported_once_although_noise_of_the_loss_looks_like_learning(
+        self, training: Training
+    ):
+        random = Random(3)
+        for number in range(300):
+            training.wait(40.0)
+            norm = 1.0 if number < 150 else 1e-9 * random.uniform(0.8, 1.2)
+            training.step(loss=random.gauss(2.0, 0.05), norm=norm)
+        heard = [own for own in training.heard() if own[1] == "MpAgentGradientVanishing"]
+        assert heard == [("firing", "MpAgentGradientVanishing", "critical")]
+
     def test_of_one_that_was_never_told_the_end_is_not_told_either(self, training: Training):
         training.train(800, norm=1e-7)
         vanishing = [c for c in training.tracker.active if c.name == "MpAgentGradientVanishing"]
@@ -227,6 +240,9 @@ class TestSuccessor:
         assert succeed(training).tracker.memory == training.tracker.memory
 
 
+JUMP = "MpAgentLearningRateJump"
+
+
 class TestFirstStep:
     """Of steps that are judged together, the condition names the one that met it."""
 
@@ -282,3 +298,15 @@ class TestFirstStep:
         for number in range(1, 200):
             training.step(loss_nonfinite=float(number >= 20), nan_elements=float(number >= 90))
         assert self._since(training) == {UPDATE: begun + 90, "MpAgentLossNonFinite": begun + 20}
+
+    @pytest.mark.parametrize("apart", [0.0, 1.0], ids=["judged together", "judged one by one"])
+    def test_of_a_jump_that_the_loss_had_to_prove_it_is_that_of_the_rate(
+        self, training: Training, begun: int, apart: float
+    ):
+        for number in range(1, 160):
+            training.wait(apart)
+            lost = {"loss": 40.0} if number >= 133 else {}
+            training.step(learning_rate=1e-3 if number < 130 else 0.1, **lost)
+        training.wait(0.2)
+        jumps = [e.condition for e in training.events if e.condition.name == JUMP]
+        assert [jump.since_step for jump in jumps] == [begun + 130]

@@ -113,6 +113,23 @@ def test_models_can_be_scripted(watch):
     assert not tables(watched, ACTIVATIONS), "what was scripted meanwhile is not measured"
 
 
+def _half(value: float) -> float:
+    return value / 2
+
+
+class Halved:
+    """Uses a name of its module, as the functional optimizers in `torch.distributed.optim` do."""
+
+    def __init__(self, value: float) -> None:
+        self.value = _half(value)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_classes_that_use_names_of_their_module_can_be_scripted(watch):
+    watch()
+    assert torch.jit.script(Halved) is Halved
+
+
 class Tagged(torch.Tensor):
     """A tensor that has functions of its own for some of torch's."""
 

@@ -147,9 +147,16 @@ def test_nor_has_one_that_doubles_while_another_model_is_trained_in_turn():
 
 def test_a_restart_of_the_schedule_explains_a_climb_for_a_while():
     run = learned().train(100, 2.6, 2.6, learning_rate=1e-5)
-    assert not run.train(60, 2.6, 5.6).train(600, 5.6, 5.6).lost
+    assert not run.train(60, 2.6, 5.6).train(400, 5.6, 5.6).lost
+    assert run.train(200, 5.6, 5.6).lost, "it does not come back"
     later = learned().train(100, 2.6, 2.6, learning_rate=1e-5).train(600, 2.6, 2.6)
     assert later.train(60, 2.6, 5.6).train(300, 5.6, 5.6).lost
+
+
+def test_after_a_restart_a_loss_may_come_back_slowly():
+    run = learned().train(100, 2.6, 2.6, learning_rate=1e-5).train(60, 2.6, 5.6)
+    for part in range(15):
+        assert not run.train(100, 5.6 - 0.2 * part, 5.4 - 0.2 * part).lost
 
 
 @pytest.mark.parametrize("at", [10, 20, 45, 60, 63, 70])
