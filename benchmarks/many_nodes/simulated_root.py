@@ -76,7 +76,7 @@ class SimulatedRoot:
             node_rank=0,
             view=view,
             layers=tuple(view for own in self.account.layers.values() for view in own.values()),
-            ranks=[rank_view(source) for source in attempt.sources.values()],
+            ranks=[rank_view(source, loss_misread=False) for source in attempt.sources.values()],
             faded_ranks=frozenset(),
             agent=agent_view(
                 attempt, ProbeTotals(), counting_seconds=None, services=ServiceCounts()

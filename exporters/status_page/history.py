@@ -48,5 +48,9 @@ class StepHistory:
     def columns(self, *, after_step: int | None = None) -> Mapping[str, list[object]]:
         """Return the steps as columns of equal length, oldest first; None for "not observed"."""
         points = [p for p in self._points if after_step is None or p[0] > after_step]
-        columns = {name: [point[at] for point in points] for at, name in enumerate(_NAMES)}
-        return {**columns, "loss": [None] * len(points)} if self.loss_misread else columns
+        columns: dict[str, list[object]] = {
+            name: [point[at] for point in points] for at, name in enumerate(_NAMES)
+        }
+        if self.loss_misread:
+            columns["loss"] = [None] * len(points)
+        return columns

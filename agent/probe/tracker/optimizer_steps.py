@@ -60,6 +60,9 @@ class OptimizerSteps:
         thread.in_closure, thread.closure_awaited = False, has_closure
         if not has_closure:
             self._measuring.measure_before_step(watched, optimizer)
+        elif watched.of_run and not thread.weights.is_set and (plan := watched.plan()) is not None:
+            # No backward before the first step knew the optimizer, which may perturb the weights.
+            thread.weights.set(plan)
 
     def closure_begins(self, optimizer: Optimizer) -> None:
         """Expect backwards within the optimizer's step."""

@@ -18,7 +18,8 @@ def test_is_found_and_named(watch):
     watched = watch(layer_interval=EVERY)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())))
     factor = 1.0
-    model[4].weight.register_hook(lambda gradient: gradient * factor)
+    parameters = dict(model.named_parameters())
+    parameters["4.weight"].register_hook(lambda gradient: gradient * factor)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     account = Accumulator(
         resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
